@@ -116,7 +116,7 @@ lowest:
 	$(PYTHON) -m venv build/lowest
 	$(PYTHON) tools/lowest.py demo > build/lowest/constraints.txt
 	build/lowest/bin/python -m pip install --quiet -c build/lowest/constraints.txt -e '.[demo]' \
-		pytest pytest-django pytest-timeout pytest-xdist hypothesis PyYAML
+		pytest pytest-django pytest-timeout pytest-xdist hypothesis PyYAML aiosmtpd
 	OMP_NUM_THREADS=1 build/lowest/bin/python -m pytest --numprocesses $(JOBS) --dist worksteal $(LOWEST_TESTS)
 
 clean:

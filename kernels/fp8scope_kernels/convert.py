@@ -21,6 +21,8 @@ READ_DIRECTLY: dict[str, tuple[str, ...]] = {
 }
 """By class name, the child layers whose weights the class multiplies itself, without calling the layers."""
 READ_BY_PARENT = "its parent reads its weight and never calls it"
+ALREADY = "already FP8"
+NOT_LINEAR = "not a linear layer"
 
 HEAD_NAMES = frozenset(
     ("lm_head", "head", "output", "output_layer", "embed_out", "unembed", "classifier", "score")
@@ -106,6 +108,7 @@ def convert(
             setattr(model.get_submodule(parent), child, replacements[module])
     _disable_fast_path(modules.values())
     _warn_unreachable(entries)
+    _warn_unchanged(entries)
     return ConversionReport(tuple(entries))
 
 
@@ -169,6 +172,20 @@ def _warn_unreachable(entries: Sequence[Conversion]) -> None:
         )
 
 
+def _warn_unchanged(entries: Sequence[Conversion]) -> None:
+    """Warn if there is no FP8 layer afterwards: the caller believes that the model computes in FP8."""
+    if any(entry.converted or entry.reason == ALREADY for entry in entries):
+        return
+    linear = [entry for entry in entries if entry.reason != NOT_LINEAR]
+    shown = "; ".join(f"{entry.name or 'the model'}: {entry.reason}" for entry in linear[:3])
+    more = f"; and {len(linear) - 3} more" if len(linear) > 3 else ""
+    warnings.warn(
+        f"No layer was converted, the model computes as before. {shown or 'It has no linear layer'}{more}.",
+        UserWarning,
+        stacklevel=3,
+    )
+
+
 def _check_patterns(selection: Selection | None, modules: dict[str, nn.Module]) -> None:
     if selection is None or callable(selection):
         return
@@ -188,9 +205,9 @@ def matches(selection: Selection, name: str, module: nn.Module) -> bool:
 def _reason_not_convertible(name: str, module: nn.Module) -> str | None:
     """Why this module cannot become an `Fp8Linear`, or None."""
     if isinstance(module, Fp8Linear):
-        return "already FP8"
+        return ALREADY
     if not isinstance(module, nn.Linear):
-        return "not a linear layer"
+        return NOT_LINEAR
     if type(module) is not nn.Linear:
         return "a subclass of Linear, which may compute something else"
     if "forward" in module.__dict__:

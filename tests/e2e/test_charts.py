@@ -11,6 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from dashboard.helpers.recording import Recorder
 from dashboard.helpers.seeding import Seeded, seed_project
+from e2e.helpers.accessibility import violations
 from e2e.helpers.tabs import OpenTab, Tab
 from helpers.live_servers import Server
 from playwright.sync_api import Route
@@ -165,6 +166,8 @@ def test_says_that_it_is_still_loading_and_gives_up(open_tab: OpenTab, compare: 
     assert "did not answer within 45 s" in delta.locator(".figure__state").inner_text()
     # Other charts do not wait for this one.
     wait_ready(tab, "compare-loss")
+    tab.page.clock.resume()
+    assert violations(tab.page) == []
     tab.page.unroute("**/figures/delta.json*")
     delta.get_by_role("button", name="Try again").click()
     wait_ready(tab, "compare-delta")
@@ -362,6 +365,22 @@ def test_new_rows_are_drawn_and_a_lost_connection_catches_up(
     tab.page.unroute("**/events")
     tab.wait(lambda: live.get_attribute("data-state") == "live" and last_step(tab) == 180, "Catching up")
     tab.console_errors.clear()
+
+
+def test_two_tabs_of_one_browser_both_follow_a_run(open_tab: OpenTab, seeded: Seeded, path: str) -> None:
+    first = open_tab()
+    second = Tab(first.page.context.new_page(), first.url)
+    recorder = Recorder(seeded.faulty, rank=1)
+    for tab in (first, second):
+        tab.open(f"{path}?panels.smooth=0")
+        wait_ready(tab)
+        live = tab.page.locator("[data-live]")
+        tab.wait(lambda live=live: live.get_attribute("data-state") == "live", "Connecting")  # type: ignore[misc]
+    for step in (170, 175):
+        recorder.rows([step], {"loss": [2.5]})
+        notifications.run_changed(seeded.faulty.id, seeded.faulty.project_id, "rows", step)
+        for tab in (first, second):
+            tab.wait(lambda tab=tab, step=step: last_step(tab) == step, "Drawing the new row")  # type: ignore[misc]
 
 
 def test_a_range_without_values_keeps_the_chart(open_tab: OpenTab, path: str) -> None:

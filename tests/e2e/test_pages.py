@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from dashboard.helpers.seeding import Seeded, seed_project
+from e2e.helpers.accessibility import violations
 from e2e.helpers.tabs import PASSWORD, OpenTab
 from e2e.helpers.words import broken_words
 from helpers.live_servers import Server
@@ -93,6 +94,7 @@ def test_a_chart_that_fails_can_be_tried_again(open_tab: OpenTab, server: Server
     retry = tab.page.locator("#panels").get_by_role("button", name="Try again")
     retry.wait_for()
     assert "500" in tab.page.locator("#panels .figure__note").inner_text()
+    assert violations(tab.page, within="#panels") == [] and not tab.is_too_wide()
     tab.page.unroute("**/figures/panels.json*")
     retry.click()
     tab.wait(lambda: tab.page.locator("#panels").get_attribute("data-state") == "ready", "Drawing the chart")

@@ -275,6 +275,60 @@ def test_the_slider_changes_the_shares_at_once(open_tab: OpenTab, server: Server
     assert "MXFP8()" in (tab.page.locator("[data-code]").text_content() or "")
 
 
+def test_the_bars_say_what_the_shares_say(open_tab: OpenTab, server: Server, run: Run) -> None:
+    """A limit inside of a bin divides it: nothing is red if nothing saturates."""
+    tab = open_tab()
+    tab.open(address(server, run, f"tensors/{NAMES.index(FIRST)}/"))
+    tab.page.locator("[data-chart=proposed] .bin").first.wait_for()
+    script = """() => {
+        const slider = document.querySelector("[data-margin]");
+        const states = [];
+        for (let margin = Number(slider.min); margin <= Number(slider.max); margin += 1) {
+            slider.value = margin;
+            slider.dispatchEvent(new Event("input"));
+            const lost = (share, zone) => [
+                document.querySelector(`[data-share=proposed-${share}]`).textContent.split("\\n")[0],
+                document.querySelectorAll(`[data-chart=proposed] .bin--${zone}`).length,
+            ];
+            states.push([lost("saturated", "saturates"), lost("flushed", "flushes")]);
+        }
+        return states;
+    }"""
+    states = tab.page.evaluate(script)
+    assert len(states) == 25
+    for state in states:
+        for share, bars in state:
+            # Less than half an element is an estimate without a bar.
+            assert (
+                bars == 0 if share.startswith("0") and float(share.split()[0]) == 0 else bars or "<" in share
+            )
+    assert {bars > 0 for state in states for _, bars in state} == {True, False}
+
+
+def test_without_javascript_a_tensor_has_its_picture_and_shares(
+    open_tab: OpenTab, server: Server, run: Run
+) -> None:
+    tab = open_tab()
+    path = address(server, run, f"tensors/{NAMES.index(FIRST)}/")
+    tab.open(path)
+    tab.page.locator("[data-chart=proposed] .bin").first.wait_for()
+    shown = tab.page.locator("table.shares").inner_text()
+    browser = tab.page.context.browser
+    assert browser is not None
+    plain = browser.new_context(java_script_enabled=False, storage_state=tab.page.context.storage_state())
+    try:
+        page = plain.new_page()
+        page.goto(tab.url + path)
+        picture = page.locator("[data-picture] noscript img")
+        answer = plain.request.get(tab.url + str(picture.get_attribute("src")))
+        assert answer.headers["content-type"] == "image/svg+xml" and "saturates" in answer.text()
+        # The script puts the bounds of a share on a line of their own.
+        assert page.locator("table.shares").inner_text().split() == shown.split()
+        assert page.locator(".advice").is_visible() and not page.locator("[data-margin]").is_visible()
+    finally:
+        plain.close()
+
+
 def test_a_member_orders_the_layer_to_bf16(open_tab: OpenTab, server: Server, run: Run) -> None:
     tab = open_tab()
     tab.open(address(server, run, f"tensors/{NAMES.index(FIRST)}/"))

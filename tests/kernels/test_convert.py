@@ -1,6 +1,7 @@
 """`convert`: which layers become FP8, which do not, and the reported reasons."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -205,3 +206,18 @@ def test_a_converted_model_can_be_copied() -> None:
     twin = copy.deepcopy(model)
     assert torch.equal(twin(torch.arange(8)), model(torch.arange(8)))
     assert tuple(name for name, _ in fp8_layers(twin)) == BLOCKS
+
+
+def test_warns_if_the_model_has_no_fp8_layer_afterwards() -> None:
+    small = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 4))
+    with pytest.warns(
+        UserWarning, match=r"No layer was converted.* 0: 8 -> 64 is not in multiples of 16; 2: 64"
+    ):
+        convert(small, DelayedScaling())
+    with pytest.warns(UserWarning, match="It has no linear layer"):
+        convert(nn.Sequential(nn.Conv2d(3, 8, 3)), DelayedScaling())
+    model = Language()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        convert(model, DelayedScaling())
+        convert(model, DelayedScaling())

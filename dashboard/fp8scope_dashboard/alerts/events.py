@@ -275,7 +275,7 @@ def _reopened(event: Event, each: Detection) -> Event | None:
 
 
 def _came_back(each: Detection) -> str:
-    return f"The condition came back at step {each.finding.onset_step}: {each.finding.message}"
+    return f"The condition came back at step {each.finding.onset_step:,}: {each.finding.message}"
 
 
 def _create(run: Run, each: Detection) -> Event | None:

@@ -173,7 +173,7 @@ def _reason_not_final(coverage: Coverage) -> tuple[bool, str]:
         return True, "The run has not finished yet."
     arm = coverage.baseline.standing
     if arm is None:
-        return coverage.waits, "No baseline run could be used."
+        return coverage.waits, "No part of the run has been compared with a baseline yet."
     if is_dead(arm):
         return False, _dead_baseline(coverage.baseline)
     if arm == "running":
@@ -185,9 +185,9 @@ def _reason_not_final(coverage: Coverage) -> tuple[bool, str]:
 
 
 def _dead(coverage: Coverage) -> str:
-    when = "before its first step" if coverage.reached is None else f"at step {coverage.reached}"
+    when = "before its first step" if coverage.reached is None else f"at step {coverage.reached:,.0f}"
     if coverage.reached is not None and coverage.plan == "total_steps":
-        when += f" of {coverage.planned:.0f} planned"
+        when += f" of {coverage.planned:,.0f} planned"
     return {
         "failed": f"The run failed {when}.",
         "silent": f"The run went silent {when}: it was killed, or cannot reach this server.",
@@ -197,7 +197,7 @@ def _dead(coverage: Coverage) -> str:
 def _dead_baseline(arm: BaselineArm) -> str:
     words = {"finished_early": "finished early", "failed": "failed", "silent": "went silent"}
     listed = ", ".join(f"{number} {words[standing]}" for standing, number in Counter(arm.standings).items())
-    furthest = "" if arm.reached is None else f", the furthest at step {arm.reached}"
+    furthest = "" if arm.reached is None else f", the furthest at step {arm.reached:,.0f}"
     return f"No baseline run finished as planned: {listed}{furthest}."
 
 
@@ -208,7 +208,7 @@ def _up_to(coverage: Coverage) -> str:
 
 
 def _end_of(judged: float, unit: Unit) -> str:
-    return f"step {judged:.0f}" if unit == "steps" else f"{judged:.0f} tokens"
+    return f"step {judged:,.0f}" if unit == "steps" else f"{judged:,.0f} tokens"
 
 
 def percent_of(coverage: Coverage) -> str:
@@ -238,11 +238,11 @@ def in_full(coverage: Coverage) -> str:
         return f"Judged up to {judged}; how long the run will be is unknown."
     share = percent_of(coverage)
     if coverage.plan == "total_steps":
-        text = f"Judged up to {judged} of {coverage.planned:.0f} planned: {share} of the planned run."
+        text = f"Judged up to {judged} of {coverage.planned:,.0f} planned: {share} of the planned run."
     else:
         text = (
             f"Judged up to {judged}; the run's plan is unknown, the longest run compared has "
-            f"{coverage.planned:.0f} {unit}: {share} of that."
+            f"{coverage.planned:,.0f} {unit}: {share} of that."
         )
     if coverage.baseline.left_out:
         text += f" {count(coverage.baseline.left_out, 'baseline run')} could not be used."

@@ -24,7 +24,7 @@ def quantities_of(
         [_measured(reading) for reading in theirs],
         level=1.0 - run.project.alpha,
         spread=_spread(losses),
-        subject="This run" if run.precision in ("", "bf16") else run.precision.upper(),
+        subject=run.precision.upper() if run.precision in ("fp8", "fp16", "fp32") else "This run",
     )
 
 

@@ -58,7 +58,7 @@ def _in_another_precision(ours: Sequence[Scored], theirs: Sequence[Scored], prec
     reference = {each.precision.upper() for each in theirs if each.task == wrong.task and each.precision}
     versus = f", and the BF16 runs in {' and '.join(sorted(reference))}" if reference else ""
     sentence = (
-        f"The evaluation is in the wrong precision: {wrong.name} {wrong.metric} at step {wrong.step} was "
+        f"The evaluation is in the wrong precision: {wrong.name} {wrong.metric} at step {wrong.step:,} was "
         f"computed in {wrong.precision.upper()}, the run trains in {precision.upper()}{versus}."
     )
     return Finding(
@@ -73,7 +73,7 @@ def _of_a_baseline_in_another_precision(theirs: Sequence[Scored]) -> Finding | N
         return None
     sentence = (
         f"The evaluation is in the wrong precision: the BF16 baseline's {crossed.name} {crossed.metric} at "
-        f"step {crossed.step} was computed in {crossed.precision.upper()}."
+        f"step {crossed.step:,} was computed in {crossed.precision.upper()}."
     )
     return Finding(
         "evaluation", "cause", sentence, "evaluation_precision", crossed.step,
@@ -89,8 +89,8 @@ def _worse_alone(ours: Sequence[Scored]) -> Finding | None:
         return None
     last = worse[-1]
     sentence = (
-        f"Only the evaluation is worse: {last.name} {last.metric} at step {last.step} is worse than BF16's, "
-        "though the training loss is not; check the precision that it was computed in."
+        f"Only the evaluation is worse: {last.name} {last.metric} at step {last.step:,} is worse than "
+        "BF16's, though the training loss is not; check the precision that it was computed in."
     )
     return Finding(
         "evaluation", "suspect", sentence, "evaluation_precision", last.step,

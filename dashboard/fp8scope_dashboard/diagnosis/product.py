@@ -39,7 +39,7 @@ def examine(ranking: Ranking | None) -> Finding:
         return Finding(
             "product", "unknown", "No bisection of the matrix products was made.", suggestion=HOW_TO
         )
-    links = (Link("reports", f"Bisection after step {ranking.step}"),)
+    links = (Link("reports", f"Bisection after step {ranking.step:,}"),)
     layer, product, error = ranking.products[0]
     others = [value for name, _, value in ranking.products if name != layer and math.isfinite(value)]
     rest = max(others, default=0.0)

@@ -128,9 +128,8 @@ def compare_trouble(
     lasting = any(match.trouble.lasts and match.theirs.lasts for match in shared)
     if own and not lasting:
         first = own[0]
-        sentence = (
-            f"BF16 shows the trouble at step {shared[0].trouble.onset} too, but not this: {_describe(first)}."
-        )
+        onset = shared[0].trouble.onset
+        sentence = f"BF16 shows the trouble at step {onset:,} too, but not this: {_describe(first)}."
         return Reference(
             Finding("reference", "clear", sentence, onset=first.onset, links=links), False, own, worse
         )
@@ -230,7 +229,7 @@ def _not_fp8(run: Curve, shared: Sequence[_Matched], links: tuple[Link, ...]) ->
     first = shared[0]
     if _is_data(run, first):
         sentence = (
-            f"Not FP8: the BF16 run {first.arm.name} jumps at the same step {first.trouble.onset}, in one "
+            f"Not FP8: the BF16 run {first.arm.name} jumps at the same step {first.trouble.onset:,}, in one "
             "step, "
             "and the learning rate does not, so that the data of this step are at fault."
         )
@@ -276,10 +275,9 @@ def _alone(run: Curve, ours: list[Trouble], windows: Sequence[Window], resumes: 
         ]
         if covering and all(window.verdict == "within" for window in covering):
             sentence = (
-                f"Not FP8: in the reference window of the steps {covering[0].first} to {covering[0].last} "
-                "BF16 "
-                "computes the same losses from the same state, while the run is in trouble "
-                f"({_describe(ours[0])})."
+                f"Not FP8: in the reference window of the steps {covering[0].first:,} to "
+                f"{covering[0].last:,} BF16 computes the same losses from the same state, while the run is "
+                f"in trouble ({_describe(ours[0])})."
             )
             finding = Finding(
                 "reference", "not_fp8", sentence, "training", ours[0].onset,
@@ -289,7 +287,7 @@ def _alone(run: Curve, ours: list[Trouble], windows: Sequence[Window], resumes: 
             return Reference(finding, True, (), False)
     near = window_of(len(run.steps))
     again = [step for step in resumes for trouble in ours if 0 <= trouble.onset - step <= near]
-    note = f" It begins at the resume at step {again[0]}." if again else ""
+    note = f" It begins at the resume at step {again[0]:,}." if again else ""
     trouble = f"The run is in trouble: {_describe(ours[0])}.{note} " if ours else ""
     sentence = f"{trouble}There is no BF16 run to compare with: set the run's baseline."
     onset = ours[0].onset if ours else None
@@ -302,7 +300,7 @@ def _arms(number: int) -> str:
 
 def _describe(trouble: Trouble) -> str:
     if trouble.kind == "not_finite":
-        return f"loss not finite from step {trouble.onset}"
-    until = "to the end" if trouble.until is None else f"to step {trouble.until}"
+        return f"loss not finite from step {trouble.onset:,}"
+    until = "to the end" if trouble.until is None else f"to step {trouble.until:,}"
     verb = "jumps" if trouble.kind == "jump" else "rises"
-    return f"loss {verb} by {100.0 * trouble.size:.0f} % at step {trouble.onset}, {until}"
+    return f"loss {verb} by {100.0 * trouble.size:.0f} % at step {trouble.onset:,}, {until}"

@@ -71,16 +71,19 @@ class TensorRows:
         return np.array([tensor.largest for tensor in self.tensors])
 
     @property
-    def calls(self) -> float:
-        """Quantisations of a weight in a step: more than one with gradient accumulation. 1 if unknown."""
-        sizes = np.array([tensor.numel for tensor in self.tensors], np.float64)
-        known = (self.roles == "weight") & (sizes > 0)
-        if not known.any():
-            return 1.0
-        with np.errstate(invalid="ignore", divide="ignore"):
-            ratios = self.numel[known] / sizes[known][:, None]
-        ratios = ratios[np.isfinite(ratios) & (ratios > 0)]
-        return max(1.0, float(np.median(ratios))) if len(ratios) else 1.0
+    def calls(self) -> Floats:
+        """Quantisations of each tensor in a step, float64[T]: those of its layer's weight. 1 if unknown.
+
+        More than one with gradient accumulation, or in a layer that a step calls repeatedly, as the
+        discriminator of a GAN.
+        """
+        calls = {}
+        for row, tensor in zip(self.numel, self.tensors, strict=True):
+            counted = row[np.isfinite(row) & (row > 0)]
+            if tensor.role == "weight" and tensor.numel > 0 and len(counted):
+                calls[tensor.module] = max(1.0, float(np.median(counted)) / tensor.numel)
+        usual = float(np.median(list(calls.values()))) if calls else 1.0
+        return np.array([calls.get(tensor.module, usual) for tensor in self.tensors])
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,11 @@ SHORT: Final = 80
 LONGEST: Final = 4_000
 _COLUMNS: Final = ("config", "recipe", "environment")
 _FIELDS: Final = ("precision", "group", "baseline", "seed", "total_steps")
+# Entries of the environment that are never the same twice, and so tell nothing.
+_OF_ONE_PROCESS: Final = frozenset(
+    {"pid", "pbs_job_id", "lsf_job_id"}
+    | {f"slurm_{name}" for name in ("job_id", "array_job_id", "array_task_id", "step_id")}
+)
 _MISSING: Final = object()
 
 
@@ -165,6 +170,32 @@ def _text(value: Any) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
+def lasting(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of an environment that two processes may share: not the ids of processes and jobs."""
+    return {name: value for name, value in environment.items() if name not in _OF_ONE_PROCESS}
+
+
+def repeated(
+    runs: Sequence[Run],
+    entries: Mapping[UUID, Mapping[str, Any]],
+    fields: Sequence[str] = ("name", *_FIELDS),
+    prefix: str = "",
+) -> set[str]:
+    """Entries of configurations that in every run repeat one of its fields, such as `seed`.
+
+    Args:
+        entries: by run, with keys that begin with `prefix`.
+        fields: those of the run that are shown beside the entries.
+    """
+
+    def says_the_same(run: Run, name: str) -> bool:
+        entry = entries[run.pk].get(prefix + name, _MISSING)
+        own = getattr(run, name)
+        return entry is _MISSING or entry == own or (entry in ("", None) and own in ("", None))
+
+    return {prefix + name for name in fields if all(says_the_same(run, name) for run in runs)}
+
+
 class _StoredBytes(Func):
     function = "pg_column_size"
     output_field = IntegerField()
@@ -182,13 +213,16 @@ def differences_of(runs: Sequence[Run], *, everything: bool = False) -> Differen
         values = dict(readable.values_list("pk", column))
         unread.update(pk for pk in ids if pk not in values)
         for pk, value in values.items():
+            value = lasting(value) if value and column == "environment" else value
             if value:
                 small[pk].update(islice(flat(value, column), MOST_ENTRIES))
     configurations = []
+    left_out = repeated(runs, small, prefix="config.")
     for run in runs:
         own = {name: getattr(run, name) for name in _FIELDS}
         named = {name: value for name, value in own.items() if value not in ("", None)}
-        configurations.append((run.name, {**named, **small[run.pk]}))
+        read = {key: value for key, value in small[run.pk].items() if key not in left_out}
+        configurations.append((run.name, {**named, **read}))
     compared = differences(configurations, everything=everything)
     names = tuple(run.name for run in runs if run.pk in unread)
     return Differences(compared.runs, compared.rows, compared.total, compared.differing, names, everything)

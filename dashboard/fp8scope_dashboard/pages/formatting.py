@@ -73,11 +73,14 @@ def percent(fraction: float | None, *, signed: bool = False) -> str:
 
 
 def difference(value: float | None, unit: str, *, signed: bool = False) -> str:
-    """A difference of losses: as per cent, or in nats where the loss is near 0 (`unit` is 'nats')."""
+    """A difference of losses: as per cent, or as a number where the loss is near 0 (`unit` is 'nats').
+
+    The number has no unit: only the script knows whether its loss is in nats, or an error or a reward.
+    """
     if unit != "nats" or value is None:
         return percent(value, signed=signed)
     sign = "+" if signed and value > 0 else ""
-    return f"{sign}{number(value, 3)}{THIN}nats"
+    return f"{sign}{number(value, 3)}"
 
 
 def count(value: int | None) -> str:

@@ -148,6 +148,7 @@ class Onset:
         address: of its evidence; `label` names what is there.
         zoom: the first and last step to show it in.
         until: the last onset of several that are one here.
+        or_before: nothing was judged before `step`, so it may have begun earlier.
     """
 
     step: int
@@ -160,12 +161,15 @@ class Onset:
     earliest: int | None = None
     until: int | None = None
     zoom: tuple[int, int] = (0, 0)
+    or_before: bool = False
 
     @property
     def steps(self) -> str:
-        """The step as people write it: 240, 231–240 if it is not known exactly."""
+        """The step as people write it: 240; 231–240 or `11 or before` if it is not known exactly."""
         first = self.step if self.earliest is None else self.earliest
         last = self.step if self.until is None else self.until
+        if self.or_before:
+            return f"{count(last)} or before"
         return count(first) if first == last else f"{count(first)}–{count(last)}"
 
 
@@ -256,7 +260,11 @@ def _of_alert(alert: AlertFact) -> Onset:
             title, order = f"{title}: {_tensors(alert)}", TENSOR
     tone: Tone = "danger" if alert.severity == "critical" else "warning"
     detail = alert.message + (" Resolved since." if alert.is_resolved else "")
-    return Onset(alert.onset, title, tone, order, detail, alert.address, "Alert", earliest)
+    return Onset(
+        alert.onset, title, tone, order, detail, alert.address, "Alert", earliest,
+        # The first steps, in which scales settle, are not judged.
+        or_before=alert.after is not None and alert.after < 0 and alert.onset > 1,
+    )  # fmt: skip
 
 
 def _tensors(alert: AlertFact) -> str:

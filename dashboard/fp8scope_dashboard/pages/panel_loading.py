@@ -18,7 +18,7 @@ from fp8scope_dashboard.pages.figures.panels import Band, Interval, Line, Panel
 from fp8scope_dashboard.pages.figures.ranges import PADDING, Range, central_range, loss_range
 from fp8scope_dashboard.pages.figures.smoothing import centred_average, default_span
 from fp8scope_dashboard.pages.figures.theme import Slot
-from fp8scope_dashboard.pages.formatting import percent
+from fp8scope_dashboard.pages.formatting import difference, percent
 from fp8scope_dashboard.pages.onset_facts import steps_at
 from fp8scope_dashboard.pages.series_loading import Options
 from fp8scope_dashboard.pages.trouble import OVERFLOW, UNDERFLOW, limits_of, read_shares
@@ -32,8 +32,6 @@ MOST_SEEDS: Final = 8
 # Buckets of steps whose means are the smooth lines, at most twice as many.
 BUCKETS: Final = 256
 COLUMNS, COMPACT_COLUMNS = 240, 100
-# Characters of a run in the legend of a narrow screen.
-COMPACT_NAME: Final = 36
 # The delta's panel shows this many tolerances, and more only if the last looks need them.
 LEAST_TOLERANCES, MOST_TOLERANCES = 1.8, 40.0
 # A norm that spans more than this factor is drawn on a log axis.
@@ -155,7 +153,10 @@ def _band(run: Run, arms: Arms, baselines: Sequence[Run], read: Sequence[Smooth]
 
 
 def _span(panels: Sequence[Panel]) -> Range | None:
-    """The first and the last step of the run's own curves; with one step, those of the baseline as well."""
+    """The first and the last step of the run's own curves; with one step, those of the baseline as well.
+
+    They are equal if there is no other step.
+    """
     own = [curve.x for panel in panels for curve in panel.curves]
     baselines = [band.x for panel in panels for band in panel.bands if len(band.x)]
     for shown in (own, [*own, *baselines]):
@@ -163,7 +164,7 @@ def _span(panels: Sequence[Panel]) -> Range | None:
         first, last = min((end[0] for end in ends), default=0.0), max((end[1] for end in ends), default=0.0)
         if last > first:
             return first, last
-    return None
+    return (first, last) if own else None
 
 
 def _loss(
@@ -205,11 +206,8 @@ def _curve(run: Run, arms: Arms, options: Options, name: str, smooth: Smooth | N
     smooth_x = smooth_y = np.zeros(0)
     if smooth is not None and options.smooth and default_span(len(smooth.steps)) > 1:
         smooth_x, smooth_y = smooth.steps, smooth.values
-    # The end of a name tells more.
-    is_long = options.compact and len(run.name) > COMPACT_NAME
-    label = f"…{run.name[1 - COMPACT_NAME :]}" if is_long else run.name
     return Curve(
-        label, "", arms.of(run).slot, series.steps.astype(np.float64), series.values, smooth_x, smooth_y
+        run.name, "", arms.of(run).slot, series.steps.astype(np.float64), series.values, smooth_x, smooth_y
     )
 
 
@@ -229,7 +227,7 @@ def _delta(
         return None
     judged = [interval.middle] if interval is not None else [fine.y] if fine is not None else []
     panel = Panel(
-        "(FP8 − BF16), nats" if nats else "difference to the baseline",
+        "difference to the baseline (FP8 − BF16)" if nats else "difference to the baseline",
         110,
         _delta_range(judged, float(tolerance)),
         lines=(fine,) if fine is not None else (),
@@ -237,9 +235,9 @@ def _delta(
         zone=(-float(tolerance), float(tolerance)),
         tick_format=unit,
     )
-    delta = result.get("delta")
-    shown = "not known" if delta is None else f"{delta:+.3g} nats" if nats else percent(delta, signed=True)
-    size = f"{tolerance:.3g} nats" if nats else percent(float(tolerance))
+    delta, name = result.get("delta"), "nats" if nats else "relative"
+    shown = "not known" if delta is None else difference(delta, name, signed=True)
+    size = difference(float(tolerance), name)
     return panel, f"Difference to the baseline: {shown}, tolerance {size}."
 
 
@@ -271,11 +269,11 @@ def _fine_difference(own: Smooth, band: Band | None, nats: bool) -> Line | None:
     if len(x) < 2:
         return None
     theirs = np.interp(x, band.x, band.mean)
-    difference = own.values[inside] - theirs
+    values = own.values[inside] - theirs
     if not nats:
         with np.errstate(divide="ignore", invalid="ignore"):
-            difference = difference / np.abs(theirs)
-    return Line("difference, smoothed", x, difference, unit="+.3~g" if nats else "+.3~%", is_faint=True)
+            values = values / np.abs(theirs)
+    return Line("difference, smoothed", x, values, unit="+.3~g" if nats else "+.3~%", is_faint=True)
 
 
 def _delta_range(values: Sequence[Floats], tolerance: float) -> Range:

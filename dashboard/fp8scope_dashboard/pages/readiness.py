@@ -216,6 +216,7 @@ def exponents_of(answer: Answer, tensor: TensorReadiness) -> Exponents:
         scale,
         format,
         in_blocks=not target.per_tensor,
+        amax=float(distribution.amax[i]),
     )
 
 

@@ -36,6 +36,12 @@ def _shown(section: Mapping[str, Any]) -> dict[str, Any]:
         return {**section, "html": markdown.to_html(section["markdown"])}
     if kind == "forest":
         return {**section, "lines": [{"row": row} for row in section["rows"]]}
+    if kind == "runs":
+        rows = [
+            {"name": name, "values": list(zip(section["names"], values, strict=False))}
+            for name, *values in section["rows"]
+        ]
+        return {**section, "rows": rows}
     if kind == "figure":
         # A heat map is a picture with colours of its own: reports have it once for each theme.
         dark = section.get("svg_dark", "")

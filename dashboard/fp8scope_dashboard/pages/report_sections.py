@@ -27,7 +27,7 @@ from django.urls import reverse
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.alerts.models import Event
 from fp8scope_dashboard.pages.comparison_groups import Arms, precision_label
-from fp8scope_dashboard.pages.configuration_differences import EntryRow, differences, flat
+from fp8scope_dashboard.pages.configuration_differences import EntryRow, differences, flat, repeated
 from fp8scope_dashboard.pages.figure_requests import answer_of
 from fp8scope_dashboard.pages.figures.svg import svg_of
 from fp8scope_dashboard.pages.figures.theme import theme_named
@@ -177,14 +177,19 @@ def _settings(request: HttpRequest, project: Project, choice: Choice) -> Section
         ("State", [run.get_state_display() for run in runs]),
         ("Started", [run.created_at.strftime("%Y-%m-%d %H:%M UTC") for run in runs]),
     ]
-    compared = differences([(run.name, dict(flat(run.config))) for run in runs], everything=len(runs) == 1)
-    entries, more = compared.rows[:MOST_SETTINGS], max(0, compared.total - MOST_SETTINGS)
+    entries = {run.pk: dict(flat(run.config)) for run in runs}
+    known = repeated(runs, entries, ("name", "precision", "seed"))
+    own = [
+        (run.name, {key: value for key, value in entries[run.pk].items() if key not in known}) for run in runs
+    ]
+    compared = differences(own, everything=len(runs) == 1)
+    settings, more = compared.rows[:MOST_SETTINGS], max(0, compared.total - MOST_SETTINGS)
     if len(runs) > 1:
         more = max(0, compared.differing - MOST_SETTINGS)
     title = "Settings" if len(runs) == 1 else "Settings, and differences of the configuration"
     if len(runs) <= MOST_COLUMNS:
         rows = [[name, *values] for name, values in facts]
-        rows += [[entry.key, *(_cut(value.text) for value in entry.values)] for entry in entries]
+        rows += [[entry.key, *(_cut(value.text) for value in entry.values)] for entry in settings]
         names = [run.name for run in runs]
         return {"kind": "settings", "title": title, "names": names, "rows": rows, "more": more}
     by_run = zip(*(values for _, values in facts), strict=True)
@@ -193,7 +198,7 @@ def _settings(request: HttpRequest, project: Project, choice: Choice) -> Section
         "title": title,
         "names": [name for name, _ in facts],
         "rows": [[run.name, *values] for run, values in zip(runs, by_run, strict=True)],
-        "differences": [[entry.key, _values(entry)] for entry in entries],
+        "differences": [[entry.key, _values(entry)] for entry in settings],
         "more": more,
     }
 

@@ -140,7 +140,7 @@ def annotation_marks(run: Run) -> list[Mark]:
 
 def _describe_report(report: Report) -> str:
     document = report.document
-    return f"step {step_of(report)}: {document['text']}" + (
+    return f"step {step_of(report):,}: {document['text']}" + (
         f" ({document['why']})" if document.get("why") else ""
     )
 

@@ -13,7 +13,7 @@ from django.utils.safestring import SafeString, mark_safe
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.control.models import Report, ReportKind
 from fp8scope_dashboard.pages import run_controls
-from fp8scope_dashboard.pages.configuration_differences import Differences, differences, flat
+from fp8scope_dashboard.pages.configuration_differences import Differences, differences, flat, lasting
 from fp8scope_dashboard.pages.console_lines import console_context
 from fp8scope_dashboard.pages.efficiency import recent_figures
 from fp8scope_dashboard.pages.onset_facts import last_line
@@ -151,7 +151,8 @@ def _configuration(run: Run, query: QueryDict) -> dict[str, Any]:
 
 def _environment(run: Run, query: QueryDict) -> dict[str, Any]:
     other = compared_run(run)
-    return {"other": other, "compared": _compared(run, other, lambda each: each.environment)}
+    compared = _compared(run, other, lambda each: lasting(each.environment) if other else each.environment)
+    return {"other": other, "compared": compared}
 
 
 def _compared(run: Run, other: Run | None, entries: Callable[[Run], Mapping[str, Any]]) -> Differences:

@@ -126,7 +126,7 @@ def alert_marks(run: Run) -> list[Mark]:
     return [
         Mark(
             float(event.onset_step),
-            f"{event.get_kind_display()} from step {event.onset_step}",
+            f"{event.get_kind_display()} from step {event.onset_step:,}",
             event.severity == Severity.CRITICAL,
         )
         for event in events

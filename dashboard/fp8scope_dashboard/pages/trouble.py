@@ -44,15 +44,24 @@ class Shares:
 
 def limits_of(run: Run) -> dict[str, float]:
     """The limits of the rules for overflow and underflow: the run's own, else those of its project."""
-    limits = {name: rules.validate(kind, {})["rate"] for name, kind in _KINDS.items()}
+    return _parameter(run, "rate")
+
+
+def unjudged_steps(run: Run) -> dict[str, int]:
+    """The number of first steps that these rules leave out, because scales are not settled."""
+    return {name: int(steps) for name, steps in _parameter(run, "warmup").items()}
+
+
+def _parameter(run: Run, parameter: str) -> dict[str, float]:
+    values = {name: rules.validate(kind, {})[parameter] for name, kind in _KINDS.items()}
     stored = Rule.objects.filter(project=run.project_id, kind__in=_KINDS.values())
     # A rule of the run comes last, so that it counts.
     ordered = sorted(stored, key=lambda rule: rule.run_id is not None)
     for name, kind in _KINDS.items():
         for rule in ordered:
             if rule.kind == kind and rule.run_id in (None, run.pk):
-                limits[name] = float(rule.parameters.get("rate", limits[name]))
-    return limits
+                values[name] = float(rule.parameters.get(parameter, values[name]))
+    return values
 
 
 def read_shares(run: Run, *, first: int | None, last: int | None, columns: int) -> Shares | None:

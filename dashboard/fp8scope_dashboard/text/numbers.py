@@ -61,8 +61,26 @@ def rounded(value: float, digits: int) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """`1 run`, `3 runs`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    """`1 run`, `3 runs`, `1,403 runs`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def about(estimate: float, noun: str) -> str:
+    """An estimated number with at most three digits that count: `about 1,940 steps`, `about 1 seed`."""
+    shown = rounded(estimate, 3)
+    return f"about {shown} {noun}" if shown == "1" else f"about {shown} {noun}s"
+
+
+def length_against(ratio: float) -> str:
+    """How long something is that has `ratio` times the length of another, up to the word before that one.
+
+    `5 times as long as`, `50 % longer than`, `20 % shorter than`, `10 % as long as`.
+    """
+    if ratio >= 1.995:
+        return f"{rounded(ratio, 3)} times as long as"
+    if ratio < 0.5:
+        return f"{rounded(100.0 * ratio, 2)} % as long as"
+    return f"{rounded(100.0 * abs(ratio - 1.0), 2)} % {'longer' if ratio > 1.0 else 'shorter'} than"
 
 
 def as_factor(octaves: float) -> str:

@@ -57,8 +57,9 @@ def cost_refused(refusal: str, axis: str, limit: float | None) -> str:
     if refusal == "beyond" and limit is not None:
         word = "more" if limit > 0 else "fewer"
         return (
-            f"The losses differ by more than the baseline gained in the last third of the range: more than "
-            f"{abs(100.0 * limit):.0f}{THIN}% {word} {axis}, and the local slope says no more than that."
+            f"The losses differ by more than the baseline gained in the last third of the range, so the cost "
+            f"is more than {abs(100.0 * limit):.0f}{THIN}% {word} {axis}. The slope of the baseline's loss "
+            "tells no more."
         )
     return COST_REFUSALS[refusal].format(axis=axis)
 

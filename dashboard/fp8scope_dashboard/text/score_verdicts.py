@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fp8scope_dashboard.text.numbers import count, level, number, percent
+from fp8scope_dashboard.text.numbers import about, level, number, percent
 
 MINUS = "\N{MINUS SIGN}"
 
@@ -96,9 +96,9 @@ def _needs(facts: Facts) -> str:
     needs = facts.result["needs"]
     ways = []
     if needs["items"] is not None and needs["items"] > facts.result["n"]:
-        ways.append(f"about {needs['items']:,} items")
+        ways.append(about(needs["items"], "item"))
     if needs["seeds"] is not None and needs["seeds"] > 1:
-        ways.append(f"about {count(needs['seeds'], 'seed')} in each arm")
+        ways.append(f"{about(needs['seeds'], 'seed')} in each arm")
     if not ways:
         return ""
     return f"To see a difference of {facts.size(facts.result['margin'])}: {' or '.join(ways)}."
@@ -134,6 +134,11 @@ def summary(verdict: str, counts: Mapping[str, int], worse: Sequence[str], alpha
         return (
             f"Not worse than BF16 on any of {of_tasks}: better on {counts['better']}, equivalent on "
             f"{counts.get('equivalent', 0)}."
+        )
+    if tasks == 1:
+        return (
+            f"Cannot tell yet for the one task: no harm has been found (error rate at most {error}), but a "
+            "small one is possible."
         )
     return (
         f"Cannot tell yet for {counts['cannot_tell']} of {of_tasks}; no task is worse (error rate over all "

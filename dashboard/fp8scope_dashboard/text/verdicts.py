@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fp8scope_dashboard.text.numbers import count, level, number, percent
+from fp8scope_dashboard.text.numbers import about, count, length_against, level, number, percent
+
+NO_LOSS = "The run has not logged a loss yet. A value counts as the loss if its name is loss."
 
 
 def too_few_points(common: int, needed: int) -> str:
@@ -21,13 +23,12 @@ SCHEDULE_UNKNOWN = (
 
 def schedules_differ(ratio: float, *, finals: bool) -> str:
     """A warning that the run's schedule has `ratio` times the length of its baselines'."""
-    relation = f"{percent(abs(ratio - 1.0))} {'longer' if ratio > 1.0 else 'shorter'} than its baseline's"
     consequence = (
         "the final losses are compared, and the interval allows for the difference in length"
         if finals
         else "at the same step the learning rates differ, so there is no verdict before both have ended"
     )
-    return f"The run's schedule is {relation}: {consequence}."
+    return f"The run's schedule is {length_against(ratio)} its baseline's: {consequence}."
 
 
 def other_schedules(names: Sequence[str]) -> str:
@@ -72,7 +73,9 @@ def wide_spread(spread: str) -> str:
 
 def recovered(number: int, first: int, last: int) -> str:
     """A warning that the judged run's loss was not finite for a while."""
-    where = f"at step {first}" if number == 1 else f"at {number} points between steps {first} and {last}"
+    where = (
+        f"at step {first:,}" if number == 1 else f"at {number:,} points between steps {first:,} and {last:,}"
+    )
     return f"The loss was NaN or infinite {where} and has recovered; these points are left out."
 
 
@@ -81,7 +84,7 @@ class LossFacts:
     """The numbers of a verdict on a loss.
 
     Attributes:
-        relative: differences are fractions of the baseline's loss; otherwise nats.
+        relative: differences are fractions of the baseline's loss; otherwise in the unit of the loss.
         arms: the interval is over seeds, at `level`; otherwise it is the anytime-valid one of a pair.
         source: of the spread between seeds: own, project or public.
     """
@@ -104,8 +107,8 @@ class LossFacts:
     seeds: int | None
 
     def amount(self, value: float) -> str:
-        """A difference with its unit."""
-        return percent(value) if self.relative else f"{number(value)} nats"
+        """A difference as per cent, or as a number: only the script knows the unit of its loss."""
+        return percent(value) if self.relative else number(value)
 
 
 def loss(facts: LossFacts) -> str:
@@ -133,7 +136,7 @@ def _conclusion(facts: LossFacts) -> str:
         )
     inside = -facts.tolerance <= facts.interval[0] and facts.interval[1] <= facts.tolerance
     if inside and not facts.arms:
-        return f"inside {allowed}, which is too wide to call the two equivalent. {_needed(facts)}"
+        return f"inside {allowed}. That is too wide to call the two equivalent. {_needed(facts)}"
     return f"neither inside nor clearly outside {allowed}. {_needed(facts)}"
 
 
@@ -148,7 +151,7 @@ def _allowed(facts: LossFacts) -> str:
 def _needed(facts: LossFacts) -> str:
     ways = []
     if facts.steps is not None:
-        ways.append(f"about {count(facts.steps, 'more step')}")
+        ways.append(about(facts.steps, "more step"))
     if facts.seeds is not None:
         ways.append(f"{facts.seeds} seeds in each arm")
     if not ways:
@@ -158,7 +161,7 @@ def _needed(facts: LossFacts) -> str:
 
 def diverged(since: float, axis: str, broken: int, runs: int) -> str:
     """The verdict where a loss is not finite since a step (or number of tokens)."""
-    position = f"step {since:.0f}" if axis == "steps" else f"{since:.0f} tokens"
+    position = f"step {since:,.0f}" if axis == "steps" else f"{since:,.0f} tokens"
     subject = "The loss" if runs == 1 else f"The loss of {broken} of {count(runs, 'run')}"
     return f"{subject} is NaN or infinite since {position}."
 

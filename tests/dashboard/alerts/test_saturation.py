@@ -14,6 +14,7 @@ from hypothesis.extra import numpy as hnp
 
 from fp8scope_dashboard.alerts import rules
 from fp8scope_dashboard.alerts.detectors import Finding, TensorFacts, overflow_rates
+from fp8scope_dashboard.alerts.detectors.tensor_alarm import layers_in
 
 PARAMETERS = rules.validate("saturation_rate", {})
 
@@ -355,3 +356,25 @@ def test_a_rise_of_a_rate_does_not_count_as_its_own_noise(spread: float, points:
     rates = (5e-5 + 7.5e-4 * np.clip((steps - 1_000) / points, 0.0, 1.0)) * noise
     (opened, *_) = risen("saturation_rise", rates[:, np.newaxis])
     assert 1_000 < opened.onset_step < opened.step < 1_000 + points
+
+
+def test_the_first_tensor_stays_the_first_when_it_pauses_or_recovers() -> None:
+    pausing, recovering = np.zeros((2, 200, 20))
+    pausing[11:, 3] = 0.02
+    pausing[30, 3] = 0.0
+    recovering[11:30, 3] = 0.02
+    for rates in (pausing, recovering):
+        rates[26:, 5] = 0.05
+        rates[45:, 6] = 0.05
+        for cuts in ((), (31, 60)):
+            opened, *updates = (each for each in run(rates, cuts) if each.opened)
+            assert opened.onset_step == 11 and updates
+            assert all("first blocks.3.mlp.input at step 11;" in update.message for update in updates)
+
+
+def test_layers_of_several_parts_of_the_model_are_told_apart() -> None:
+    names = [f"{part}.{i}.input" for part, i in (("G", 0), ("G", 1), ("G", 2), ("D", 0))]
+    assert layers_in(names) == " in layers G.0-2, D.0"
+    assert layers_in(names[:3]) == " in layers 0-2"
+    assert layers_in(names[3:]) == " in layer 0"
+    assert layers_in([*names, "head.input"]) == ""

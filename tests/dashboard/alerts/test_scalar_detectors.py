@@ -47,7 +47,7 @@ def test_it_works() -> None:
     norm[1_000:1_060] *= 30.0
     opened, closed = found("grad_norm", {"grad_norm": norm})
     assert (opened.onset_step, opened.step) == (1_000, 1_004)
-    assert opened.message.startswith("Gradient norm rose to") and "since step 1000" in opened.message
+    assert opened.message.startswith("Gradient norm rose to") and "since step 1,000" in opened.message
     assert not closed.opened and 1_050 < closed.step <= 1_079
 
 
@@ -64,7 +64,7 @@ def test_a_gradient_norm_that_stays_infinite_is_found() -> None:
     norm[1_000:] = np.inf
     (opened,) = found("grad_norm", {"grad_norm": norm})
     assert (opened.onset_step, opened.value) == (1_000, None)
-    assert opened.message.startswith("Gradient norm is not finite since step 1000")
+    assert opened.message.startswith("Gradient norm is not finite since step 1,000")
 
 
 def test_steps_that_take_twice_as_long_are_found() -> None:

@@ -72,7 +72,7 @@ def test_an_incomplete_run_keeps_a_verdict_that_is_not_good() -> None:
         (("finished_early",), "incomplete", "1 finished early"),
         (("failed", "running"), "pending", "The baseline has not finished yet."),
         (("finished", "failed"), "equivalent", ""),
-        ((), "incomplete", "No baseline run could be used."),
+        ((), "incomplete", "No part of the run has been compared with a baseline yet."),
     ],
 )
 def test_the_baseline_must_have_finished_as_well(

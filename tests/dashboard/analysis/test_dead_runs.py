@@ -176,8 +176,8 @@ def test_a_run_longer_than_its_baseline_is_judged_in_part(project: Project) -> N
     record(run, PLANNED)
     loss, _ = judged(run)
     assert loss.verdict == "cannot_tell" and loss.result["coverage"]["share"] == 0.5
-    assert "longer than its baseline's" in loss.result["warnings"][0]
-    assert "covers the run up to 19200 tokens only" in loss.result["reason"]
+    assert "2 times as long as its baseline's" in loss.result["warnings"][0]
+    assert "covers the run up to 19,200 tokens only" in loss.result["reason"]
 
 
 def test_a_resumed_run_is_judged_by_its_latest_attempt(project: Project) -> None:

@@ -277,6 +277,12 @@ def test_a_cost_with_a_boundless_interval_is_refused() -> None:
     assert (cost.refusal, cost.interval) == ("wide", None)
 
 
+def test_an_interval_of_many_times_the_steps_is_refused() -> None:
+    ours, theirs = power_law(TOKENS) + noisy(1), power_law(TOKENS) + noisy(2)
+    assert tokens_cost([run(ours)], [run(theirs)], spread=SeedSpread(0.002, 8.0)).interval is not None
+    assert tokens_cost([run(ours)], [run(theirs)], spread=SeedSpread(0.2, 8.0)).refusal == "wide"
+
+
 def test_the_headline_says_what_is_missing() -> None:
     speed: Any = (1.31, (1.29, 1.33))
     more: Any = (0.004, (0.001, 0.007))

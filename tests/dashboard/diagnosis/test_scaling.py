@@ -110,6 +110,17 @@ def test_harmless_saturation_is_no_cause_unless_the_run_is_worse() -> None:
     assert (finding.cause, finding.onset) == ("margin", 50)
 
 
+def test_a_layer_that_a_step_calls_repeatedly_has_no_stale_scale() -> None:
+    # As the discriminator of a GAN: a row has the largest amax of three calls and the scale of the last.
+    table = rows()
+    scale, numel = table.scale.copy(), table.numel.copy()
+    often = of(table, "layers.0.")
+    scale[often] *= np.exp(np.random.default_rng(1).uniform(0.0, 1.0, (len(often), N)))
+    assert look(replace(table, scale=scale)).cause
+    numel[often] *= 3.0
+    assert look(replace(table, scale=scale, numel=numel)).outcome == "clear"
+
+
 def test_gradients_that_become_zero() -> None:
     gradients = of(rows(), "grad_output")
     finding = look(with_counts(rows(), "underflow", gradients, 40, 0.9))

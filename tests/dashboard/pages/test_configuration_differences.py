@@ -118,6 +118,34 @@ def test_reads_stored_runs_in_few_queries(django_assert_max_num_queries: Any) ->
 
 
 @pytest.mark.django_db
+def test_leaves_out_what_a_field_of_the_run_says_too() -> None:
+    project = Project.objects.create(slug="p", name="P")
+    runs = [
+        make_run(
+            project, f"run {i}", seed=i, group="",
+            config={"seed": i, "name": f"run {i}", "group": None, "lr": i},
+        )
+        for i in range(2)
+    ]  # fmt: skip
+    compared = differences_of(runs, everything=True)
+    assert [row.key for row in compared.rows] == ["config.lr", "precision", "seed"]
+    # A script may mean something else by the name.
+    other = make_run(project, "other", seed=3, config={"seed": 42})
+    keys = [row.key for row in differences_of([*runs, other]).rows]
+    assert "config.seed" in keys and "seed" in keys and "config.name" not in keys
+
+
+@pytest.mark.django_db
+def test_leaves_out_the_ids_of_processes_and_jobs() -> None:
+    project = Project.objects.create(slug="p", name="P")
+    runs = [
+        make_run(project, f"run {i}", environment={"pid": i, "slurm_job_id": str(i), "hostname": f"node{i}"})
+        for i in range(2)
+    ]
+    assert [row.key for row in differences_of(runs).rows] == ["environment.hostname"]
+
+
+@pytest.mark.django_db
 def test_says_which_configurations_are_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(configuration_differences, "LARGEST", 200)
     project = Project.objects.create(slug="p", name="P")

@@ -15,7 +15,7 @@ from fp8scope_dashboard.analysis.score_comparisons import compare_evaluations
 from fp8scope_dashboard.analysis.scores.agreement import Agreement, agreement
 from fp8scope_dashboard.analysis.scores.verdict import Score
 from fp8scope_dashboard.pages.forest import positions
-from fp8scope_dashboard.pages.formatting import count
+from fp8scope_dashboard.pages.formatting import count, written
 
 
 def html(visitor: Visitor, **headers: str) -> str:
@@ -34,7 +34,7 @@ def test_it_works(admin: Visitor, seeded: Seeded) -> None:
     assert page.count("data-figure=") == 2
     assert "lower is better" in page and "higher is better" in page
     row = EvaluationComparison.objects.get(run=seeded.healthy, metric="accuracy", step=100)
-    assert escape(row.result["explanation"]) in page
+    assert escape(written(row.result["explanation"])) in page
 
 
 def test_verdicts_respect_the_direction_of_the_metric(admin: Visitor, seeded: Seeded) -> None:
@@ -68,7 +68,7 @@ def test_warns_of_other_precisions(admin: Visitor) -> None:
         Recorder(run).evaluation(10, [1.0, 0.0] * 5, precision=precision)
         compare_evaluations(run.id)
     page = html(admin)
-    assert "values above 65,504 overflow there" in page and "the baseline in BF16" in page
+    assert "values above 65\u202f504 overflow there" in page and "the baseline in BF16" in page
 
 
 def test_the_chart_shows_every_run_and_the_baseline_band(admin: Visitor, seeded: Seeded) -> None:

@@ -52,6 +52,15 @@ def test_it_works() -> None:
     assert summary_of(histogram, "x").startswith("Exponents of x, by bins: 1.000% saturates, 82.000% normal")
 
 
+def test_nothing_saturates_if_amax_does_not() -> None:
+    # The limit 448 is in the lower half of the bin from 256 to 512, of which no element is above 400.
+    histogram = replace(exponents(1.0, e8=5, e0=95), amax=400.0)
+    stretched = replace(histogram, scale=1.5, amax=290.0)
+    assert set(bars(histogram)) == set(bars(stretched)) == {"normal"}
+    assert set(bars(replace(stretched, amax=310.0))) == {"normal", "saturates"}
+    assert set(bars(replace(stretched, amax=float("nan")))) == {"normal", "saturates"}
+
+
 @pytest.mark.parametrize("power", [-40, -3, 0, 5, 60])
 def test_the_limits_move_with_the_scale(power: int) -> None:
     """Scaling a tensor and its limits by the same power does not change what happens to its elements."""

@@ -24,7 +24,7 @@ from fp8scope_dashboard.pages.figures.curves import Curve, curves_figure
 from fp8scope_dashboard.pages.figures.marks import Mark
 from fp8scope_dashboard.pages.figures.svg import MOST_POINTS, svg_of
 from fp8scope_dashboard.pages.figures.tensors import TensorLines, heatmap_figure, tensor_figure
-from fp8scope_dashboard.pages.figures.theme import THEMES, theme_named
+from fp8scope_dashboard.pages.figures.theme import THEMES, escaped, new_figure, theme_named
 from fp8scope_dashboard.pages.first_paint import THEME_COOKIE, figure_query
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.text.ticks import tick_label, ticks
@@ -110,6 +110,23 @@ def test_names_cannot_add_elements() -> None:
     text = svg_of(figure, LIGHT, width=600, title='"><script>')
     assert text is not None and "<script" not in text and "<img" not in text
     ElementTree.fromstring(text)
+
+
+def test_the_browser_makes_the_rows_of_a_legend_in_a_page() -> None:
+    figure = new_figure(LIGHT, compact=True, height=300)
+    for name in ("a <b>", "c"):
+        figure.add_scatter(x=[0, 1], y=[0, 1], name=escaped(name))
+    text = svg_of(figure, LIGHT)
+    assert text is not None
+    assert re.findall("<span>(.*?)</span>", text) == ["a &lt;b&gt;", "c"]
+
+
+def test_a_long_name_ends_inside_of_a_file() -> None:
+    figure = new_figure(LIGHT, compact=True, height=300)
+    figure.add_scatter(x=[0, 1], y=[0, 1], name="start " + "x" * 200 + " end")
+    figure.update_layout(showlegend=True)
+    (name,) = [text for text in texts(parsed(figure, width=400)) if text.startswith("start")]
+    assert name.endswith("end") and len(name) < 60
 
 
 def test_panels_are_below_each_other_with_one_horizontal_axis() -> None:

@@ -19,6 +19,7 @@ from fp8scope_dashboard.pages.figures.curves import Curve, curves_figure
 from fp8scope_dashboard.pages.figures.marks import Mark
 from fp8scope_dashboard.pages.figures.table import Table, table_of
 from fp8scope_dashboard.pages.figures.theme import theme_named
+from fp8scope_dashboard.runs.models import Run
 
 LIGHT = theme_named("light")
 
@@ -100,6 +101,14 @@ def test_a_figure_is_downloaded_as_csv_or_json(admin: Visitor, seeded: Seeded) -
     document = json.loads(admin.client.get(path, {"format": "json", "smooth": "0"}).content)
     assert document["summary"].startswith("loss of gpt fp8 delayed")
     assert len(document["columns"][0]["values"]) == 150
+
+
+def test_the_data_of_a_narrow_chart_has_full_names(admin: Visitor, seeded: Seeded) -> None:
+    name = "a run with a name that is too long for the legend of a phone, seed 12"
+    Run.objects.filter(pk=seeded.faulty.pk).update(name=name)
+    address = admin.address(f"runs/{seeded.faulty.pk}/figures/panels.json")
+    text = admin.client.get(address, {"format": "csv", "compact": "1"}).content.decode()
+    assert name in text.partition("\r\n")[0]
 
 
 def test_a_heat_map_is_downloaded_with_full_names_and_measured_values(admin: Visitor, seeded: Seeded) -> None:

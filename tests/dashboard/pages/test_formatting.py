@@ -20,7 +20,7 @@ from fp8scope_dashboard.pages.formatting import (
     span,
     written,
 )
-from fp8scope_dashboard.text.numbers import as_factor, rounded
+from fp8scope_dashboard.text.numbers import about, as_factor, length_against, rounded
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
@@ -174,3 +174,28 @@ def test_sentences_of_earlier_versions_are_written_as_new_ones() -> None:
     assert plain(written(old)) == (
         "FP8 runs at 0.62 × (0.53 to 0.73) the speed of BF16 and needs 1.6 % (-0.7 to 5.0) more tokens."
     )
+
+
+@pytest.mark.parametrize(
+    ("ratio", "words"),
+    [
+        (5.0, "5 times as long as"),
+        (2.011, "2.01 times as long as"),
+        (1.996, "2 times as long as"),
+        (1.5, "50 % longer than"),
+        (1.011, "1.1 % longer than"),
+        (0.8, "20 % shorter than"),
+        (0.1, "10 % as long as"),
+    ],
+)
+def test_lengths_against_another(ratio: float, words: str) -> None:
+    assert length_against(ratio) == words
+
+
+def test_estimates_have_few_digits() -> None:
+    assert [about(value, "item") for value in (1, 41, 1_936, 1_403_251)] == [
+        "about 1 item",
+        "about 41 items",
+        "about 1,940 items",
+        "about 1,400,000 items",
+    ]

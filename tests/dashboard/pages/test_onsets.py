@@ -98,6 +98,12 @@ def test_an_onset_between_two_observations_is_a_range() -> None:
     assert strip_of(Facts(900, alerts=[known])).shown[0].steps == "240"
 
 
+def test_an_onset_at_the_first_judged_step_may_be_earlier() -> None:
+    facts = Facts(900, alerts=[alert("saturation_rate", 11, tensors=("a.input",), tensors_over=1, after=-1)])
+    assert strip_of(facts).shown[0].steps == "11 or before"
+    assert strip_of(replace(facts, alerts=[replace(facts.alerts[0], onset=1)])).shown[0].steps == "1"
+
+
 def test_the_alert_replaces_a_later_departure() -> None:
     departure = DepartureFact(284, True, "Outside.", "/compare")
     facts = Facts(400, alerts=[alert("above_baseline", 250)], departure=departure)

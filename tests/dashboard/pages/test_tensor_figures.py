@@ -9,10 +9,10 @@ from fp8scope_dashboard.pages.figures.tensors import (
     NAMED_ROWS,
     TensorLines,
     heatmap_figure,
-    shortened,
+    short_labels,
     tensor_figure,
 )
-from fp8scope_dashboard.pages.figures.theme import THEMES
+from fp8scope_dashboard.pages.figures.theme import THEMES, shortened
 
 LIGHT = THEMES["light"]
 NAMES = ["blocks.0.mlp.up.input", "blocks.0.mlp.up.grad_output", "blocks.0.mlp.down.input"]
@@ -68,7 +68,40 @@ def test_long_names_keep_both_ends() -> None:
 
 def test_compact_labels_leave_out_the_common_prefix() -> None:
     figure = heatmap_figure(NAMES, EDGES, RATES, "amax", LIGHT, compact=True)
-    assert figure.layout.yaxis.ticktext == ("0.mlp.up.in", "0.mlp.up.g", "0.mlp.down.in")
+    assert figure.layout.yaxis.ticktext == ("up.in", "up.grad", "down.in")
+
+
+def test_short_labels_tell_names_apart() -> None:
+    experts = [
+        f"model.layers.{layer}.mixture.experts.{expert}.{part}_projection.{role}"
+        for layer in range(3)
+        for expert in range(12)
+        for part in ("gate", "up", "down")
+        for role in ("input", "weight", "grad_output")
+    ]
+    labels = short_labels(experts, 20)
+    assert len(set(labels)) == len(experts)
+    assert max(map(len, labels)) < 40
+    assert labels[0].startswith("0.0.") and labels[0].endswith("input")
+
+
+def test_short_labels_keep_parts_at_different_depths() -> None:
+    # Without the second part, `a.x.head.w` and `a.x.w` would be `a.head.w` and `a.w`.
+    names = ["a.x.head_of_the_network.w", "a.x.w", "a.x.y.z.w"]
+    assert short_labels(names, 22) == ["head_of_the_network.w", "w", "y.z.w"]
+
+
+def test_short_labels_of_short_names_are_the_names() -> None:
+    assert short_labels(["a.x.w", "a.y.w"], 20) == ["a.x.w", "a.y.w"]
+    assert short_labels([], 20) == []
+
+
+def test_one_step_is_drawn_as_points_on_an_axis_of_whole_steps() -> None:
+    one = np.array([7])
+    lines = {"amax": (one, np.array([1.0])), "overflow_rate": (one, np.array([0.1]))}
+    figure = tensor_figure(TensorLines("a", "E4M3", lines), LIGHT)
+    assert {trace.mode for trace in figure.data} == {"markers"}
+    assert figure.layout.xaxis.range == (6, 8) and figure.layout.xaxis.dtick == 1
 
 
 def test_draws_the_largest_representable_value_of_a_tensor() -> None:

@@ -249,6 +249,19 @@ def test_onsets_in_one_column_are_told_apart_by_step(admin: Visitor) -> None:
     assert "step 601" in page.replace("\u202f", "") and "step 602" in page.replace("\u202f", "")
 
 
+def test_says_that_alerts_leave_out_the_first_steps(admin: Visitor) -> None:
+    pages = []
+    for onset in (2, 10):
+        run = make_run(admin.project, f"from {onset}", precision="fp8")
+        steps = np.arange(60)
+        saturated = np.where(steps >= onset, 500.0, 0.0)[:, None]
+        columns = {"saturated": saturated, "nonfinite": 0 * saturated, "numel": 0 * saturated + 1_000.0}
+        Recorder(run, tensors=["a.input"]).rows(steps, {}, columns)
+        pages.append(ranking_of(admin, run))
+    assert "The first 10 steps count here." in pages[0] and "step 2<" in pages[0]
+    assert "count here" not in pages[1]
+
+
 def test_a_new_run_says_what_is_missing(admin: Visitor) -> None:
     run = make_run(admin.project, "new")
     assert "call run.watch(model)" in map_of(admin, run)["empty"]

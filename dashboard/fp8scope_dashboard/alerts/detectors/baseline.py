@@ -277,12 +277,14 @@ def _while_open(state: State, step: int, delta: float, parameters: Parameters) -
 
 def _opened(state: State, step: int, delta: float, reference: float) -> Finding:
     onset, limit = state["onset"], state["limit"]
-    since = f"Loss is above its baseline since about step {onset}"
+    since = f"Loss is above its baseline since about step {onset:,}"
     if math.isinf(delta):
-        message = f"{since}: it is not finite at step {step}, where the baseline's is {in_words(reference)}."
+        message = (
+            f"{since}: it is not finite at step {step:,}, where the baseline's is {in_words(reference)}."
+        )
     else:
         message = (
-            f"{since}: on average {percent(delta)} up to step {step}, where the baseline's is "
+            f"{since}: on average {percent(delta)} up to step {step:,}, where the baseline's is "
             f"{in_words(reference)}, above the limit of {percent(limit)}."
         )
     evidence = {

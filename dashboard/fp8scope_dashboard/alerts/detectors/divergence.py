@@ -169,8 +169,8 @@ def _open(state: State, onset: int, step: int, median: float) -> Finding:
     state.update(open=True, onset=onset, calm=0, block=[], since=[])
     above = f", {percent(median / low - 1.0)} higher" if low > 0 else ""
     message = (
-        f"Loss rose from a level of {in_words(low)} to {in_words(median)} at step {step}{above}; it is above "
-        f"the limit of {in_words(limit)}, since about step {onset}."
+        f"Loss rose from a level of {in_words(low)} to {in_words(median)} at step {step:,}{above}; it is "
+        f"above the limit of {in_words(limit)}, since about step {onset:,}."
     )
     return Finding(True, onset, step, median, limit, message, {"minimum": low, "sigma": state["sigma"]})
 
@@ -183,7 +183,7 @@ def _while_open(
     if state["calm"] >= parameters["points"]:
         # What waits to become the past is part of the rise.
         past = {**state["levels"], "waiting": [], "block": []}
-        return _close(state, past, step, median, f"Loss is back at {in_words(median)} at step {step}.")
+        return _close(state, past, step, median, f"Loss is back at {in_words(median)} at step {step:,}.")
     state["block"] = [*state["block"], loss]
     if len(state["block"]) < levels.FINE:
         return None
@@ -194,7 +194,7 @@ def _while_open(
         return None
     # The past begins with the new level, so that a later rise is compared with it.
     past = levels.restarted(state["since"])
-    return _close(state, past, step, median, f"Loss has settled at {in_words(median)} at step {step}.")
+    return _close(state, past, step, median, f"Loss has settled at {in_words(median)} at step {step:,}.")
 
 
 def _is_settled(since: Sequence[float]) -> bool:

@@ -51,7 +51,7 @@ def not_finite(
 
 def _went_wrong(step: int, loss: float, before: float | None) -> Finding:
     if before is None:
-        message = f"Loss is {in_words(loss)} at step {step}, its first logged value."
+        message = f"Loss is {in_words(loss)} at step {step:,}, its first logged value."
     else:
-        message = f"Loss became {in_words(loss)} at step {step}; before, it was {in_words(before)}."
+        message = f"Loss became {in_words(loss)} at step {step:,}; before, it was {in_words(before)}."
     return Finding(True, step, step, finite(loss), None, message, {"before": before, "loss": in_words(loss)})

@@ -65,7 +65,7 @@ def grad_norm(state: State, rows: ScalarRows, parameters: Parameters) -> Result:
 
     def message(now: float, usual: float, onset: int) -> str:
         rise = "is not finite" if math.isinf(now) else f"rose to {in_words(math.exp(now))}"
-        return f"Gradient norm {rise} since step {onset}, from about {in_words(math.exp(usual))} before."
+        return f"Gradient norm {rise} since step {onset:,}, from about {in_words(math.exp(usual))} before."
 
     return _rise(state, steps, logs, parameters, _Words(message, _exponential))
 
@@ -82,7 +82,7 @@ def throughput_drop(state: State, rows: ScalarRows, parameters: Parameters) -> R
 
     def message(now: float, usual: float, onset: int) -> str:
         return (
-            f"Steps take {math.exp(now - usual):.3g} times as long since step {onset}: about "
+            f"Steps take {math.exp(now - usual):.3g} times as long since step {onset:,}: about "
             f"{in_words(math.exp(now))} s, {in_words(math.exp(usual))} s before."
         )
 
@@ -226,7 +226,7 @@ def data_wait(state: State, rows: ScalarRows, parameters: Parameters) -> Result:
             onset = max(0, step - int(parameters["points"]))
             state.update(open=True, calm=0, onset=onset)
             message = (
-                f"Steps wait for data {percent(share)} of their time since about step {onset}, above the "
+                f"Steps wait for data {percent(share)} of their time since about step {onset:,}, above the "
                 f"limit of {percent(parameters['share'])}."
             )
             findings.append(Finding(True, onset, step, share, parameters["share"], message))
@@ -289,7 +289,7 @@ def _next_block(state: State, step: int, parameters: Parameters, name: str) -> F
     state.update(open=True, onset=first[0])
     where = "GPU" if name == "memory_allocated" else "main"
     message = (
-        f"The {where} memory in use rises steadily since step {first[0]}: from {first[1] / 2**20:,.0f} to "
+        f"The {where} memory in use rises steadily since step {first[0]:,}: from {first[1] / 2**20:,.0f} to "
         f"{last[1] / 2**20:,.0f} MiB."
     )
     limit = first[1] * (1.0 + parameters["rise"])

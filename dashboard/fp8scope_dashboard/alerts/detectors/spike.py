@@ -82,7 +82,7 @@ def _watch(
     onset, since = state["suspects"][0][0], [value for _, value in state["suspects"]]
     state.update(open=True, onset=onset, calm=0, half=median + height / 2.0, since=since, suspects=[])
     message = (
-        f"Loss rose from about {in_words(median)} to {in_words(max(since))} at step {onset}, "
+        f"Loss rose from about {in_words(median)} to {in_words(max(since))} at step {onset:,}, "
         f"{(max(since) - median) / sigma:.0f} times its usual deviation of {in_words(sigma)}."
     )
     evidence = {"median": median, "sigma": sigma}

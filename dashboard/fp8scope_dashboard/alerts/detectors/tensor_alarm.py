@@ -129,6 +129,7 @@ class _Board:
         scores: of an intermittent condition, in units of 1 / CANCEL; `since` and `since_after` are to them
             what `onsets` and `after` are to `counts`.
         last_onset: of each open alarm, by its onset.
+        first: of each open alarm, its first tensor, which may have recovered, with its `onsets` and `after`.
     """
 
     counts: Int64s
@@ -143,17 +144,20 @@ class _Board:
     since_after: Int64s
     peaks: Floats
     last_onset: dict[int, int]
+    first: dict[int, tuple[int, int, int]]
 
     @classmethod
     def restored(cls, state: State, n: int) -> _Board:
         a, b, c, d, e, f, g, h, i = np.zeros((9, n), np.int64)
-        board = cls(a, b, c, np.full(n, -1), d, e, f, g, h, i, np.zeros(n), {})
+        board = cls(a, b, c, np.full(n, -1), d, e, f, g, h, i, np.zeros(n), {}, {})
         for key, values in state.get("tensors", {}).items():
             # States of earlier versions lack the columns from `pause` to `since_after`.
             for column, value in zip(board._columns, values[:-1], strict=False):
                 column[int(key)] = value
             board.peaks[int(key)] = values[-1]
         board.last_onset.update({int(onset): last for onset, last in state.get("groups", {}).items()})
+        for onset, (tensor, began, after) in state.get("first_tensors", {}).items():
+            board.first[int(onset)] = (tensor, began, after)
         return board
 
     @property
@@ -168,6 +172,7 @@ class _Board:
         return {
             "tensors": tensors,
             "groups": {str(onset): last for onset, last in self.last_onset.items()},
+            "first_tensors": {str(onset): list(first) for onset, first in self.first.items()},
             "open": bool(self.last_onset),
         }
 
@@ -179,10 +184,12 @@ class _Board:
         over, seen = rows.over[i], rows.seen[i]
         self.counts[seen & ~over] = 0
         new = over & (self.counts == 0)
+        # A tensor of an open alarm keeps its onset when its condition pauses.
+        new &= self.group < 0
         if new.any():
             self.onsets[new] = step
             self.after[new] = _seen_before(rows, i, new, last_seen)
-            self.peaks[new & (self.group < 0) & (self.scores == 0)] = 0.0
+            self.peaks[new & (self.scores == 0)] = 0.0
         self.counts[over] += 1
         self.peaks[over] = np.maximum(self.peaks[over], rows.values[i][over])
 
@@ -274,12 +281,21 @@ class _Board:
         closed = [group for group in self.last_onset if group not in open_groups]
         for group in closed:
             del self.last_onset[group]
+            self.first.pop(group, None)
         return [Finding(False, group, step) for group in closed]
+
+    def _first_of(self, group: int, members: Int64s) -> tuple[int, int, int]:
+        """The first tensor of an alarm, its onset, and the last step before that at which it was observed."""
+        i = int(members[np.argmin(self.onsets[members])])
+        now = (i, int(self.onsets[i]), int(self.after[i]))
+        first = min(self.first.get(group, now), now, key=lambda each: each[1])
+        self.first[group] = first
+        return first
 
     def _finding(self, group: int, new: bool, step: int, names: Sequence[str], wording: Wording) -> Finding:
         members = np.flatnonzero(self.group == group)
         worst = members[np.argsort(-self.peaks[members], kind="stable")]
-        first = int(members[np.argmin(self.onsets[members])])
+        first, onset, after = self._first_of(group, members)
         tensors = [
             {
                 "name": names[i],
@@ -290,7 +306,7 @@ class _Board:
             for i in worst[:NAMED].tolist()
         ]
         peak, name = float(self.peaks[worst[0]]), names[int(worst[0])]
-        since = f"step {self.onsets[first]}{_interval(int(self.after[first]), int(self.onsets[first]))}"
+        since = f"step {onset:,}{_interval(after, onset)}"
         if len(members) == 1:
             message = f"{name} {wording.one} since {since}: {wording.amount(peak, name)}, {wording.limit}."
         else:
@@ -322,7 +338,7 @@ def _seen_before(rows: Observed, i: int, columns: Bools, last_seen: Int64s) -> I
 
 def _interval(after: int, onset: int) -> str:
     """Where the onset lies, for a tensor that is not observed in every step."""
-    return f" (not before step {after + 1})" if 0 <= after < onset - 1 else ""
+    return f" (not before step {after + 1:,})" if 0 <= after < onset - 1 else ""
 
 
 def _layers(names: Iterable[str]) -> list[int]:
@@ -333,13 +349,31 @@ def _layers(names: Iterable[str]) -> list[int]:
 
 
 def layers_in(names: Iterable[str]) -> str:
-    """' in layers 20-24', from the first number in each name; empty if a name has none."""
-    ordered = _layers(names)
+    """' in layers 20-24', from the first number in each name; empty if a name has none.
+
+    Where the layers are in several parts of the model, these are named: ' in layers encoder.3, decoder.0-2'.
+    """
+    parts: dict[str, list[str]] = {}
+    for name in names:
+        number = LAYER.search(name)
+        if number is None:
+            return ""
+        parts.setdefault(name[: number.start(1)], []).append(name)
+    layers = {part: _layers(members) for part, members in parts.items()}
+    spans = [
+        f"{part if len(parts) > 1 else ''}{span}"
+        for part, numbers in layers.items()
+        for span in _spans(numbers)
+    ]
+    if not spans:
+        return ""
+    word = "layers" if sum(map(len, layers.values())) > 1 else "layer"
+    return f" in {word} {', '.join(spans[:6])}{' and others' if len(spans) > 6 else ''}"
+
+
+def _spans(ordered: Sequence[int]) -> list[str]:
+    """Ascending numbers with neighbours joined: `0`, `20-24`."""
     numbers = set(ordered)
     starts = [n for n in ordered if n - 1 not in numbers]
     ends = [n for n in ordered if n + 1 not in numbers]
-    spans = [f"{a}-{b}" if b > a else str(a) for a, b in zip(starts, ends, strict=True)]
-    if not spans:
-        return ""
-    word = "layers" if len(ordered) > 1 else "layer"
-    return f" in {word} {', '.join(spans[:6])}{' and others' if len(spans) > 6 else ''}"
+    return [f"{a}-{b}" if b > a else str(a) for a, b in zip(starts, ends, strict=True)]

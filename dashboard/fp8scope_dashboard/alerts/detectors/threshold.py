@@ -185,7 +185,7 @@ def _finding(
     ]
     name = f"{statistic} of {names[first]}" if statistic else names[first]
     limit = None if condition in ("not_finite", *RELATIVE) else parameters["value"]
-    sentence = f"{name} is {_said(value, condition, parameters['value'])} since step {onset}"
+    sentence = f"{name} is {_said(value, condition, parameters['value'])} since step {onset:,}"
     if condition in RELATIVE:
         sentence += f" (average: {in_words(float(series.average[first]))})"
     others = f"; {count(len(order) - 1, 'more tensor')}" if len(order) > 1 else ""

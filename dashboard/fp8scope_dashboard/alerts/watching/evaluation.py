@@ -232,7 +232,7 @@ def _read_stream(work: Pass, stream: Stream) -> None:
             name, generation = _name(work, stream), _generation(work, stream)
             work.detections += [Detection(rule, finding, name, generation) for rule, finding in found]
     if stream.ended_by is not None:
-        work.ended[_name(work, stream)] = f"The training continued from step {stream.ended_by}."
+        work.ended[_name(work, stream)] = f"The training continued from step {stream.ended_by:,}."
 
 
 def _generation(work: Pass, stream: Stream) -> str:
@@ -245,7 +245,7 @@ def _name(work: Pass, stream: Stream) -> str:
 
 def _begin_generation(work: Pass, stream: Stream, step: int) -> None:
     """The training has gone back to an earlier step: its conditions end, and its detectors start afresh."""
-    work.ended[_name(work, stream)] = f"The training went back to step {step}."
+    work.ended[_name(work, stream)] = f"The training went back to step {step:,}."
     state = work.state(stream.writer).state
     for key in set(state) - {POSITION, RETURNS}:
         del state[key]
@@ -348,6 +348,6 @@ def _rewind_baseline(work: Pass, baseline_rules: Sequence[Rule], step: int) -> N
         if baselines.has_passed(work.run, states.get(str(rule.pk), {}), step)
     }
     if rewound:
-        work.ended[_baseline_stream(states)] = f"The training continued from step {step}."
+        work.ended[_baseline_stream(states)] = f"The training continued from step {step:,}."
         states.update(rewound)
         states[RETURNS] = states.get(RETURNS, 0) + 1

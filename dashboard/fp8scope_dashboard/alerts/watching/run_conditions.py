@@ -51,7 +51,7 @@ class RunFacts:
 def run_silent(state: State, run: RunFacts, parameters: Mapping[str, float]) -> tuple[State, list[Finding]]:
     """Open when no process of the run has been heard from for a minute; close when one is."""
     message = (
-        f"The run is silent since step {run.last_step}: no process was heard from for "
+        f"The run is silent since step {run.last_step:,}: no process was heard from for "
         f"{run.now - run.heartbeat:.0f} s. It was killed, hangs, or has no connection."
     )
     return _while(state, _is(run, RunState.SILENT, state), run, run.last_step, message)
@@ -61,13 +61,13 @@ def run_failed(state: State, run: RunFacts, parameters: Mapping[str, float]) -> 
     """Open when a process ends with an error; close when the run is resumed."""
     lines = run.error.strip().splitlines()
     reason = f": {lines[-1][:ERROR_LENGTH]}" if lines else "."
-    message = f"The run failed after step {run.last_step}{reason}"
+    message = f"The run failed after step {run.last_step:,}{reason}"
     return _while(state, _is(run, RunState.FAILED, state), run, run.last_step, message)
 
 
 def run_finished(state: State, run: RunFacts, parameters: Mapping[str, float]) -> tuple[State, list[Finding]]:
     """Open when the run finishes; close when it is resumed."""
-    message = f"The run finished after step {run.last_step}."
+    message = f"The run finished after step {run.last_step:,}."
     return _while(state, _is(run, RunState.FINISHED, state), run, run.last_step, message)
 
 
@@ -97,7 +97,7 @@ def rank_behind(state: State, run: RunFacts, parameters: Mapping[str, float]) ->
     rank = min(behind, key=lambda each: behind[each], default=0)
     others = f" {len(behind) - 1} more are behind." if len(behind) > 1 else ""
     message = (
-        f"Rank {rank} is at step {behind.get(rank, 0)}, and others at step {fastest}, for "
+        f"Rank {rank} is at step {behind.get(rank, 0):,}, and others at step {fastest:,}, for "
         f"{run.now - mark[0]:.0f} s.{others}"
     )
     after, findings = _while(state, late, run, behind.get(rank, run.last_step), message)

@@ -72,10 +72,10 @@ def compare_losses(
     baselines = [clean(curve) for curve in baselines]
     logged = sum(1 for curve in baselines if len(curve))
     nothing = LossComparison("cannot_tell", "", margin=margin, k_run=1, k_baseline=logged)
+    if not len(runs[0]):
+        return replace(nothing, explanation=verdicts.NO_LOSS)
     if not logged:
         return replace(nothing, explanation="The baseline group has no run with a loss yet.")
-    if not len(runs[0]):
-        return replace(nothing, explanation="The run has not logged a loss yet.")
     chosen = select(runs, baselines, COMMON_POINTS, 1.0 - window_fraction)
     nothing = replace(nothing, k_baseline=len(chosen.baselines), warnings=tuple(chosen.warnings))
     if not chosen.baselines:
@@ -90,7 +90,10 @@ def compare_losses(
     of_seeds = chosen.ended and not chosen.finals and min(len(chosen.runs), len(chosen.baselines)) >= 2
     few = points < (LEAST_POINTS_OF_ARMS if of_seeds else COMMON_POINTS)
     if few and not chosen.diverged:
-        return replace(nothing, explanation=verdicts.too_few_points(points, COMMON_POINTS))
+        compared = verdicts.schedules_differ(chosen.ratio, finals=True)
+        warnings = tuple(warning for warning in nothing.warnings if warning != compared)
+        explanation = verdicts.too_few_points(points, COMMON_POINTS)
+        return replace(nothing, warnings=warnings, explanation=explanation)
     if few:
         return _diverged(nothing, runs, chosen)
     common, measured = _measure(

@@ -11,7 +11,7 @@ from fp8scope_dashboard.analysis.quantities.ratios import Ratio, gradient_norm, 
 from fp8scope_dashboard.analysis.quantities.tokens_cost import SeedSpread, TokensCost, tokens_cost
 from fp8scope_dashboard.text import quantities as text
 
-METHOD_VERSION: Final = 2
+METHOD_VERSION: Final = 3
 
 
 def of(

@@ -15,6 +15,7 @@ Fieller's (1954): all theta with (D - theta s)^2 <= t^2 (var D + theta^2 var s).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -37,8 +38,8 @@ WIDEST: Final = 0.8
 # The slope must be so many standard errors from 0 (and significant). Otherwise the interval is wide,
 # one-sided or the whole line.
 CLEAR_SLOPE: Final = 3.0
-# An interval that reaches a factor of e^5, about 150, says nothing; farther ones have no finite bounds.
-WIDEST_LOGARITHM: Final = 5.0
+# An interval that reaches a factor of 4 says nothing that a slope at one place could tell.
+WIDEST_LOGARITHM: Final = math.log(4.0)
 FEWEST_FINITE: Final = 9
 ITERATIONS: Final = 4
 

@@ -79,6 +79,7 @@ def examine(
 def scale_faults(rows: TensorRows, scalings: Mapping[str, Scaling]) -> dict[int, ScaleFault]:
     """By tensor position, the scales that do not follow."""
     faults = {}
+    calls = rows.calls
     for position, tensor in enumerate(rows.tensors):
         fault = scale_fault(
             rows.amax[position],
@@ -86,7 +87,7 @@ def scale_faults(rows: TensorRows, scalings: Mapping[str, Scaling]) -> dict[int,
             tensor.largest,
             scalings[tensor.role],
             begins=rows.begins,
-            calls=rows.calls,
+            calls=float(calls[position]),
         )
         if fault is not None and not _is_configured(fault, scalings[tensor.role]):
             faults[position] = fault
@@ -150,7 +151,7 @@ def _reset(step: int, positions: Sequence[int], rows: TensorRows) -> Finding:
     return Finding(
         "scaling",
         "cause",
-        f"The amax histories were reset at step {step}: the scales of {count(len(positions), 'tensor')} "
+        f"The amax histories were reset at step {step:,}: the scales of {count(len(positions), 'tensor')} "
         "were made only from the steps after it, not from their whole history.",
         "history_reset",
         step,
@@ -168,9 +169,9 @@ def _not_following(
     fault, onset = faults[worst], int(rows.steps[faults[order[0]].first])
     whose = f"{_counted(order, rows)}, first {rows.tensors[order[0]].name},"
     if kind == "frozen":
-        until = "" if fault.lasts else f" until step {int(rows.steps[fault.last])}"
+        until = "" if fault.lasts else f" until step {int(rows.steps[fault.last]):,}"
         what = (
-            f"The scales of {whose} are frozen: constant from step {onset} on{until}, stale while the amax "
+            f"The scales of {whose} are frozen: constant from step {onset:,} on{until}, stale while the amax "
             f"moved by a factor of up to {as_factor(abs(fault.bits))}"
         )
         cause, suggestion = (
@@ -182,7 +183,7 @@ def _not_following(
         if fault.every:
             how = f"they change only every {fault.every} steps"
         what = (
-            f"The scales of {whose} are stale since step {onset}: {how}, and are off by a factor of up to "
+            f"The scales of {whose} are stale since step {onset:,}: {how}, and are off by a factor of up to "
             f"{as_factor(abs(fault.bits))}"
         )
         cause, suggestion = (
@@ -207,7 +208,7 @@ def _offset(
         "too large, so that large values saturate" if bits < 0 else "too small, so that small values vanish"
     )
     what = (
-        f"the scales of {_counted(order, rows)} are {as_factor(abs(bits))} times {side}, since step {onset}"
+        f"the scales of {_counted(order, rows)} are {as_factor(abs(bits))} times {side}, since step {onset:,}"
     )
     if module:
         return _bad_layer(module, onset, what, order, rows)
@@ -308,7 +309,7 @@ def _of_one_layer(rows: TensorRows, reference: TensorRows | None) -> Finding | N
     if len(apart) == 1 and _modules(rows) >= LEAST_MODULES:
         position, bits, onset = apart[0]
         size = "larger" if bits > 0 else "smaller"
-        what = f"its weight is {as_factor(abs(bits))} times {size} than in BF16, since step {onset}"
+        what = f"its weight is {as_factor(abs(bits))} times {size} than in BF16, since step {onset:,}"
         return _bad_layer(rows.tensors[position].module, onset, what, [position], rows)
     noisy = _apart_errors(rows)
     module = _only_module([position for position, _, _ in noisy], rows)
@@ -317,7 +318,7 @@ def _of_one_layer(rows: TensorRows, reference: TensorRows | None) -> Finding | N
     position, error, onset = max(noisy, key=lambda item: item[1])
     what = (
         f"the quantisation error of {rows.tensors[position].name} is {error:.0%} of the signal, more than "
-        f"{ERROR_APART:.0f} times that of the other layers, since step {onset}"
+        f"{ERROR_APART:.0f} times that of the other layers, since step {onset:,}"
     )
     return _bad_layer(module, onset, what, [position for position, _, _ in noisy], rows)
 
@@ -386,7 +387,7 @@ def _loss_scale(
         then = f", and {count(len(leaving), 'gradient')} {verb} together"
     return Finding(
         "scaling", "cause",
-        f"The loss scale is wrong: since step {factor.onset} all gradients are {size} than in "
+        f"The loss scale is wrong: since step {factor.onset:,} all gradients are {size} than in "
         f"{factor.against}, "
         f"while inputs and weights are not{then}.",
         "loss_scale", factor.onset, _names(positions, rows),
@@ -410,7 +411,8 @@ def _clear(rows: TensorRows, factor: CommonFactor | None) -> Finding:
     first, last = int(rows.steps[0]), int(rows.steps[-1])
     return Finding(
         "scaling", "clear",
-        f"All scales follow their amax and no tensor leaves its range in the steps {first} to {last}.{note}",
+        f"All scales follow their amax and no tensor leaves its range in the steps {first:,} to {last:,}."
+        f"{note}",
     )  # fmt: skip
 
 
@@ -431,8 +433,8 @@ def _counted(positions: Sequence[int], rows: TensorRows) -> str:
 
 
 def _first(leaving: Leaving, rows: TensorRows) -> str:
-    interval = f" [{leaving.low}, {leaving.high}]" if leaving.low != leaving.high else ""
-    return f"first {rows.tensors[leaving.tensor].name} from step {leaving.onset}{interval}"
+    between = f" ({leaving.low:,} to {leaving.high:,})" if leaving.low != leaving.high else ""
+    return f"first {rows.tensors[leaving.tensor].name} from step {leaving.onset:,}{between}"
 
 
 def _names(positions: Sequence[int], rows: TensorRows) -> tuple[str, ...]:

@@ -108,7 +108,7 @@ def _draw(
     figure.update_xaxes(
         tickmode="array",
         tickvals=list(range(len(steps))),
-        ticktext=[str(step) for step in steps],
+        ticktext=[f"{step:,}" for step in steps],
         range=[-0.6, max(len(steps), 1) - 0.4],
     )
     figure.update_layout(hovermode="closest", showlegend=True)

@@ -45,7 +45,7 @@ def delta_figure(
     nats: bool = False,
 ) -> go.Figure:
     """Each run's delta with its narrowing band; the margin as a green zone, wider tolerances as lines."""
-    y_title = "FP8 − BF16, nats" if nats else "(FP8 − BF16) / BF16"
+    y_title = "FP8 − BF16" if nats else "(FP8 − BF16) / BF16"
     figure = new_figure(theme, compact=compact, height=280, x_title=x_title, y_title=y_title)
     figure.add_hrect(y0=-margin, y1=margin, fillcolor=faded(theme.good, 0.13), line_width=0, layer="below")
     figure.add_hline(y=0, line={"color": theme.muted, "width": 1})

@@ -11,7 +11,15 @@ from numpy.typing import NDArray
 
 from fp8scope_dashboard.pages.figures.marks import Mark, draw_marks, stretches
 from fp8scope_dashboard.pages.figures.ranges import Range
-from fp8scope_dashboard.pages.figures.theme import DASHES, Slot, Theme, escaped, faded, new_figure
+from fp8scope_dashboard.pages.figures.theme import (
+    DASHES,
+    Slot,
+    Theme,
+    escaped,
+    faded,
+    new_figure,
+    steps_axis,
+)
 
 Floats = NDArray[np.float64]
 
@@ -67,8 +75,10 @@ def curves_figure(
         named.add(curve.arm)
     ends = [(float(curve.x[0]), float(curve.x[-1])) for curve in curves if len(curve.x)]
     first, last = min((end[0] for end in ends), default=0.0), max((end[1] for end in ends), default=0.0)
-    if last > first:
-        # Marks at the ends would make plotly widen the axis.
+    # Marks at the ends would make plotly widen the axis.
+    if x_title == "step" and ends:
+        figure.update_xaxes(**steps_axis(first, last))
+    elif last > first:
         figure.update_xaxes(range=[first, last])
     for curve in curves:
         _mark_hidden_values(figure, curve, theme, y_range)

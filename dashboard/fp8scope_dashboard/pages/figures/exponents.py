@@ -54,6 +54,7 @@ class Exponents:
         scale: the multiplier of that step; NaN if unknown.
         format: the tensor's format; None if it is not quantised.
         in_blocks: each block has its own scale, and `scale` is their median.
+        amax: the largest finite |x|; NaN if unknown.
     """
 
     first: int
@@ -63,6 +64,7 @@ class Exponents:
     scale: float
     format: NumberFormat | None
     in_blocks: bool = False
+    amax: float = float("nan")
 
     @property
     def total(self) -> float:
@@ -80,14 +82,22 @@ class Exponents:
     def outcomes(self) -> list[str]:
         """The outcome of each bin, one of OUTCOMES; all normal without a single known scale.
 
-        A bin contains the values from 2^e up to 2^(e+1). If a limit lies inside, the bin's middle decides.
+        A bin contains the values from 2^e up to 2^(e+1). If a limit lies inside, the bin's middle decides;
+        but nothing saturates if amax does not.
         """
         if self.limits is None or self.in_blocks:
             return ["normal"] * len(self.counts)
         largest, normal, _, flushed = self.limits
         middles = self.first + np.arange(len(self.counts)) + log2(1.5)
-        choice = np.select([middles > largest, middles <= flushed, middles < normal], [0, 3, 2], default=1)
+        saturates = middles > (largest if not self._fits else np.inf)
+        choice = np.select([saturates, middles <= flushed, middles < normal], [0, 3, 2], default=1)
         return [OUTCOMES[i] for i in choice]
+
+    @property
+    def _fits(self) -> bool:
+        """Whether amax is known, and in the range of the format."""
+        # The float32 next to the largest value is the rounding of a scale.
+        return self.format is not None and self.amax * self.scale <= self.format.largest * (1.0 + 2.0**-22)
 
 
 def exponents_figure(histogram: Exponents, theme: Theme, *, compact: bool = False) -> go.Figure:

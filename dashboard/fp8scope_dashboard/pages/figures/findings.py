@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 
 from fp8scope_dashboard.pages.figures.curves import Curve, curves_figure
 from fp8scope_dashboard.pages.figures.ranges import loss_range
-from fp8scope_dashboard.pages.figures.theme import Slot, Theme, escaped, faded, new_figure
+from fp8scope_dashboard.pages.figures.theme import Slot, Theme, escaped, faded, new_figure, shortened
 
 PRODUCT_TITLES: Final[Mapping[str, str]] = {
     "fprop": "fprop: the output",
@@ -91,14 +91,17 @@ def ranking_figure(
         ticktext=labels,
         range=[len(products) - 0.4, -0.6],
     )
-    figure.update_layout(hovermode="closest", bargap=0.25, barmode="overlay", dragmode=False)
+    # For the data of the chart, which has full names.
+    names = [f"{escaped(layer)} {product}" for layer, product, _, _ in products]
+    figure.update_layout(
+        hovermode="closest", bargap=0.25, barmode="overlay", dragmode=False, meta={"names": names}
+    )
     return figure
 
 
 def _label(layer: str, product: str, compact: bool) -> str:
     most = COMPACT_NAME_LENGTH if compact else NAME_LENGTH
-    shown = layer if len(layer) <= most else f"…{layer[-most + 1 :]}"
-    return f"{escaped(shown)} {product}"
+    return f"{escaped(shortened(layer, most))} {product}"
 
 
 def _format(value: float) -> str:

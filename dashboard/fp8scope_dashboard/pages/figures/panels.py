@@ -13,7 +13,15 @@ from numpy.typing import NDArray
 from fp8scope_dashboard.pages.figures.curves import Curve
 from fp8scope_dashboard.pages.figures.marks import Mark, draw_marks, stretches
 from fp8scope_dashboard.pages.figures.ranges import Range
-from fp8scope_dashboard.pages.figures.theme import DASHES, Slot, Theme, base_layout, escaped, faded
+from fp8scope_dashboard.pages.figures.theme import (
+    DASHES,
+    Slot,
+    Theme,
+    base_layout,
+    escaped,
+    faded,
+    steps_axis,
+)
 
 Floats = NDArray[np.float64]
 
@@ -138,7 +146,7 @@ def panels_figure(
             "spikethickness": 1,
             "spikedash": "solid",
             "spikecolor": theme.muted,
-            "range": None if x_range is None else list(x_range),
+            **({} if x_range is None else steps_axis(*x_range)),
         },
         # One hover for all panels.
         "hoversubplots": "axis",

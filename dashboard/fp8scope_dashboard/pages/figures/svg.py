@@ -23,7 +23,7 @@ from PIL import Image
 
 from fp8scope_dashboard.pages.figures.axes import Axis, axis_of, drawable, floats
 from fp8scope_dashboard.pages.figures.sparkline import stretches
-from fp8scope_dashboard.pages.figures.theme import Theme
+from fp8scope_dashboard.pages.figures.theme import Theme, shortened
 from fp8scope_dashboard.telemetry.downsample import keep
 
 Floats = NDArray[np.float64]
@@ -393,7 +393,7 @@ class _Drawing:
         return [] if shown is False or is_map or (not shown and len(entries) < 2) else entries
 
     def _legend_rows(self) -> list[list[Any]]:
-        """The entries in rows that fit a file; in a page, whose width is unknown, in one row."""
+        """The entries in rows that fit a file; of a page, where the browser makes the rows, in one."""
         rows: list[list[Any]] = []
         room = 0.0
         for trace in self._legend_entries():
@@ -406,15 +406,38 @@ class _Drawing:
         return rows
 
     def _legend(self) -> Iterator[str]:
+        if not self.width and self.legend:
+            yield self._page_legend()
+            return
         for row, traces in enumerate(reversed(self.legend)):
-            # Plotly's legend may stand higher than just above the panels.
-            raised = (self.bottom - self.top) * max(0.0, float(self.figure.layout.legend.y or 1.0) - 1.0)
-            x, y = (self.left if self.width else 0.0), self.top - 11 - raised - LEGEND_PIXELS * row
+            x, y = float(self.left), self.top - 11 - self._legend_raised() - LEGEND_PIXELS * row
             for trace in traces:
                 yield from self._legend_entry(trace, x, y)
                 x += _entry_width(trace)
 
+    def _page_legend(self) -> str:
+        """The legend as HTML: the browser makes its rows, upwards, and cuts names that are too long."""
+        entries = "".join(
+            '<li><svg width="26" height="12" aria-hidden="true">'
+            f"{''.join(self._swatch(trace, 0, 10))}</svg><span>{html.escape(_plain(trace.name))}</span></li>"
+            for trace in self.legend[0]
+        )
+        bottom = self.top - 5 - self._legend_raised()
+        return (
+            f'<foreignObject width="100%" height="{max(bottom, 0):g}" class="figure__names">'
+            f'<ul xmlns="http://www.w3.org/1999/xhtml">{entries}</ul></foreignObject>'
+        )
+
+    def _legend_raised(self) -> float:
+        """Plotly's legend may stand higher than just above the panels."""
+        return (self.bottom - self.top) * max(0.0, float(self.figure.layout.legend.y or 1.0) - 1.0)
+
     def _legend_entry(self, trace: Any, x: float, y: float) -> Iterator[str]:
+        yield from self._swatch(trace, x, y)
+        most = int(((self.width or 0) - self.left - x - 32) / (12 * CHARACTER))
+        yield self._text(x + 32, y, shortened(_plain(trace.name), max(12, most)), size=12)
+
+    def _swatch(self, trace: Any, x: float, y: float) -> Iterator[str]:
         colour = trace.line.color if trace.type == "scatter" and trace.line.color else trace.marker.color
         is_area = trace.type == "scatter" and bool(trace.stackgroup)
         colour = trace.fillcolor if is_area else colour
@@ -423,7 +446,6 @@ class _Drawing:
         else:
             stroke = self._stroke(colour or self.theme.text, float(trace.line.width or 2), trace.line.dash)
             yield f'<line x1="{x:g}" x2="{x + 26:g}" y1="{y - 4:g}" y2="{y - 4:g}"{stroke}/>'
-        yield self._text(x + 32, y, _plain(trace.name), size=12)
 
     # Positions and paint
 

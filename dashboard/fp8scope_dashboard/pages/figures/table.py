@@ -142,20 +142,26 @@ def _long(figure: go.Figure, traces: Sequence[Any]) -> Table:
 def _of_map(figure: go.Figure, trace: Any) -> Table:
     # The colours of z may be logarithmic; customdata has the values.
     values = trace.z if trace.customdata is None else trace.customdata
-    meta = figure.layout.meta if isinstance(figure.layout.meta, Mapping) else {}
-    names = _distinct([_text(str(name)) for name in meta.get("names", trace.y)])
+    names = _distinct([_text(str(name)) for name in _row_names(figure, trace.y)])
     columns = [Column(_axis_title(figure, "x") or "x", "", _values(trace.x))]
     return Table(
         [*columns, *(Column(name, "", _values(row)) for name, row in zip(names, values, strict=True))]
     )
 
 
+def _row_names(figure: go.Figure, shown: Any) -> Any:
+    """The names of the rows of a chart from `meta`, if its builder has set them; else what the axis shows."""
+    meta = figure.layout.meta if isinstance(figure.layout.meta, Mapping) else {}
+    return meta.get("names", shown)
+
+
 def _named(figure: go.Figure, letter: str, values: Sequence[Cell]) -> Sequence[Cell]:
-    """The texts of an axis whose positions have names."""
+    """The texts of an axis whose positions have names; of rows in full, whose labels may be shortened."""
     axis = figure.layout[f"{letter}axis"]
     if axis.tickvals is None or axis.ticktext is None:
         return values
-    names = {float(at): _text(str(text)) for at, text in zip(axis.tickvals, axis.ticktext, strict=False)}
+    texts = _row_names(figure, axis.ticktext) if letter == "y" else axis.ticktext
+    names = {float(at): _text(str(text)) for at, text in zip(axis.tickvals, texts, strict=False)}
     return [names.get(float(round(value)), value) if isinstance(value, float) else value for value in values]
 
 

@@ -14,7 +14,15 @@ from plotly.subplots import make_subplots
 from fp8scope_dashboard.analysis.tensor_onsets import is_rate
 from fp8scope_dashboard.analysis.what_if.formats import format_named
 from fp8scope_dashboard.pages import glossary
-from fp8scope_dashboard.pages.figures.theme import Theme, escaped, faded, new_figure, scale_of
+from fp8scope_dashboard.pages.figures.theme import (
+    Theme,
+    escaped,
+    faded,
+    new_figure,
+    scale_of,
+    shortened,
+    steps_axis,
+)
 from fp8scope_dashboard.pages.tensors.modes import decades_of, scale_of_values
 from fp8scope_dashboard.text.ticks import ticks
 
@@ -23,7 +31,7 @@ Floats = NDArray[np.float64]
 ROW_PIXELS, LEAST_PIXELS, MOST_PIXELS = 15, 260, 900
 # With more rows there is no space for names.
 NAMED_ROWS = 70
-LABEL_LENGTH, COMPACT_LABEL_LENGTH = 34, 18
+LABEL_LENGTH, COMPACT_LABEL_LENGTH = 34, 20
 
 
 def heatmap_figure(
@@ -73,12 +81,13 @@ def heatmap_figure(
 def name_rows(figure: go.Figure, names: Sequence[str], theme: Theme, *, compact: bool) -> None:
     """Name the rows of a heat map, the first one at the top."""
     length = COMPACT_LABEL_LENGTH if compact else LABEL_LENGTH
+    labels = short_labels(_abbreviated(names) if compact else names, length)
     figure.update_yaxes(
         autorange="reversed",
         showgrid=False,
         tickmode="array",
         tickvals=list(range(len(names))),
-        ticktext=[escaped(shortened(name, length)) for name in (_abbreviated(names) if compact else names)],
+        ticktext=[escaped(label) for label in labels],
         ticks="",
         tickfont={"size": 9 if compact else 10.5, "color": theme.muted},
     )
@@ -109,22 +118,39 @@ def colour_bar(
     }
 
 
-def shortened(name: str, length: int) -> str:
-    """Shorten a tensor's name in the middle, because its start and end identify it."""
-    if len(name) <= length:
-        return name
-    head = (length - 1) // 3
-    return f"{name[:head]}…{name[-(length - 1 - head) :]}"
+def short_labels(names: Sequence[str], length: int) -> list[str]:
+    """Labels of about `length` characters that tell the names apart.
+
+    Of long names the parts that all of them share are left out, the first ones first. What is still too long
+    is shortened in the middle, less so where two names would look alike.
+    """
+    for only_first in (True, False):
+        if any(len(name) > length for name in names):
+            names = _without_shared_parts(names, only_first=only_first)
+    for most in range(length, max((len(name) for name in names), default=0), 4):
+        labels = [shortened(name, most) for name in names]
+        if len(set(labels)) == len(set(names)):
+            return labels
+    return list(names)
+
+
+def _without_shared_parts(names: Sequence[str], *, only_first: bool) -> list[str]:
+    """Dotted names without the parts that all have at the same depth, or without the first of these."""
+    split = [name.split(".") for name in names]
+    depths = {len(parts) for parts in split}
+    shared = {depth for depth in range(min(depths) - 1) if len({parts[depth] for parts in split}) == 1}
+    if only_first or len(depths) > 1:
+        # At another depth, a part of names that are not equally deep means something else.
+        shared = {depth for depth in shared if set(range(depth)) <= shared}
+    return [".".join(part for depth, part in enumerate(parts) if depth not in shared) for parts in split]
 
 
 def _abbreviated(names: Sequence[str]) -> list[str]:
-    """Names for narrow screens: without a common first part, and with abbreviated roles."""
-    roles = {"input": "in", "weight": "w", "grad_output": "g", "output": "out"}
-    heads = {name.partition(".")[0] for name in names}
+    """Names for narrow screens: without their common first parts, and with abbreviated roles."""
+    roles = {"input": "in", "weight": "w", "grad_output": "grad", "output": "out"}
     short = []
-    for name in names:
-        rest = name.partition(".")[2] if len(heads) == 1 and "." in name else name
-        stem, dot, role = rest.rpartition(".")
+    for name in _without_shared_parts(names, only_first=True) if names else ():
+        stem, dot, role = name.rpartition(".")
         short.append(f"{stem}{dot}{roles.get(role, role)}")
     return short
 
@@ -172,6 +198,10 @@ def tensor_figure(tensor: TensorLines, theme: Theme, *, compact: bool = False) -
     figure.update_yaxes(
         title_text="" if compact else "share of elements", rangemode="tozero", tickformat=".3~p", row=2, col=1
     )
+    steps = [steps for steps, _ in tensor.lines.values() if len(steps)]
+    if steps:
+        ends = min(int(each[0]) for each in steps), max(int(each[-1]) for each in steps)
+        figure.update_xaxes(**steps_axis(*ends))
     figure.update_xaxes(title_text="step", row=2, col=1)
     figure.update_layout(showlegend=True, margin={"t": 44, "r": 10, "l": 44 if compact else 60, "b": 40})
     return figure
@@ -179,24 +209,34 @@ def tensor_figure(tensor: TensorLines, theme: Theme, *, compact: bool = False) -
 
 def _amax_ticks(tensor: TensorLines) -> dict[str, Any]:
     """One tick per decade if amax spans several, else 1, 2 and 5 of each; within one, round numbers."""
-    _, amax = tensor.lines.get("amax", (None, np.zeros(0)))
-    low, high = decades_of(amax[np.isfinite(amax) & (amax > 0)])
+    none = np.zeros(0, np.int64), np.zeros(0)
+    values = np.concatenate([tensor.lines.get("amax", none)[1], (_largest(tensor) or none)[1]])
+    low, high = decades_of(values[np.isfinite(values) & (values > 0)])
     if high - low > 0.8:
         return {"dtick": 1 if high - low > 1.2 else "D2"}
     return {"tickvals": ticks(10.0**low, 10.0**high), "minor": {"ticks": ""}}
 
 
-def _amax(figure: go.Figure, tensor: TensorLines, theme: Theme) -> None:
+def _largest(tensor: TensorLines) -> tuple[NDArray[np.int64], Floats] | None:
+    """The largest value that the format represents, by step; None if it or the scale is not known."""
     limits = format_named(tensor.format)
-    if "scale" in tensor.lines and limits is not None:
-        steps, scale = tensor.lines["scale"]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            largest = np.where(scale > 0, limits.largest / scale, np.nan)
+    if "scale" not in tensor.lines or limits is None:
+        return None
+    steps, scale = tensor.lines["scale"]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return steps, np.where(scale > 0, limits.largest / scale, np.nan)
+
+
+def _amax(figure: go.Figure, tensor: TensorLines, theme: Theme) -> None:
+    known = _largest(tensor)
+    if known is not None:
+        steps, largest = known
         figure.add_scatter(
             x=steps,
             y=largest,
             name="largest representable",
-            mode="lines",
+            mode=_mode(steps),
+            marker={"color": theme.muted, "size": 6},
             row=1,
             col=1,
             line={"color": theme.muted, "width": 1.6, "dash": "dash", "shape": "hv"},
@@ -208,12 +248,18 @@ def _amax(figure: go.Figure, tensor: TensorLines, theme: Theme) -> None:
             x=steps,
             y=np.where(amax > 0, amax, np.nan),
             name="amax",
-            mode="lines",
+            mode=_mode(steps),
+            marker={"color": theme.text, "size": 6},
             row=1,
             col=1,
             line={"color": theme.text, "width": 1.6},
             hovertemplate="%{y:.4~g}<extra>amax</extra>",
         )
+
+
+def _mode(steps: NDArray[np.int64]) -> str:
+    """A line through one point would not be seen."""
+    return "lines" if len(steps) > 1 else "markers"
 
 
 def _rates(figure: go.Figure, tensor: TensorLines, theme: Theme) -> None:
@@ -228,7 +274,8 @@ def _rates(figure: go.Figure, tensor: TensorLines, theme: Theme) -> None:
                 x=steps,
                 y=values,
                 name=glossary.title(name).lower(),
-                mode="lines",
+                mode=_mode(steps),
+                marker={"color": colour, "size": 6},
                 row=2,
                 col=1,
                 line={"color": colour, "width": 1.8, "dash": dash},

@@ -30,6 +30,10 @@ DASHES: Final[Mapping[Slot, str]] = {
 }
 
 
+# Fewer steps than this have a tick each.
+FEW_STEPS: Final = 8
+
+
 @dataclass(frozen=True)
 class Theme:
     """One set of colours, all as #rrggbb."""
@@ -110,6 +114,20 @@ def faded(colour: str, alpha: float) -> str:
 def escaped(text: str) -> str:
     """Escape a name: plotly interprets some HTML in names."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def shortened(name: str, length: int) -> str:
+    """A name of at most `length` characters: its start and its end, which tell names apart."""
+    if len(name) <= length:
+        return name
+    head = (length - 1) // 3
+    return f"{name[:head]}…{name[-(length - 1 - head) :]}"
+
+
+def steps_axis(first: float, last: float) -> dict[str, Any]:
+    """The range of an axis of steps, with room around a single one, and no ticks between two steps."""
+    first, last = (first, last) if last > first else (first - 1.0, first + 1.0)
+    return {"range": [first, last], **({"dtick": 1, "tick0": 0} if last - first < FEW_STEPS else {})}
 
 
 def scale_of(colours: tuple[str, ...]) -> list[list[float | str]]:

@@ -27,6 +27,8 @@ from fp8scope_dashboard.analysis.what_if.margins import (
 )
 from fp8scope_dashboard.analysis.what_if.readiness import judge
 from fp8scope_dashboard.analysis.what_if.targets import MAX_MARGIN, Target, Tensors, make_target
+from fp8scope_dashboard.pages.formatting import NOTHING
+from fp8scope_dashboard.pages.formatting import percent as page_percent
 from fp8scope_dashboard.pages.tensors.recipe_code import recipe_code
 from fp8scope_dashboard.runs.models import Run, Tensor
 from fp8scope_dashboard.telemetry import queries
@@ -161,6 +163,40 @@ def picture(sample: Sample, tensor: Tensor, target: Target, recipe: Any) -> dict
         "advice": {"text": sentence, "enough": enough, "margin": chosen},
         "code": [recipe_code(tensor.module, tensor.role, target, recipe, margin) for margin in margins],
     }
+
+
+def shown_shares(document: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """The shares of a picture as text, by outcome: (now, with the margin of the advice).
+
+    A page shows them until its script moves the slider, and without scripts.
+    """
+    proposed = document["proposed"]
+    i = proposed["margins"].index(proposed["chosen"])
+    now, then = _texts(document, document["current"], 0), _texts(document, proposed, i)
+    return {key: (now[key], then[key]) for key in now}
+
+
+def _texts(document: Mapping[str, Any], side: Mapping[str, Any] | None, i: int) -> dict[str, str]:
+    if side is None or "saturated" not in side:
+        return dict.fromkeys(("saturated", "normal", "subnormal", "flushed", "error"), NOTHING)
+    saturated, flushed, subnormal = side["saturated"][i], side["flushed"][i], side["subnormal"][i]
+    whole = 1.0 - (document["zeros"] + document["nonfinite"]) / document["numel"]
+    parts = (saturated[1], flushed[1], subnormal)
+    normal = None if None in parts else max(0.0, whole - sum(parts))
+    estimate_only = not side.get("perTensor", True)
+    return {
+        "saturated": _range(saturated, estimate_only),
+        "normal": page_percent(normal),
+        "subnormal": page_percent(subnormal),
+        "flushed": _range(flushed, estimate_only),
+        "error": _range(side["error"][i], True),
+    }
+
+
+def _range(triple: Sequence[float | None], estimate_only: bool) -> str:
+    """An estimate, with its bounds if they differ: `0.001 % (0–0.002 %)`."""
+    low, estimate, high = (page_percent(value) for value in triple)
+    return estimate if estimate_only or low == high else f"{estimate} ({low.rstrip('%').rstrip()}–{high})"
 
 
 def typical_scale(tensors: Tensors, target: Target, format: NumberFormat, i: int = 0) -> float:

@@ -77,6 +77,13 @@ class Ranking:
         """The number of tensors with an onset."""
         return int((self.facts.onset >= 0).sum())
 
+    @property
+    def first_onset(self) -> int | None:
+        """The step of the earliest onset; None without one."""
+        known = [i for i in range(len(self.indices)) if self.facts.onset[i] >= 0]
+        steps = (self.exact.get(i, int(self.heatmap.step_edges[self.facts.onset[i]])) for i in known)
+        return min(steps, default=None)
+
     def page(self, number: int) -> list[RankedTensor]:
         """The rows of a page, from 1."""
         return [self._row(i) for i in self.order[(number - 1) * ROWS_A_PAGE : number * ROWS_A_PAGE].tolist()]

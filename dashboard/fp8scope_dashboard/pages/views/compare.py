@@ -85,6 +85,7 @@ def compare(request: HttpRequest, project: Project) -> HttpResponse:
         "listed_query": replace(chosen, search="").query.urlencode(),
         "most_chosen": MOST_CHOSEN,
         "is_many": len(chosen.runs) > FEW_RUNS,
+        "delta_unit": "nats" if _in_nats([card.result for card in cards]) else "relative",
         "deltas_left_out": max(0, len([card for card in cards if card.result.get("curve")]) - MOST_DELTAS),
         "differences": differences_of(chosen.runs),
         "tensor_runs": tensors,
@@ -178,8 +179,7 @@ def _delta(project: Project, runs: Sequence[Run], options: Options) -> HttpRespo
     arms = Arms(project)
     curves, margins, x_name = [], [project.margin], "steps"
     results = [(run, result) for run in runs if (result := _result(run)).get("curve", {}).get("x")]
-    # Differences in per cent and in nats have no common axis: those in nats are drawn if there are no others.
-    nats = bool(results) and all(result.get("unit") == "nats" for _, result in results)
+    nats = _in_nats([result for _, result in results])
     for run, result in results[-MOST_DELTAS:]:
         if (result.get("unit") == "nats") != nats:
             continue
@@ -195,6 +195,15 @@ def _delta(project: Project, runs: Sequence[Run], options: Options) -> HttpRespo
     unit = "nats" if nats else "relative"
     last = "; ".join(f"{curve.name} {difference(curve.delta[-1], unit, signed=True)}" for curve in curves)
     return figure_answer(drawn, f"Difference to BF16 at the end: {last}.")
+
+
+def _in_nats(results: Sequence[dict[str, Any]]) -> bool:
+    """Whether differences are drawn as numbers: they and those in per cent have no common axis.
+
+    Numbers, for losses near 0, are drawn if there is nothing else.
+    """
+    drawn = [result for result in results if result.get("curve", {}).get("x")]
+    return bool(drawn) and all(result.get("unit") == "nats" for result in drawn)
 
 
 def _delta_curve(run: Run, arms: Arms, result: dict[str, Any], curve: dict[str, Any]) -> DeltaCurve:

@@ -56,7 +56,7 @@ def scores(request: HttpRequest, project: Project) -> HttpResponse:
     drawn = scores_figure(points, bands, options.theme, y_title=metric, compact=options.compact)
     last = [point for point in points if point.step == steps[-1]]
     listed = "; ".join(f"{point.name} {number(point.value)}" for point in last)
-    return figure_answer(drawn, f"{name}, {metric} at step {steps[-1]}: {listed}.")
+    return figure_answer(drawn, f"{name}, {metric} at step {steps[-1]:,}: {listed}.")
 
 
 @gzip_page
@@ -79,7 +79,7 @@ def differences(request: HttpRequest, project: Project) -> HttpResponse:
     listed = "; ".join(
         f"{point.name} {signed(point.value, in_percent=in_percent)}" for point in points if point.step == last
     )
-    return figure_answer(drawn, f"Difference to BF16 of {name}, {metric} at step {last}: {listed}.")
+    return figure_answer(drawn, f"Difference to BF16 of {name}, {metric} at step {last:,}: {listed}.")
 
 
 def _differences(

@@ -67,4 +67,4 @@ def readiness_figure(request: HttpRequest, project: Project, run_id: UUID) -> Ht
         return empty_answer("No histogram of such a tensor up to this step.")
     histogram = exponents_of(answered, chosen)
     drawn = exponents_figure(histogram, options.theme, compact=options.compact)
-    return figure_answer(drawn, summary_of(histogram, f"{chosen.name} at step {answered.sampled.step}"))
+    return figure_answer(drawn, summary_of(histogram, f"{chosen.name} at step {answered.sampled.step:,}"))

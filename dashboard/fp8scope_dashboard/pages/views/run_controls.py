@@ -96,7 +96,7 @@ def report_figure(request: HttpRequest, project: Project, run_id: UUID, name: st
         drawn = window_figure(report.document, report.step, options.theme, compact=options.compact)
         delta = percent(float(report.document["delta"]), signed=True)
         return figure_answer(
-            drawn, f"Losses from step {report.step} on in FP8 and BF16. Difference: {delta}."
+            drawn, f"Losses from step {report.step:,} on in FP8 and BF16. Difference: {delta}."
         )
     ranking = ranking_of(report, COMPACT_BARS if options.compact else BARS)
     rows = [(product.layer, product.name, product.error, product.cosine) for product in ranking.products]

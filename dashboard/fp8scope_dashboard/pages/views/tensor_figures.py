@@ -20,9 +20,7 @@ from fp8scope_dashboard.pages.figures.exponents import (
     summary_of,
 )
 from fp8scope_dashboard.pages.figures.tensors import TensorLines, heatmap_figure, tensor_figure
-from fp8scope_dashboard.pages.series_loading import (
-    Options,
-)
+from fp8scope_dashboard.pages.series_loading import Options
 from fp8scope_dashboard.pages.tensors.question import tensor_named
 from fp8scope_dashboard.pages.views.figure_answers import Builder, empty_answer, figure_answer
 from fp8scope_dashboard.runs.models import Run, Tensor
@@ -122,20 +120,23 @@ def _exponents(request: HttpRequest, run: Run, options: Options) -> HttpResponse
             "No histogram of this tensor up to this step. run.watch(model, every=N) records one on step 1 "
             "and every N steps after that, for FP8 layers and, with shadow=…, for other layers."
         )
-    scales = queries.tensor_series(run.id, tensor.index, "scale", first=histogram.step, last=histogram.step)
-    scale = float(scales.values[0]) if len(scales) else float("nan")
-    blocks = queries.tensor_series(run.id, tensor.index, "blocks", first=histogram.step, last=histogram.step)
+    at = histogram.step
+    scales, amax, blocks = (
+        queries.tensor_series(run.id, tensor.index, statistic, first=at, last=at)
+        for statistic in ("scale", "amax", "blocks")
+    )
     exponents = Exponents(
         MIN_EXPONENT,
         histogram.counts,
         histogram.zeros,
         histogram.nonfinite,
-        scale,
+        float(scales.values[0]) if len(scales) else float("nan"),
         format_named(tensor.format),
         in_blocks=len(blocks) > 0,
+        amax=float(amax.values[0]) if len(amax) else float("nan"),
     )
     drawn = exponents_figure(exponents, options.theme, compact=options.compact)
-    return figure_answer(drawn, summary_of(exponents, f"{tensor.name} at step {histogram.step}"))
+    return figure_answer(drawn, summary_of(exponents, f"{tensor.name} at step {at:,}"))
 
 
 def _history(request: HttpRequest, run: Run, options: Options) -> HttpResponse:

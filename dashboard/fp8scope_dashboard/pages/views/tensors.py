@@ -27,6 +27,7 @@ from fp8scope_dashboard.pages.tensors.picture import (
     default_format,
     picture,
     sample_of,
+    shown_shares,
     target_of,
 )
 from fp8scope_dashboard.pages.tensors.question import (
@@ -35,7 +36,8 @@ from fp8scope_dashboard.pages.tensors.question import (
     other_run,
     tensor_named,
 )
-from fp8scope_dashboard.pages.tensors.ranking import ROWS_A_PAGE, SORTS, rank
+from fp8scope_dashboard.pages.tensors.ranking import ROWS_A_PAGE, SORTS, Ranking, rank
+from fp8scope_dashboard.pages.trouble import OVERFLOW, unjudged_steps
 from fp8scope_dashboard.pages.views.figure_answers import empty_answer
 from fp8scope_dashboard.runs.models import Run, RunState, Tensor
 from fp8scope_dashboard.telemetry import queries
@@ -112,10 +114,18 @@ def ranking(request: HttpRequest, project: Project, run_id: UUID) -> HttpRespons
             "first_shown": (number - 1) * ROWS_A_PAGE + 1,
             "last_shown": min(number * ROWS_A_PAGE, len(ranked)),
             "is_rate": is_rate(question.statistic),
+            "unjudged": _unjudged(run, question.statistic, ranked),
             "sustained": SUSTAINED,
             "window": WINDOW,
         }
     return page(request, project, "runs", "pages/_tensor_ranking.html", context)
+
+
+def _unjudged(run: Run, statistic: str, ranked: Ranking) -> int | None:
+    """The steps that alerts leave out, if the earliest onset is one of them; None otherwise."""
+    steps = unjudged_steps(run).get({"saturation_rate": OVERFLOW}.get(statistic, statistic), 0)
+    first, onset = int(ranked.heatmap.step_edges[0]), ranked.first_onset
+    return steps if onset is not None and onset < first + steps else None
 
 
 @in_project()
@@ -139,7 +149,6 @@ def tensor(request: HttpRequest, project: Project, run_id: UUID, index: int) -> 
         "chosen_part": chosen_part,
         "chosen_step": _step_of(request),
         "default_format": default_format(shown),
-        "outcomes": OUTCOMES,
         "steps": queries.sampled_steps(run.pk, MOST_STEPS)[::-1],
         "neighbours": _neighbours(run, shown),
         "is_drawer": request.GET.get("drawer") == "1",
@@ -148,6 +157,8 @@ def tensor(request: HttpRequest, project: Project, run_id: UUID, index: int) -> 
     if sample is not None:
         target = target_of(chosen_format, chosen_part)
         context["picture"] = picture(sample, shown, target, run.recipe)
+        shares = shown_shares(context["picture"])
+        context["outcomes"] = [(key, title, *shares[key]) for key, title in OUTCOMES]
     template = "pages/_tensor_panel.html" if context["is_drawer"] else "pages/tensor.html"
     return page(request, project, "runs", template, context)
 

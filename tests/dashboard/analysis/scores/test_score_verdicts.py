@@ -247,6 +247,7 @@ def test_no_harm_is_rarely_called_worse_over_ten_tasks() -> None:
         (["equivalent", "better"], "better", "better on 1, equivalent on 1"),
         (["equivalent", "worse"], "worse", "Worse than BF16 on 1 of 2 tasks: task 1."),
         (["equivalent", "cannot_tell"], "cannot_tell", "Cannot tell yet for 1 of 2 tasks"),
+        (["cannot_tell"], "cannot_tell", "Cannot tell yet for the one task: no harm has been found"),
         ([], "cannot_tell", "No task has been compared"),
     ],
 )

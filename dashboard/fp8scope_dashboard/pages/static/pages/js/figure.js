@@ -90,6 +90,18 @@ const addressRange = (name) => rangeOf(new URLSearchParams(location.search).get(
 const same = (a, b) => JSON.stringify(a) === JSON.stringify(b);
 const publish = (name, detail) => document.dispatchEvent(new CustomEvent(name, { detail }));
 
+// The room of an entry of the legend beside its line, in pixels, and that of a letter.
+const [LEGEND_LINE, LETTER] = [110, 6.6];
+
+// Names that leave the chart are shortened in the middle: their start and their end tell runs apart. Escaped
+// characters stay whole.
+const shortened = (name, most) => {
+  const letters = name.match(/&\w+;|./gsu) ?? [];
+  if (letters.length <= most) return name;
+  const head = Math.floor((most - 1) / 3);
+  return `${letters.slice(0, head).join("")}…${letters.slice(letters.length - (most - 1 - head)).join("")}`;
+};
+
 // The new range of an axis after an action of plotly: null is the whole range, undefined is no change.
 const rangeAfter = (change, letter) => {
   for (const [key, value] of Object.entries(change)) {
@@ -269,6 +281,8 @@ class Figure {
       const { data, layout } = answer.figure;
       this.meta = layout.meta;
       this.keepRanges(layout);
+      const most = Math.max(16, Math.floor((this.element.clientWidth - LEGEND_LINE) / LETTER));
+      for (const trace of data) if (trace.name) trace.name = shortened(trace.name, most);
       this.element.style.setProperty("--figure-height", `${layout.height}px`);
       await Plotly.react(this.plot, data, layout, CONFIG);
       this.plot.setAttribute("role", "img");

@@ -114,7 +114,7 @@ const step = (by) => {
 };
 
 const isOn = () => { try { return localStorage.getItem(OFF) !== "1"; } catch { return true; } };
-const isTyping = (target) => target.closest?.("input:not([type=checkbox]), textarea, select, dialog, [contenteditable]");
+const isTyping = (target) => target.closest?.("input:not([type=checkbox]), textarea, select, [contenteditable]");
 
 const KEYS = {
   "/": () => document.getElementById("find-text")?.focus(),
@@ -142,6 +142,7 @@ document.addEventListener("keydown", (event) => {
     form.requestSubmit(form.querySelector('[name="action"][value="tag"]'));
     return;
   }
+  // Until it is drawn again, the page leaves the focus in a dialog that has just been closed.
   if (isTyping(event.target) || document.querySelector("dialog[open]")) return;
   if (event.key === "Escape" && !document.querySelector("details.menu[open], details.help[open]")) { clear(); return; }
   const isArrow = event.key.startsWith("Arrow");

@@ -25,6 +25,24 @@ const zoneOf = (exponent, [largest, normal, , flushed]) => {
   return middle < normal ? ZONES[2] : ZONES[1];
 };
 
+// The parts of the bins by zone. Where a limit lies inside of a bin, `shares` say how many elements are beyond it:
+// those of the outcome that are in no bin further out.
+const partsOf = ({ bins, numel }, zones, shares) => bins.flatMap(([exponent, count]) => {
+  const [from, to] = [exponent, exponent + 1];
+  if (!zones) return [{ exponent, from, to, count, zone: ZONES[1] }];
+  const [largest, , , flushed] = zones;
+  const cut = shares && [largest, flushed].find((limit) => limit > from && limit < to);
+  if (cut === undefined || !shares) return [{ exponent, from, to, count, zone: zoneOf(exponent, zones) }];
+  const isAbove = cut === largest;
+  const outside = bins.reduce((sum, [other, n]) => (isAbove ? other > exponent : other < exponent) ? sum + n : sum, 0);
+  const beyond = Math.min(count, Math.max(0, (isAbove ? shares.saturated : shares.flushed) * numel - outside));
+  const parts = isAbove
+    ? [{ from, to: cut, count: count - beyond, zone: ZONES[1] }, { from: cut, to, count: beyond, zone: ZONES[0] }]
+    : [{ from, to: cut, count: beyond, zone: ZONES[3] }, { from: cut, to, count: count - beyond, zone: ZONES[2] }];
+  // Estimates are rounded: a part of an element is none.
+  return parts.filter((part) => part.count >= 0.5).map((part) => ({ exponent, ...part }));
+});
+
 class Chart {
   constructor(svg, picture) {
     this.svg = svg;
@@ -50,10 +68,10 @@ class Chart {
     return TOP + Math.min(1, Math.max(0, depth)) * (HEIGHT - TOP - BOTTOM);
   }
 
-  draw(zones, label) {
+  draw(zones, label, shares) {
     const parts = [make("title", {}, label)];
     if (zones) parts.push(...this.bands(zones));
-    parts.push(...this.axes(), ...this.bars(zones), ...this.ranks());
+    parts.push(...this.axes(), ...this.bars(zones, shares), ...this.ranks());
     this.svg.setAttribute("viewBox", `0 0 ${this.width} ${HEIGHT}`);
     this.svg.replaceChildren(...parts);
   }
@@ -88,11 +106,10 @@ class Chart {
     return parts;
   }
 
-  bars(zones) {
-    return this.picture.bins.map(([exponent, count]) => {
+  bars(zones, shares) {
+    return partsOf(this.picture, zones, shares).map(({ exponent, from, to, count, zone }) => {
       const share = count / this.picture.numel;
-      const zone = zones ? zoneOf(exponent, zones) : "normal";
-      const [left, right, top] = [this.x(exponent) + 0.5, this.x(exponent + 1) - 0.5, this.y(share)];
+      const [left, right, top] = [this.x(from) + 0.5, this.x(to) - 0.5, this.y(share)];
       const bar = make("rect", { x: left, y: top, width: Math.max(0.5, right - left), height: Math.max(0, HEIGHT - BOTTOM - top), class: `bin bin--${zone.split(" ")[0]}` });
       bar.append(make("title", {}, `2${superscript(exponent)} ≤ |x| < 2${superscript(exponent + 1)}: ${percent(share)}${zones ? `, ${zone}` : ""}`));
       return bar;
@@ -121,6 +138,9 @@ const share = (triple, estimateOnly) => {
   if (estimateOnly || percent(low) === percent(high)) return percent(estimate);
   return `${percent(estimate)}\n(${percent(low).replace(/\s?%$/, "")}–${percent(high)})`;
 };
+
+// The estimated shares beyond the limits of one scale; null where they are not known.
+const lost = (of, i) => (of?.saturated ? { saturated: of.saturated[i][1] ?? 0, flushed: of.flushed[i][1] ?? 0 } : null);
 
 class Picture {
   constructor(element) {
@@ -209,7 +229,7 @@ class Picture {
     const { current } = this.picture;
     const title = this.element.querySelector("[data-title=now]");
     title.textContent = current ? `${current.format}, ${current.inBlocks ? "median block scale" : `margin ${current.margin}, scale`} ${plain(current.scale)}` : "Not quantised in this step";
-    this.charts[0].draw(current?.zones[0], `Exponents now. ${title.textContent}.`);
+    this.charts[0].draw(current?.zones[0], `Exponents now. ${title.textContent}.`, lost(current, 0));
     this.shares("now", current, 0);
   }
 
@@ -221,7 +241,8 @@ class Picture {
     const scale = proposed.scales[i];
     const how = proposed.perTensor ? `margin ${margin}, scale ${plain(scale)}` : proposed.how;
     this.element.querySelector("[data-title=proposed]").textContent = `${proposed.format}, ${how}`;
-    this.charts[1].draw(proposed.zones[i], `Exponents as proposed. ${proposed.format}, ${how}.`);
+    const shares = proposed.perTensor ? lost(proposed, i) : null;
+    this.charts[1].draw(proposed.zones[i], `Exponents as proposed. ${proposed.format}, ${how}.`, shares);
     this.shares("proposed", proposed, i);
     this.element.querySelector("[data-take-advice]").hidden = !proposed.perTensor || margin === this.picture.advice.margin;
     const spoken = `${share(proposed.saturated[i], true)} saturate, ${share(proposed.flushed[i], true)} flush to zero`;
