@@ -48,4 +48,9 @@ def _power(size: float) -> str:
 
 def power_of_ten(exponent: int) -> str:
     """10⁻⁵ for -5."""
-    return f"10{str(exponent).translate(_SUPERSCRIPTS)}"
+    return f"10{superscript(str(exponent))}"
+
+
+def superscript(digits: str) -> str:
+    """Raised digits: ⁻⁵ for -5."""
+    return digits.translate(_SUPERSCRIPTS)

@@ -129,6 +129,13 @@ def test_a_long_name_ends_inside_of_a_file() -> None:
     assert name.endswith("end") and len(name) < 60
 
 
+def test_exponents_are_raised_digits() -> None:
+    figure = new_figure(LIGHT, compact=False, height=300)
+    figure.add_scatter(x=[-8, 4], y=[0, 1])
+    figure.update_xaxes(tickvals=[-8, 4], ticktext=["2<sup>-8</sup>", "2<sup>4</sup>"])
+    assert {"2⁻⁸", "2⁴"} <= set(texts(parsed(figure)))
+
+
 def test_panels_are_below_each_other_with_one_horizontal_axis() -> None:
     steps = np.arange(100)
     series = {"amax": (steps, np.exp(steps / 20)), "overflow_rate": (steps, steps / 1e4)}
@@ -307,7 +314,9 @@ def test_a_chart_is_a_picture_without_javascript(admin: Visitor, seeded: Seeded)
     assert root.get("width") == "640" and "Tensors" in texts(root)
     page = admin.client.get(admin.address(f"runs/{seeded.faulty.id}/?tab=efficiency")).content.decode()
     assert re.search(
-        r"<noscript><picture><source media=[^>]*width=400[^>]*><img [^>]*efficiency\.json\?format=svg", page
+        r"<noscript><picture>(<source media=[^>]*(width=400|theme=dark)[^>]*>)+\s*"
+        r"<img [^>]*efficiency\.json\?format=svg",
+        page,
     )
 
 

@@ -229,6 +229,7 @@ class TensorMap {
 
   paint() {
     const theme = isDark() ? "dark" : "light";
+    this.element.dataset.drawn = theme;
     const colours = palette(this.document, theme);
     for (const [i, row] of [...this.grid.children].entries()) {
       const context = row.querySelector("canvas").getContext("2d");
