@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import uuid
 
 import pytest
-from dashboard.helpers.recording import make_run
+from dashboard.helpers.addresses import Addresses
 from dashboard.helpers.visitors import Visitor
 from django.test import Client
-from django.urls import reverse
 
-from fp8scope_dashboard.accounts.models import ApiToken, Membership, User
-from fp8scope_dashboard.accounts.services import create_token
-from fp8scope_dashboard.alerts.models import Channel, Event, Rule, RuleTrial
-from fp8scope_dashboard.db.encryption import encrypt_json
+from fp8scope_dashboard.accounts.models import ApiToken
+from fp8scope_dashboard.alerts.models import Channel
 from fp8scope_dashboard.pages.urls import urlpatterns
-from fp8scope_dashboard.runs.models import Artefact, BulkAction, SavedView, Tensor
-from fp8scope_dashboard.shared_reports.models import SharedReport, ShareLink
 
 READ = ["project", "run", "spark", "figure", "compare", "compare_figure", "evaluations", "scores", "alerts"]
 READ += ["evidence", "settings", "token_list", "ranks", "run_commands", "run_reports", "report_figure"]
@@ -75,64 +69,6 @@ FORMS = ["shared_report_new"]
 OTHERS = ["home", "shared", "alert_picture", "server_status", "server_status_json"]
 ADMIN = ["channel_create", "channel_change", "margins", "retention"]
 ADMIN += ["project_general", "member_add", "member_change"]
-
-
-class Addresses:
-    """The addresses of all pages of a project that contains one object of each kind."""
-
-    def __init__(self, visitor: Visitor) -> None:
-        self.slug = visitor.project.slug
-        self.run = make_run(visitor.project, "a run")
-        Tensor.objects.create(run=self.run, index=0, name="a.input", module="a", role="input")
-        self.rule = Rule.objects.filter(project=visitor.project).earliest("id")
-        self.event = Event.objects.create(
-            run=self.run,
-            rule=self.rule,
-            kind="loss_spike",
-            severity="warning",
-            onset_step=1,
-            step=2,
-            message="Up.",
-        )
-        self.token, _ = create_token(visitor.project, "t")
-        self.member = Membership.objects.create(
-            user=User.objects.create_user("someone"), project=visitor.project
-        )
-        self.trial = RuleTrial.objects.create(project=visitor.project, document={})
-        self.artefact = Artefact.objects.create(run=self.run, name="log", address="s3://bucket/log")
-        self.report = SharedReport.objects.create(project=visitor.project, title="r", content={})
-        self.link = ShareLink.objects.create(report=self.report, digest=bytes(32))
-        self.change = BulkAction.objects.create(
-            project=visitor.project, kind="archive", runs=[self.run.pk], done_by=visitor.user
-        )
-        self.view = SavedView.objects.create(
-            project=visitor.project, owner=visitor.user, name="v", query="q=x", shared=True
-        )
-        self.channel = Channel.objects.create(
-            project=visitor.project, name="c", sealed=encrypt_json({"url": "https://x.test"})
-        )
-
-    def of(self, name: str) -> str:
-        route = str(next(entry.pattern for entry in urlpatterns if entry.name == name))
-        arguments = {"run_id": self.run.pk, "event_id": self.event.pk, "rule_id": self.rule.pk}
-        arguments |= {"token_id": self.token.pk, "channel_id": self.channel.pk, "slug": self.slug}
-        arguments |= {
-            "name": "bisect" if name == "report_figure" else "loss",
-            "form": "csv",
-            "kind": "webhook",
-            "field": "baseline",
-            "trial_id": self.trial.pk,
-            "artefact_id": self.artefact.pk,
-            "report_id": self.report.pk,
-            "link_id": self.link.pk,
-            "member_id": self.member.pk,
-            "action": "acknowledge",
-            "action_id": self.change.pk,
-            "view_id": self.view.pk,
-            "index": 0,
-            "rank": 0,
-        }
-        return reverse(name, kwargs={key: arguments[key] for key in re.findall(r"<\w+:(\w+)>", route)})
 
 
 @pytest.fixture
