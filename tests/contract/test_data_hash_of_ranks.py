@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from uuid import UUID
 
 from contract.helpers.hashed_training import train, train_ranks
 from helpers.live_servers import Server
@@ -10,11 +11,12 @@ from helpers.process_group import run_ranks
 
 from fp8scope_dashboard.analysis import reading
 from fp8scope_dashboard.analysis.losses.alignment import align
-from fp8scope_dashboard.runs.models import Run, Writer
+from fp8scope_dashboard.runs.models import Writer
 
 
 def paired(one: str, other: str) -> str:
-    curves = [reading.read_curve(Run.objects.get(pk=run).id) for run in (one, other)]
+    readings, _ = reading.read_arms([UUID(one), UUID(other)], [])
+    curves = [each.curve for each in readings]
     assert all(curve.data_hash is not None for curve in curves)
     return align(curves).paired
 

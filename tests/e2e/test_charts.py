@@ -367,6 +367,25 @@ def test_new_rows_are_drawn_and_a_lost_connection_catches_up(
     tab.console_errors.clear()
 
 
+def test_a_chart_is_printed_as_wide_as_the_page_and_on_white(open_tab: OpenTab, path: str) -> None:
+    tab = open_tab(theme="dark")
+    tab.open(path)
+    wait_ready(tab)
+    plot = tab.page.locator("#panels .figure__plot")
+    picture = plot.locator(".main-svg").first
+    tab.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert str(picture.get_attribute("viewBox")).startswith("0 0 ")
+    tab.page.emulate_media(media="print")
+    assert "invert" in plot.evaluate("tag => getComputedStyle(tag).filter")
+    # The card is narrower than on the screen, as on paper.
+    plot.evaluate("tag => { tag.closest('.card').style.width = '500px'; }")
+    widths = picture.evaluate("tag => [tag.getBoundingClientRect().width, tag.closest('.card').clientWidth]")
+    assert 300 < widths[0] <= widths[1]
+    tab.page.emulate_media(media="screen")
+    tab.page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert picture.get_attribute("viewBox") is None
+
+
 def test_two_tabs_of_one_browser_both_follow_a_run(open_tab: OpenTab, seeded: Seeded, path: str) -> None:
     first = open_tab()
     second = Tab(first.page.context.new_page(), first.url)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from kernels.helpers.values import all_bfloat16
 from torch import Tensor
 
 from fp8scope_kernels import (
@@ -35,10 +36,6 @@ def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
-
-
-def all_bfloat16() -> Tensor:
-    return torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
 
 
 def run(backend: Backend, make: Any, x: Tensor, scale: float, fmt: Format) -> tuple[Tensor, list[float]]:
@@ -82,7 +79,7 @@ def test_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @formats
 @pytest.mark.parametrize("scale", [1.0, 0.3, 2.0**13, 3.4028234663852886e38, 1.1754943508222875e-38])
-def test_every_bfloat16(fmt: Format, scale: float) -> None:
+def test_all_bfloat16(fmt: Format, scale: float) -> None:
     assert_same(quantize_values, all_bfloat16(), scale, fmt)
     if fmt.dtype is not None:
         assert_same(quantize, all_bfloat16(), scale, fmt)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from kernels.helpers.values import empty_row
 from torch import Tensor, nn
 
 from fp8scope_kernels import (
@@ -78,10 +79,6 @@ def spoilt(rows: int, columns: int, dtype: torch.dtype = torch.float32) -> Tenso
     x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(1))
     x[0, 0], x[1, 7], x[-1, -1] = torch.nan, torch.inf, -torch.inf
     return x.to(dtype)
-
-
-def empty_row() -> Tensor:
-    return torch.zeros(len(STATISTICS), dtype=torch.float64)
 
 
 class Steps:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from kernels.helpers.values import all_bfloat16
 from torch import Tensor
 
 from fp8scope_kernels import (
@@ -40,10 +41,6 @@ scales = pytest.mark.parametrize("scale", SCALES)
 nonfinites = pytest.mark.parametrize("nonfinite", NONFINITE)
 
 
-def all_bfloat16() -> Tensor:
-    return torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
-
-
 def assert_same_values(actual: Tensor, expected: Tensor) -> None:
     """Equal, NaN to NaN."""
     assert torch.equal(actual.isnan(), expected.isnan())
@@ -61,7 +58,7 @@ def test_it_works() -> None:
 @formats
 @scales
 @nonfinites
-def test_every_bfloat16_equals_torchs_cast_after_clamping(
+def test_all_bfloat16_equals_torchs_cast_after_clamping(
     fmt: Format, scale: float, nonfinite: Nonfinite
 ) -> None:
     assert fmt.dtype is not None
@@ -79,7 +76,7 @@ def test_every_bfloat16_equals_torchs_cast_after_clamping(
 @data_formats
 @scales
 @nonfinites
-def test_every_bfloat16_equals_ml_dtypes(fmt: Format, scale: float, nonfinite: Nonfinite) -> None:
+def test_all_bfloat16_equals_ml_dtypes(fmt: Format, scale: float, nonfinite: Nonfinite) -> None:
     x = all_bfloat16()
     with np.errstate(over="ignore", invalid="ignore"):
         scaled = x.float().numpy() * np.float32(scale)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from kernels.helpers.values import all_bfloat16
 from torch import Tensor
 
 from fp8scope_kernels import (
@@ -25,10 +26,6 @@ from fp8scope_kernels import (
 SCALES = [1.0, 2.0**-9, 2.0**13, 0.3, 177.7, 3.4028234663852886e38, 1.1754943508222875e-38]
 BOTH = pytest.mark.parametrize("make", [quantize, quantize_values], ids=["bytes", "values"])
 formats = pytest.mark.parametrize("fmt", [E4M3, E5M2], ids=lambda fmt: fmt.name)
-
-
-def all_bfloat16() -> Tensor:
-    return torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
 
 
 def brute_force(x: Tensor, scale: float, fmt: Format) -> dict[str, float]:
@@ -80,13 +77,13 @@ def test_it_works() -> None:
 @BOTH
 @formats
 @pytest.mark.parametrize("scale", SCALES)
-def test_every_bfloat16(make: object, fmt: Format, scale: float) -> None:
+def test_all_bfloat16(make: object, fmt: Format, scale: float) -> None:
     x = all_bfloat16()
     assert counted(make, x, scale, fmt) == brute_force(x, scale, fmt)
 
 
 @pytest.mark.parametrize("fmt", [E3M2, E2M3, E2M1], ids=lambda fmt: fmt.name)
-def test_every_bfloat16_in_smaller_formats(fmt: Format) -> None:
+def test_all_bfloat16_in_smaller_formats(fmt: Format) -> None:
     x = all_bfloat16()
     assert counted(quantize_values, x, 0.3, fmt) == brute_force(x, 0.3, fmt)
 

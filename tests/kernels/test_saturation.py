@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from kernels.helpers.values import empty_row
 from torch import Tensor, nn
 
 from fp8scope_kernels import (
@@ -56,10 +57,6 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(backends, "_chosen", "auto")
     set_backend(request.param)
     yield request.param
-
-
-def empty_row() -> Tensor:
-    return torch.zeros(len(STATISTICS), dtype=torch.float64)
 
 
 def tensors(dtype: torch.dtype) -> Iterator[Tensor]:

@@ -53,12 +53,6 @@ def stride_of(steps: int) -> int:
     return stride
 
 
-def read_curve(run_id: UUID) -> Curve:
-    """A run's loss, with tokens if it logs them wherever it logs a loss."""
-    (reading,), _ = read_arms([run_id], [])
-    return reading.curve
-
-
 def read_arms(ours: Sequence[UUID], theirs: Sequence[UUID]) -> tuple[list[Reading], list[Reading]]:
     """The runs of two arms. Buckets are equal in the range that the first run and the baseline share.
 

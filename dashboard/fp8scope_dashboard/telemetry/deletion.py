@@ -7,6 +7,7 @@ remains (runs.models.DeletedRun), so that an agent that still sends is refused.
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from dataclasses import dataclass
 from threading import Thread
@@ -21,6 +22,8 @@ from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.runs.models import DeletedRun, Run
 from fp8scope_dashboard.telemetry import storage
 from fp8scope_dashboard.telemetry.locks import lock_run
+
+logger = logging.getLogger(__name__)
 
 # The name of the task in telemetry.tasks, which imports this module.
 DELETE_RUN = "fp8scope_dashboard.telemetry.tasks.delete_run"
@@ -150,6 +153,7 @@ def _vacuum(tables: list[str]) -> None:
 
 
 def _start_job(run_id: UUID) -> None:
-    # If Redis or Celery fails, the sweep finds the run by its mark.
-    with suppress(Exception):
+    try:
         current_app.send_task(DELETE_RUN, args=[str(run_id)])
+    except Exception as error:  # whatever Redis or Celery raises: the sweep finds the run by its mark
+        logger.warning("The deletion of run %s waits for the sweep: %s.", run_id, type(error).__name__)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 
 MINUS = "\u2212"
+# Ticks of whole numbers with smaller distances have all their digits.
+WHOLE_BELOW = 1_000
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -48,4 +50,9 @@ def _power(size: float) -> str:
 
 def power_of_ten(exponent: int) -> str:
     """10⁻⁵ for -5."""
-    return f"10{str(exponent).translate(_SUPERSCRIPTS)}"
+    return f"10{superscript(str(exponent))}"
+
+
+def superscript(digits: str) -> str:
+    """Raised digits: ⁻⁵ for -5."""
+    return digits.translate(_SUPERSCRIPTS)

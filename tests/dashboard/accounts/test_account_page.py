@@ -101,7 +101,8 @@ def test_rejects_a_weak_password(user: User, first: str, second: str, reason: st
     answer = browser_of(user).post(reverse("account"), {"new_password1": first, "new_password2": second})
     assert answer.status_code == 422
     assert reason in answer.content.decode()
-    assert f'value="{first}"' not in answer.content.decode() or first == ""
+    if first:
+        assert f'value="{first}"' not in answer.content.decode()
     assert not User.objects.get(pk=user.pk).has_usable_password()
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import redis
 from dashboard.helpers import crashing_delivery
-from dashboard.helpers.messages import Receiver, http_receiver
+from dashboard.helpers.messages import Receiver
 from dashboard.helpers.recording import make_run
 from django.conf import settings
 from django.db import transaction
@@ -29,12 +29,6 @@ from fp8scope_dashboard.runs.models import Run
 pytestmark = pytest.mark.django_db(transaction=True)
 # More moments than delivering has; their number fits into an exit status.
 MOST_MOMENTS = 200
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with http_receiver() as receiver:
-        yield receiver
 
 
 @pytest.fixture

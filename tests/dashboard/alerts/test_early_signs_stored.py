@@ -11,7 +11,6 @@ from dashboard.helpers.recording import Recorder, make_run
 from django.apps import apps
 
 from fp8scope_dashboard.accounts.models import Project
-from fp8scope_dashboard.accounts.services import create_project
 from fp8scope_dashboard.alerts.kinds.early_signs import EARLY_SIGNS
 from fp8scope_dashboard.alerts.models import Event, EventState, Rule
 from fp8scope_dashboard.alerts.services import evaluate
@@ -19,11 +18,6 @@ from fp8scope_dashboard.alerts.services import evaluate
 pytestmark = pytest.mark.django_db
 EVERY, SAMPLES, ONSET = 5, 80, 50
 NAMES = ["blocks.0.mlp.up.input", "blocks.1.mlp.up.input"]
-
-
-@pytest.fixture
-def project(db: None) -> Project:
-    return create_project("default", "Default")
 
 
 def sampled(level: float, factor: float) -> np.ndarray:

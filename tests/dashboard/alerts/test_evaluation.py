@@ -27,11 +27,6 @@ STEPS = np.arange(1, 301)
 OLD_KINDS = ("loss_not_finite", "loss_spike", "loss_divergence", "above_baseline", "saturation_rate")
 
 
-@pytest.fixture
-def project(db: None) -> Project:
-    return create_project("default", "Default")
-
-
 def noisy_loss(seed: int, steps: np.ndarray = STEPS, sd: float = 0.01) -> np.ndarray:
     noise = np.random.default_rng(seed).normal(0.0, sd, len(steps))
     return 2.0 + 3.0 * np.exp(-steps / 60.0) + noise

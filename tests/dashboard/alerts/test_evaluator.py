@@ -11,7 +11,7 @@ from uuid import UUID
 import numpy as np
 import pytest
 import redis
-from dashboard.helpers.messages import Receiver, http_receiver
+from dashboard.helpers.messages import Receiver
 from dashboard.helpers.recording import Recorder, make_run
 from django.conf import settings
 from django.db import connection
@@ -20,7 +20,6 @@ from helpers.waiting import wait_until
 
 from fp8scope_dashboard import notifications
 from fp8scope_dashboard.accounts.models import Project
-from fp8scope_dashboard.accounts.services import create_project
 from fp8scope_dashboard.alerts.delivery import outbox
 from fp8scope_dashboard.alerts.models import Channel, Delivery, Event
 from fp8scope_dashboard.alerts.services import unread_runs
@@ -34,22 +33,11 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def project(db: None) -> Project:
-    return create_project("default", "Default")
-
-
-@pytest.fixture
 def client() -> Iterator[redis.Redis]:
     with redis.Redis.from_url(settings.REDIS_URL) as client:
         client.flushdb()
         yield client
         client.flushdb()
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with http_receiver() as receiver:
-        yield receiver
 
 
 def faulty_runs(project: Project, count: int) -> list[Run]:

@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fp8scope_dashboard.accounts.models import Project
-from fp8scope_dashboard.accounts.services import create_project
 from fp8scope_dashboard.alerts.detectors import State
 from fp8scope_dashboard.alerts.models import Event, EventState, Rule
 from fp8scope_dashboard.alerts.services import evaluate
@@ -26,11 +25,6 @@ TENSORS = ["blocks.0.input", "blocks.1.input"]
 LENGTH = 45
 # Steps of a segment from which on it is at fault; after the warm-up, and early enough to be detected.
 FAULTY_FROM = 25
-
-
-@pytest.fixture
-def project(db: None) -> Project:
-    return create_project("default", "Default")
 
 
 @dataclass

@@ -14,7 +14,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fp8scope_dashboard.accounts.models import Project, User
-from fp8scope_dashboard.accounts.services import create_project
 from fp8scope_dashboard.alerts import life
 from fp8scope_dashboard.alerts.delivery import routing
 from fp8scope_dashboard.alerts.models import (
@@ -31,11 +30,6 @@ from fp8scope_dashboard.alerts.services import alerts_after, evaluate
 from fp8scope_dashboard.runs.models import Run
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def project(db: None) -> Project:
-    return create_project("research", "Research")
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -15,7 +15,7 @@ from apprise.plugins.discord import NotifyDiscord
 from apprise.plugins.pagerduty import PAGERDUTY_API_LOOKUP
 from apprise.plugins.telegram import NotifyTelegram
 from apprise.plugins.vonage import NotifyVonage
-from dashboard.helpers.messages import MESSAGE, NOTICE, Receiver, http_receiver
+from dashboard.helpers.messages import MESSAGE, NOTICE, Receiver
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,13 +43,6 @@ DIGEST = replace(
     ),
 )
 SINGLE = replace(MESSAGE, url=LINK, notices=(LONG,))
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with http_receiver() as receiver:
-        receiver.status = 200
-        yield receiver
 
 
 def discord(receiver: Receiver, patch: pytest.MonkeyPatch) -> str:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 from apprise.plugins.slack import NotifySlack
 from dashboard.helpers.alerting import make_hook
-from dashboard.helpers.messages import MESSAGE, Receiver, http_receiver
+from dashboard.helpers.messages import MESSAGE, Receiver
 from dashboard.helpers.recording import make_run
 from django.conf import LazySettings
 from django.core.signing import TimestampSigner
@@ -43,13 +42,6 @@ def delivery(settings: LazySettings) -> Delivery:
         evidence={"series": [SERIES]},
     )
     return Delivery.objects.create(event=event, channel=make_hook(project))
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with http_receiver() as receiver:
-        receiver.status = 200
-        yield receiver
 
 
 def path_of(address: str) -> str:

@@ -11,7 +11,6 @@ from dashboard.helpers.recording import Recorder, make_run
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import Project
-from fp8scope_dashboard.accounts.services import create_project
 from fp8scope_dashboard.alerts.detectors import State
 from fp8scope_dashboard.alerts.models import Event, EventState, Rule
 from fp8scope_dashboard.alerts.services import evaluate, unread_runs
@@ -21,11 +20,6 @@ from fp8scope_dashboard.runs.services import mark_silent
 
 pytestmark = pytest.mark.django_db
 FACTS = RunFacts("running", 500, now=1_000.0, heartbeat=1_000.0)
-
-
-@pytest.fixture
-def project(db: None) -> Project:
-    return create_project("default", "Default")
 
 
 def trained(project: Project, *ranks: int) -> list[Recorder]:

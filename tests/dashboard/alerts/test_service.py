@@ -8,7 +8,6 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,20 +16,13 @@ from urllib.parse import quote
 
 import pytest
 from apprise import Apprise, AppriseAttachment
-from dashboard.helpers.messages import MESSAGE, NOTICE, Receiver, free_port, http_receiver
+from dashboard.helpers.messages import MESSAGE, NOTICE, Receiver, free_port
 from django.conf import LazySettings
 
 from fp8scope_dashboard.alerts.delivery.channels import DeliveryError, outgoing, service
 from fp8scope_dashboard.alerts.delivery.channels.outgoing import restricted
 
 PNG = b"\x89PNG\r\n\x1a\n only the beginning of one"
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with http_receiver() as receiver:
-        receiver.status = 200
-        yield receiver
 
 
 def attribute(plugin: object, name: str) -> object:

@@ -17,17 +17,11 @@ from pathlib import Path
 
 import pytest
 from dashboard.helpers import certificates
-from dashboard.helpers.messages import MESSAGE, NOTICE, Receiver, http_receiver
+from dashboard.helpers.messages import MESSAGE, NOTICE, Receiver
 from django.conf import LazySettings
 
 from fp8scope_dashboard.alerts.delivery.channels import DeliveryError, outgoing, webhook
 from fp8scope_dashboard.text.numbers import json_number
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with http_receiver() as receiver:
-        yield receiver
 
 
 def test_it_works(receiver: Receiver) -> None:

@@ -9,7 +9,6 @@ import pytest
 from dashboard.helpers.recording import Recorder, make_run
 
 from fp8scope_dashboard.accounts.models import Project
-from fp8scope_dashboard.accounts.services import create_project
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.analysis.judging import judged_now, standing_now
 from fp8scope_dashboard.analysis.loss_comparisons import compare
@@ -23,11 +22,6 @@ PLANNED = 600
 # With equal items, two seeds and 500 items show equivalence.
 SCORES = [1.0, 0.0] * 250
 Ending = Callable[[Recorder], None]
-
-
-@pytest.fixture
-def project(db: None) -> Project:
-    return create_project("default", "Default")
 
 
 def finished(recorder: Recorder) -> None:

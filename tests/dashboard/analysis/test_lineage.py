@@ -23,11 +23,6 @@ pytestmark = pytest.mark.django_db
 FINISHED = {"state": RunState.FINISHED}
 
 
-@pytest.fixture
-def project() -> Project:
-    return create_project("default", "Default")
-
-
 @pytest.mark.parametrize(
     ("name", "is_id"),
     [

@@ -10,18 +10,12 @@ import pytest
 from dashboard.helpers.recording import Recorder, make_run
 
 from fp8scope_dashboard.accounts.models import Project
-from fp8scope_dashboard.accounts.services import create_project
 from fp8scope_dashboard.analysis import reading
-from fp8scope_dashboard.analysis.reading import read_arms, read_curve, stride_of
+from fp8scope_dashboard.analysis.reading import read_arms, stride_of
 from fp8scope_dashboard.runs.models import Run, RunState, Writer
 from fp8scope_dashboard.telemetry import compaction
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def project(db: None) -> Project:
-    return create_project("default", "Default")
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +52,7 @@ def compact(run: Run) -> None:
 
 
 def test_a_short_curve_has_every_step(project: Project) -> None:
-    curve = read_curve(record(project, 100).id)
+    curve = one(record(project, 100)).curve
     np.testing.assert_array_equal(curve.steps, np.arange(100))
     np.testing.assert_array_equal(curve.losses, 3.0 - np.log1p(np.arange(100)) / 10.0)
     assert curve.tokens is not None and curve.tokens[-1] == 6400.0
@@ -92,12 +86,12 @@ def test_a_long_curve_is_bounded(project: Project) -> None:
 
 def test_tokens_count_only_if_every_loss_has_them(project: Project, short_curves: None) -> None:
     run = record(project, 200)
-    assert read_curve(run.id).tokens is not None
+    assert one(run).curve.tokens is not None
     recorder = Recorder(run)
     Writer.objects.filter(uuid=recorder.uuid).update(attempt=1)
     recorder.rows(np.arange(200, 260), {"loss": np.ones(60)})
-    assert read_curve(run.id).tokens is None
-    assert read_curve(record(project, 200, tokens=False).id).tokens is None
+    assert one(run).curve.tokens is None
+    assert one(record(project, 200, tokens=False)).curve.tokens is None
 
 
 def test_a_loss_that_is_not_finite_stays_visible(project: Project, short_curves: None) -> None:
@@ -106,7 +100,7 @@ def test_a_loss_that_is_not_finite_stays_visible(project: Project, short_curves:
     losses[[70, 200]] = math.nan, math.inf
     Recorder(run).rows(np.arange(400), {"loss": losses})
     for _ in range(2):
-        curve = read_curve(run.id)
+        curve = one(run).curve
         assert math.isnan(curve.losses[1]) and curve.losses[3] == math.inf
         assert np.isfinite(np.delete(curve.losses, [1, 3])).all()
         compact(run)
@@ -116,13 +110,13 @@ def test_a_loss_that_is_not_finite_stays_visible(project: Project, short_curves:
 def test_a_rewind_replaces_what_it_touches(project: Project, short_curves: None) -> None:
     run = record(project, 600)
     compact(run)
-    before = read_curve(run.id)
+    before = one(run).curve
     Run.objects.filter(pk=run.pk).update(state=RunState.RUNNING)
     resumed = Recorder(run)
     Writer.objects.filter(uuid=resumed.uuid).update(attempt=1)
     resumed.rows(np.arange(300, 500), {"loss": np.full(200, 9.0), "tokens": 64.0 * np.arange(301, 501)})
     for _ in range(2):
-        curve = read_curve(run.id)
+        curve = one(run).curve
         # Step 300 lies in the bucket of the steps 256 to 319.
         np.testing.assert_allclose(curve.losses[:4], before.losses[:4])
         old = 3.0 - np.log1p(np.arange(256, 300)) / 10.0
@@ -147,7 +141,7 @@ def test_a_short_run_is_compared_step_by_step_with_a_long_baseline(
 
 def test_a_run_without_rows_has_an_empty_curve(project: Project) -> None:
     run = make_run(project, "empty")
-    assert len(read_curve(run.id)) == 0
+    assert len(one(run).curve) == 0
     (ours,), theirs = read_arms([run.id], [])
     assert len(ours.curve) == 0 and theirs == []
 
@@ -170,6 +164,6 @@ def test_the_data_hash_is_that_of_all_ranks(project: Project, is_compacted: bool
         Recorder(run, rank=rank).rows(steps, scalars | ({"loss": np.ones(40)} if rank == 0 else {}))
     if is_compacted:
         compact(run)
-    curve = read_curve(run.id)
+    curve = one(run).curve
     assert curve.data_hash is not None
     np.testing.assert_array_equal(curve.data_hash, 1_000.0 + 2.0 * steps)

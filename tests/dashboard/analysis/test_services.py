@@ -10,11 +10,10 @@ import pytest
 from dashboard.helpers.recording import Recorder, make_run
 
 from fp8scope_dashboard.accounts.models import Project
-from fp8scope_dashboard.accounts.services import create_project
 from fp8scope_dashboard.analysis import lineage, reading, services
 from fp8scope_dashboard.analysis.loss_comparisons import compare
 from fp8scope_dashboard.analysis.models import Comparison, EvaluationComparison
-from fp8scope_dashboard.analysis.reading import read_curve
+from fp8scope_dashboard.analysis.reading import read_arms
 from fp8scope_dashboard.analysis.score_comparisons import compare_evaluations, summary_of
 from fp8scope_dashboard.analysis.services import refresh
 from fp8scope_dashboard.runs.models import Run, RunState
@@ -23,11 +22,6 @@ from fp8scope_dashboard.telemetry.models import Rolling
 
 pytestmark = pytest.mark.django_db
 STEPS = np.arange(1, 201)
-
-
-@pytest.fixture
-def project(db: None) -> Project:
-    return create_project("default", "Default")
 
 
 def record(run: Run, factor: float = 1.0, steps: np.ndarray = STEPS, tokens: bool = False) -> Recorder:
@@ -212,10 +206,10 @@ def test_a_diverged_run_is_over_and_can_be_stored(arms: tuple[Run, list[Recorder
 def test_tokens_count_only_where_every_loss_has_them(project: Project) -> None:
     run = make_run(project)
     recorder = record(run, tokens=True)
-    tokens = read_curve(run.id).tokens
+    tokens = read_arms([run.id], [])[0][0].curve.tokens
     assert tokens is not None and tokens[-1] == 200 * 64.0
     recorder.rows([201], {"loss": [2.0]})
-    assert read_curve(run.id).tokens is None
+    assert read_arms([run.id], [])[0][0].curve.tokens is None
 
 
 def test_scores_are_compared_step_by_step(arms: tuple[Run, list[Recorder]]) -> None:

@@ -83,11 +83,6 @@ def test_seeds_are_a_group() -> None:
     assert suggest_group(run, [bf16("again", seed=1)]) is None
 
 
-@pytest.fixture
-def project(db: None) -> Project:
-    return Project.objects.create(slug="default", name="Default")
-
-
 def register(project: Project, name: str, **fields: Any) -> Run:
     config = {"lr": 1e-3, "width": 256, "precision": fields.get("precision")}
     return services.register(uuid.uuid4(), project, {"name": name, "config": config, **fields})[0]

@@ -20,11 +20,6 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def project() -> Project:
-    return Project.objects.create(slug="default", name="Default")
-
-
-@pytest.fixture
 def client(project: Project) -> Client:
     return Client(headers={"authorization": f"Bearer {create_token(project, 'reader')[1]}"})
 

@@ -51,7 +51,7 @@ class Receiver:
     """
 
     url: str = ""
-    status: int = 204
+    status: int = 200
     statuses: list[int] = field(default_factory=list)
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""

@@ -11,6 +11,7 @@ import numpy as np
 from django.test import Client
 
 from fp8scope_dashboard.accounts.models import Membership, Project, Role, User
+from fp8scope_dashboard.runs.models import Run
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,18 @@ def visitor_of(project: Project, name: str, role: Role) -> Visitor:
     client = Client()
     client.force_login(user)
     return Visitor(client, user, project)
+
+
+def html(visitor: Visitor, rest: str = "", **headers: str) -> str:
+    """GET a page of the project, or a part of one."""
+    answer = visitor.client.get(visitor.address(rest), headers=headers)
+    assert answer.status_code == 200
+    return answer.content.decode()
+
+
+def run_html(visitor: Visitor, run: Run, rest: str = "") -> str:
+    """GET the page of a run, or a part of it."""
+    return html(visitor, f"runs/{run.pk}/{rest}")
 
 
 def get_json(visitor: Visitor, rest: str, **query: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from dashboard.helpers.recording import make_run
 from dashboard.helpers.seeding import Seeded
-from dashboard.helpers.visitors import Visitor, get_json
+from dashboard.helpers.visitors import Visitor, get_json, html
 from django.utils import timezone
 
 from fp8scope_dashboard.alerts import life
@@ -17,12 +17,6 @@ from fp8scope_dashboard.alerts.models import Channel, Delivery, Event, EventStat
 from fp8scope_dashboard.pages.access import newest_alert, open_alerts
 from fp8scope_dashboard.runs import bulk
 from fp8scope_dashboard.runs.models import BulkAction, Run
-
-
-def html(visitor: Visitor, rest: str = "alerts/", **headers: str) -> str:
-    answer = visitor.client.get(visitor.address(rest), headers=headers)
-    assert answer.status_code == 200
-    return answer.content.decode()
 
 
 def make_event(visitor: Visitor, **fields: Any) -> Event:
@@ -41,7 +35,7 @@ def make_event(visitor: Visitor, **fields: Any) -> Event:
 
 def test_it_works(admin: Visitor, seeded: Seeded) -> None:
     events = Event.objects.filter(run=seeded.faulty)
-    page = html(admin)
+    page = html(admin, "alerts/")
     assert events.count() >= 2
     for event in events:
         assert f'id="event-{event.id}"' in page and f"alerts/{event.id}/evidence.json" in page
@@ -50,16 +44,16 @@ def test_it_works(admin: Visitor, seeded: Seeded) -> None:
 
 def test_escapes_the_message_and_shows_the_delay(admin: Visitor) -> None:
     make_event(admin)
-    page = html(admin)
+    page = html(admin, "alerts/")
     assert "Up &lt;it&gt; went." in page and "3 steps later" in page
 
 
 def test_empty_states(admin: Visitor) -> None:
-    page = html(admin)
+    page = html(admin, "alerts/")
     assert "No alerts" in page and "Saturation rate" in page
     event = make_event(admin)
     Event.objects.update(state=EventState.RESOLVED, resolved_at=timezone.now())
-    assert f"event-{event.id}" in html(admin), "without open alerts, resolved ones are listed"
+    assert f"event-{event.id}" in html(admin, "alerts/"), "without open alerts, resolved ones are listed"
     assert "No open alerts" in html(admin, "alerts/?state=open")
 
 
@@ -93,7 +87,7 @@ def test_switching_a_rule_off_and_on(member: Visitor) -> None:
 
 def test_many_alerts_are_listed_in_pages(admin: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = make_event(admin), make_event(admin, severity="critical")
-    assert 'aria-label="Pages"' not in html(admin)
+    assert 'aria-label="Pages"' not in html(admin, "alerts/")
     monkeypatch.setattr("fp8scope_dashboard.pages.views.alerts.ALERTS_A_PAGE", 1)
     first, second = html(admin, "alerts/?severity="), html(admin, "alerts/?page=2")
     assert f'id="event-{new.id}"' in first and f'id="event-{old.id}"' not in first
@@ -106,9 +100,9 @@ def test_many_alerts_are_listed_in_pages(admin: Visitor, monkeypatch: pytest.Mon
 def test_charts_of_many_alerts_open_on_demand(
     admin: Visitor, seeded: Seeded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert 'class="event__chart"' in html(admin) and "<summary>Chart" not in html(admin)
+    assert 'class="event__chart"' in html(admin, "alerts/") and "<summary>Chart" not in html(admin, "alerts/")
     monkeypatch.setattr("fp8scope_dashboard.pages.views.alerts.MOST_CHARTS", 1)
-    page = html(admin)
+    page = html(admin, "alerts/")
     charts = Event.objects.filter(run=seeded.faulty).count()
     assert page.count("<summary>Chart") == charts == page.count('/evidence.json?format=svg"')
 
@@ -116,7 +110,7 @@ def test_charts_of_many_alerts_open_on_demand(
 def test_critical_alerts_of_a_run_come_first(admin: Visitor) -> None:
     critical = make_event(admin, severity="critical")
     newer = make_event(admin, run=critical.run, onset_step=9)
-    page = html(admin)
+    page = html(admin, "alerts/")
     assert page.index(f'id="event-{critical.id}"') < page.index(f'id="event-{newer.id}"')
     assert "2 alerts, 1 critical" in page
 
@@ -175,7 +169,7 @@ def test_acknowledges_all_that_match_and_undoes_it(member: Visitor, admin: Visit
     assert {states[event.pk] for event in seen} == {"acknowledged"}
     assert states[other.pk] == states[later.pk] == "open", "of another severity; opened after the page"
     assert states[muted.pk] == "muted"
-    assert "Acknowledged 3 alerts, just now." in page and "acknowledge/undo" not in html(admin)
+    assert "Acknowledged 3 alerts, just now." in page and "acknowledge/undo" not in html(admin, "alerts/")
     (at,) = set(Event.objects.filter(state="acknowledged").values_list("acknowledged_at", flat=True))
     assert at is not None
     # Others have changed one of them since.
@@ -204,7 +198,7 @@ def test_acknowledging_can_be_undone_for_some_time(member: Visitor) -> None:
     before = timezone.now() - life.UNDO_FOR
     for at, count in ((before, 0), (before + timedelta(minutes=1), 1)):
         Event.objects.update(state="acknowledged", acknowledged_by=member.user, acknowledged_at=at)
-        assert ("acknowledge/undo" in html(member)) == (count == 1)
+        assert ("acknowledge/undo" in html(member, "alerts/")) == (count == 1)
         assert life.undo_acknowledgement(member.project, member.user, at) == count
     event.refresh_from_db()
     assert event.state == EventState.OPEN and event.acknowledged_by is None
@@ -237,7 +231,7 @@ def test_tells_open_pages_of_new_alerts(admin: Visitor, stranger: Visitor) -> No
     (again,) = recent(str(second.id))["alerts"]
     assert again["number"] > second.id and again["url"] == admin.address(f"alerts/{first.id}/")
     assert recent("nonsense")["more"] == 0
-    assert f'data-newest-alert="{again["number"]}"' in html(admin)
+    assert f'data-newest-alert="{again["number"]}"' in html(admin, "alerts/")
 
 
 @pytest.mark.parametrize(
@@ -258,7 +252,7 @@ def test_redirects_to_pages_of_this_project_only(member: Visitor, requested: str
 
 def test_a_viewer_sees_no_buttons(viewer: Visitor) -> None:
     make_event(viewer)
-    page = html(viewer)
+    page = html(viewer, "alerts/")
     assert "Up &lt;it&gt; went." in page and "alerts/acknowledge" not in page and "/acknowledge" not in page
 
 
@@ -273,9 +267,12 @@ def test_shows_the_state_of_deliveries(admin: Visitor) -> None:
     for name, fields in deliveries.items():
         channel = Channel.objects.create(project=admin.project, name=name)
         Delivery.objects.create(event=event, channel=channel, **fields)
-    page = html(admin)
+    page = html(admin, "alerts/")
     assert "good: delivered" not in page, "only what is not delivered"
-    assert "bad: not delivered after 8 attempts: The receiver answered 500." in page
+    assert f'Not delivered to bad. <a href="{admin.address(f"alerts/{event.pk}/")}#history-title">Why' in page
+    assert "bad: not delivered after 8 attempts: The receiver answered 500." in html(
+        admin, f"alerts/{event.pk}/"
+    )
     assert "slow: being sent, 1 attempt failed: Nobody answered." in page
 
 
@@ -284,13 +281,15 @@ def test_says_until_when_a_delivery_waits(admin: Visitor) -> None:
     soon = timezone.now() + timedelta(minutes=5, seconds=30)
     many, quiet = (Channel.objects.create(project=admin.project, name=name) for name in ("many", "quiet"))
     Delivery.objects.create(event=event, channel=many, held=True, due_at=soon)
-    assert re.search(r"many: above the channel’s limit: sent with others as a digest in 5.min", html(admin))
+    assert re.search(
+        r"many: above the channel’s limit: sent with others as a digest in 5.min", html(admin, "alerts/")
+    )
     assert event.rule is not None
     event.rule.quiet_from, event.rule.quiet_to = time(22), time(6)
     event.rule.save()
     Delivery.objects.create(event=event, channel=quiet, due_at=soon)
     shown = f"waits for the end of the rule’s quiet hours, {soon:%Y-%m-%d %H:%M} UTC"
-    assert f"quiet: {shown}" in html(admin)
+    assert f"quiet: {shown}" in html(admin, "alerts/")
 
 
 def test_serves_the_evidence_as_a_figure(admin: Visitor, seeded: Seeded) -> None:
@@ -309,14 +308,16 @@ def test_open_alerts_are_counted_on_every_page(admin: Visitor) -> None:
 
 def test_a_refresh_gets_only_the_list(admin: Visitor) -> None:
     make_event(admin)
-    assert html(admin, **{"HX-Target": "alerts"}).strip().startswith('<div id="alerts"')
+    assert html(admin, "alerts/", **{"HX-Target": "alerts"}).strip().startswith('<div id="alerts"')
 
 
 def test_shows_what_other_rules_found_about_the_same_tensors(admin: Visitor) -> None:
     entry: dict[str, Any] = {"kind": "scale_frozen", "title": "Frozen scale", "severity": "critical"}
     entry |= {"onset_step": 1310, "step": 1319, "message": "The <scale> stays."}
     event = make_event(admin, evidence={"further": [entry]})
-    assert "Also, for the same tensors: frozen scale since step 1\N{NARROW NO-BREAK SPACE}310." in html(admin)
+    assert "Also, for the same tensors: frozen scale since step 1\N{NARROW NO-BREAK SPACE}310." in html(
+        admin, "alerts/"
+    )
     page = html(admin, f"alerts/{event.id}/")
     assert (
         "Frozen scale (critical), noticed at step 1\N{NARROW NO-BREAK SPACE}319: The &lt;scale&gt; stays."

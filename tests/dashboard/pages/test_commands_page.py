@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from dashboard.helpers.recording import Recorder, make_run
 from dashboard.helpers.reporting import send_report
-from dashboard.helpers.visitors import Visitor
+from dashboard.helpers.visitors import Visitor, run_html
 from django.test import Client
 
 from fp8scope_dashboard.control import commands
@@ -30,12 +30,6 @@ def writer(admin: Visitor) -> Recorder:
     return recorder
 
 
-def page(visitor: Visitor, run: Run, rest: str = "") -> str:
-    answer = visitor.client.get(visitor.address(f"runs/{run.id}/{rest}"))
-    assert answer.status_code == 200
-    return answer.content.decode()
-
-
 def submit(visitor: Visitor, run: Run, **form: Any) -> str:
     """Submit the form; returns the page that follows."""
     address = visitor.address(f"runs/{run.id}/commands/new")
@@ -43,7 +37,7 @@ def submit(visitor: Visitor, run: Run, **form: Any) -> str:
 
 
 def test_it_works(member: Visitor, writer: Recorder) -> None:
-    shown = page(member, writer.run)
+    shown = run_html(member, writer.run)
     assert 'id="commands-title">Commands<' in shown and '<option value="blocks.0.up">' in shown
     answer = submit(member, writer.run, **FORM)
     assert "Command created: change precision" in answer
@@ -52,9 +46,9 @@ def test_it_works(member: Visitor, writer: Recorder) -> None:
     assert (command.given_by, command.reason) == (member.user, "it clips")
     assert "blocks.*.up, blocks.1.down to BF16" in answer and "it clips" in answer and "Waiting" in answer
     commands.commands_for(writer.run, writer.uuid, 0)
-    assert "Delivered" in page(member, writer.run)
+    assert "Delivered" in run_html(member, writer.run)
     send_report(writer, kind="command", command=command.pk, state="done", message="2 of 2 layers", step=12)
-    part = page(member, writer.run, "commands")
+    part = run_html(member, writer.run, "commands")
     assert "Done" in part and "2 of 2 layers" in part and "step 12" in part and "<html" not in part
 
 
@@ -103,7 +97,7 @@ def test_only_members_can_give_commands(viewer: Visitor, stranger: Visitor, writ
     assert Client().post(address, FORM).status_code == 302
     assert viewer.client.get(address).status_code == 405
     assert not Command.objects.exists()
-    shown = page(viewer, writer.run)
+    shown = run_html(viewer, writer.run)
     assert "Change precision" not in shown and "No commands yet" in shown
 
 
@@ -116,19 +110,21 @@ def test_the_form_needs_a_csrf_token(member: Visitor, writer: Recorder) -> None:
 
 def test_offers_only_the_commands_that_the_run_accepts(member: Visitor, writer: Recorder) -> None:
     send_report(writer, kind="accepts", accepts=["fallback"])
-    shown = page(member, writer.run)
+    shown = run_html(member, writer.run)
     assert "Change precision" in shown and "Write a checkpoint" not in shown and "Pause" not in shown
     send_report(writer, kind="accepts", accepts=[])
-    assert "accepts no commands yet" in page(member, writer.run)
+    assert "accepts no commands yet" in run_html(member, writer.run)
 
 
 def test_a_finished_run_shows_its_commands_without_the_form(member: Visitor, writer: Recorder) -> None:
     commands.give(writer.run, "checkpoint", user=member.user)
     Run.objects.update(state=RunState.FINISHED)
-    shown = page(member, writer.run)
+    shown = run_html(member, writer.run)
     assert "Write a checkpoint</td>" in shown and "Change precision" not in shown
     Command.objects.all().delete()
-    assert 'id="commands"' in page(member, writer.run), "the card is still there, hidden, for later commands"
+    assert 'id="commands"' in run_html(member, writer.run), (
+        "the card is still there, hidden, for later commands"
+    )
 
 
 def test_every_change_of_a_command_changes_the_fingerprint(member: Visitor, writer: Recorder) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from dashboard.helpers.recording import Recorder, make_run
 from dashboard.helpers.seeding import Seeded
-from dashboard.helpers.visitors import Visitor, trace_values
+from dashboard.helpers.visitors import Visitor, html, trace_values
 from django.utils import timezone
 from django.utils.html import escape
 
@@ -26,19 +26,13 @@ from fp8scope_dashboard.pages.views.compare import FEW_RUNS, MOST_CARDS, MOST_OF
 from fp8scope_dashboard.runs.models import Run
 
 
-def html(visitor: Visitor, rest: str = "compare/", **headers: str) -> str:
-    answer = visitor.client.get(visitor.address(rest), headers=headers)
-    assert answer.status_code == 200
-    return answer.content.decode()
-
-
 def figure(visitor: Visitor, name: str, runs: list[Any]) -> dict[str, Any]:
     query = {"runs": [str(run.id) for run in runs]}
     return dict(visitor.client.get(visitor.address(f"compare/figures/{name}.json"), query).json())
 
 
 def test_it_works(admin: Visitor, seeded: Seeded) -> None:
-    page = html(admin)
+    page = html(admin, "compare/")
     assert len(re.findall(r'name="runs" value="[^"]+" checked>', page)) == 5
     assert escape(written(seeded.healthy.comparison.result["explanation"])) in page
     assert "Worse than BF16" in page
@@ -65,9 +59,9 @@ def test_a_change_of_the_selection_gets_only_the_comparison(admin: Visitor, seed
 
 
 def test_empty_states(admin: Visitor) -> None:
-    assert "Nothing to compare yet" in html(admin)
+    assert "Nothing to compare yet" in html(admin, "compare/")
     make_run(admin.project, "alone", precision="fp8")
-    assert "none of the selected runs has a baseline" in html(admin)
+    assert "none of the selected runs has a baseline" in html(admin, "compare/")
 
 
 def test_draws_losses_by_arm(admin: Visitor, seeded: Seeded) -> None:
@@ -84,6 +78,17 @@ def test_draws_deltas_with_their_tolerance(admin: Visitor, seeded: Seeded) -> No
     tolerance = seeded.healthy.comparison.result["tolerance"]
     assert {tolerance, -tolerance} <= {shape.get("y0") for shape in answer["figure"]["layout"]["shapes"]}
     assert "empty" in figure(admin, "delta", seeded.baselines)
+
+
+def test_deltas_over_steps_and_over_tokens_have_no_common_axis(admin: Visitor, seeded: Seeded) -> None:
+    comparison = seeded.faulty.comparison
+    comparison.result["curve"]["x_name"] = "steps"
+    comparison.save()
+    answer = figure(admin, "delta", [seeded.healthy, seeded.faulty])
+    names = {trace["name"] for trace in answer["figure"]["data"]}
+    assert "gpt fp8 delayed" in names and "gpt fp8 frozen scale" not in names
+    title = answer["figure"]["layout"]["xaxis"]["title"]["text"]
+    assert title == "tokens (1 run without tokens: not shown)"
 
 
 def test_an_arm_keeps_its_colour(admin: Visitor, seeded: Seeded) -> None:
@@ -144,7 +149,7 @@ def test_the_chooser_searches_all_runs(admin: Visitor, seeded: Seeded) -> None:
 
 def test_archived_runs_are_not_suggested(admin: Visitor, seeded: Seeded) -> None:
     Run.objects.filter(pk=seeded.faulty.pk).update(archived_at=timezone.now())
-    assert seeded.faulty.name not in html(admin)
+    assert seeded.faulty.name not in html(admin, "compare/")
     assert seeded.faulty.name in html(admin, f"compare/?runs={seeded.faulty.id}"), "but can be compared"
 
 
@@ -152,10 +157,12 @@ def test_shows_what_differs_in_the_configurations(admin: Visitor) -> None:
     a = make_run(admin.project, "a", config={"model": {"depth": 12}, "lr": 1e-3, "text": "x" * 200})
     b = make_run(admin.project, "b", config={"model": {"depth": 24}, "lr": 1e-3, "text": "<i>" * 70})
     query = f"runs={a.id}&runs={b.id}"
-    page = html(admin, f"compare/?{query}")
+    page = html(admin, f"compare/?{query}").replace("<wbr>", "")
     assert "config.model.depth" in page and "config.lr" not in page and "<i>" not in page
     assert "2 of 4 entries differ" in page and "folded" in page
-    part = html(admin, f"compare/configuration?{query}&everything=1", **{"HX-Target": "configuration"})
+    part = html(
+        admin, f"compare/configuration?{query}&everything=1", **{"HX-Target": "configuration"}
+    ).replace("<wbr>", "")
     assert part.strip().startswith("<section") and "config.lr" in part and "Only differences" in part
     assert "<html" in html(admin, f"compare/configuration?{query}")
     assert "Select a second run" in html(admin, f"compare/?runs={a.id}")

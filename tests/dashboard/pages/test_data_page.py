@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from dashboard.helpers.recording import Recorder, make_run
-from dashboard.helpers.visitors import Visitor
+from dashboard.helpers.visitors import Visitor, html
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import Project
@@ -18,12 +18,6 @@ def run(admin: Visitor) -> Run:
     recorder = Recorder(run, tensors=["a.input"])
     recorder.rows(range(40), {"loss": [1.0] * 40}, {"amax": [[2.0]] * 40})
     return run
-
-
-def html(visitor: Visitor, rest: str) -> str:
-    answer = visitor.client.get(visitor.address(rest))
-    assert answer.status_code == 200
-    return answer.content.decode()
 
 
 def test_it_works(member: Visitor, run: Run) -> None:

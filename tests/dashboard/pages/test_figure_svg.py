@@ -129,6 +129,13 @@ def test_a_long_name_ends_inside_of_a_file() -> None:
     assert name.endswith("end") and len(name) < 60
 
 
+def test_exponents_are_raised_digits() -> None:
+    figure = new_figure(LIGHT, compact=False, height=300)
+    figure.add_scatter(x=[-8, 4], y=[0, 1])
+    figure.update_xaxes(tickvals=[-8, 4], ticktext=["2<sup>-8</sup>", "2<sup>4</sup>"])
+    assert {"2⁻⁸", "2⁴"} <= set(texts(parsed(figure)))
+
+
 def test_panels_are_below_each_other_with_one_horizontal_axis() -> None:
     steps = np.arange(100)
     series = {"amax": (steps, np.exp(steps / 20)), "overflow_rate": (steps, steps / 1e4)}
@@ -307,7 +314,9 @@ def test_a_chart_is_a_picture_without_javascript(admin: Visitor, seeded: Seeded)
     assert root.get("width") == "640" and "Tensors" in texts(root)
     page = admin.client.get(admin.address(f"runs/{seeded.faulty.id}/?tab=efficiency")).content.decode()
     assert re.search(
-        r"<noscript><picture><source media=[^>]*width=400[^>]*><img [^>]*efficiency\.json\?format=svg", page
+        r"<noscript><picture>(<source media=[^>]*(width=400|theme=dark)[^>]*>)+\s*"
+        r"<img [^>]*efficiency\.json\?format=svg",
+        page,
     )
 
 
@@ -317,3 +326,13 @@ def test_a_chart_without_data_is_a_picture_of_the_reason(admin: Visitor) -> None
         admin.address(f"runs/{run.id}/figures/loss.json"), {"format": "svg", "width": "x"}
     )
     assert "No loss yet" in " ".join(texts(ElementTree.fromstring(answer.content)))
+
+
+def test_steps_that_are_close_to_each_other_have_all_their_digits() -> None:
+    steps = np.arange(1_234_561.0, 1_234_581.0)
+    drawn = curves_figure([Curve("a run", "FP8", "fp8-1", steps, np.ones(20))], LIGHT)
+    texts = [text.text for text in parsed(drawn).iter(f"{SVG}text") if text.text and "234" in text.text]
+    assert "1\u202f234\u202f565" in texts and len(set(texts)) == len(texts) > 2
+    assert drawn.layout.separators == ".\u202f" and drawn.layout.xaxis.tickformatstops[0].value == ",d"
+    thousands = Curve("a run", "FP8", "fp8-1", 1_000.0 * np.arange(100.0), np.ones(100))
+    assert "20k" in [text.text for text in parsed(curves_figure([thousands], LIGHT)).iter(f"{SVG}text")]

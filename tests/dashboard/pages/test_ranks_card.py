@@ -20,11 +20,6 @@ TENSORS = ("0.weight", "0.input")
 
 
 @pytest.fixture
-def project() -> Project:
-    return Project.objects.create(slug="default", name="Default")
-
-
-@pytest.fixture
 def run(project: Project) -> Run:
     return make_run(project, "several ranks")
 

@@ -12,7 +12,7 @@ import pytest
 from dashboard.helpers.alerting import make_hook
 from dashboard.helpers.recording import Recorder, make_run
 from dashboard.helpers.seeding import Seeded
-from dashboard.helpers.visitors import Visitor
+from dashboard.helpers.visitors import Visitor, html
 from django.template.loader import render_to_string
 from django.utils import timezone
 
@@ -29,12 +29,6 @@ FORM = {
     "condition": "changes_by_factor", "value": "8", "points": "20", "share": "50", "window": "2000",
     "recover": "5", "severity": "critical", "enabled": "1", "action": "fallback",
 }  # fmt: skip
-
-
-def html(visitor: Visitor, rest: str) -> str:
-    answer = visitor.client.get(visitor.address(rest))
-    assert answer.status_code == 200
-    return answer.content.decode()
 
 
 def save(visitor: Visitor, rest: str = "rules/save", **fields: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from dashboard.helpers.recording import make_run
-from dashboard.helpers.visitors import Visitor
+from dashboard.helpers.visitors import Visitor, html
 
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.pages import saved_views
@@ -19,12 +19,6 @@ from fp8scope_dashboard.runs.models import BulkAction, Run, SavedView
 
 def post(visitor: Visitor, rest: str, **fields: Any) -> str:
     answer = visitor.client.post(visitor.address(rest), fields, follow=True)
-    assert answer.status_code == 200
-    return answer.content.decode()
-
-
-def html(visitor: Visitor, rest: str = "") -> str:
-    answer = visitor.client.get(visitor.address(rest))
     assert answer.status_code == 200
     return answer.content.decode()
 

@@ -8,19 +8,13 @@ from uuid import uuid4
 import numpy as np
 from dashboard.helpers.recording import Recorder, make_run
 from dashboard.helpers.seeding import Seeded
-from dashboard.helpers.visitors import Visitor
+from dashboard.helpers.visitors import Visitor, html
 from django.utils.html import escape
 
 from fp8scope_dashboard.pages.formatting import written
 from fp8scope_dashboard.pages.run_listing import RUNS_A_PAGE
 from fp8scope_dashboard.runs import bulk
 from fp8scope_dashboard.runs.models import BulkAction, DeletedRun, Run, RunState
-
-
-def html(visitor: Visitor, rest: str = "", **headers: str) -> str:
-    answer = visitor.client.get(visitor.address(rest), headers=headers)
-    assert answer.status_code == 200
-    return answer.content.decode()
 
 
 def test_it_works(admin: Visitor, seeded: Seeded) -> None:

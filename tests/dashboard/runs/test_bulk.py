@@ -19,11 +19,6 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def project() -> Project:
-    return Project.objects.create(slug="default", name="Default")
-
-
-@pytest.fixture
 def user() -> User:
     return User.objects.create_user("ada")
 

@@ -18,11 +18,6 @@ pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def project() -> Project:
-    return Project.objects.create(slug="default", name="Default")
-
-
-@pytest.fixture
 def run(project: Project) -> Run:
     return services.register(uuid.uuid4(), project, {"name": "a run"})[0]
 

@@ -12,7 +12,7 @@ from contract.helpers.wire_client import WireClient
 from dashboard.helpers.recorder import Recorder
 from django.utils import timezone
 
-from fp8scope_dashboard.analysis.reading import read_curve
+from fp8scope_dashboard.analysis.reading import read_arms
 from fp8scope_dashboard.runs.models import Run, Writer
 from fp8scope_dashboard.telemetry import compaction, histograms, locks, queries, retention, storage, tasks
 from fp8scope_dashboard.telemetry.models import Block, Histogram, Rolling, Tile
@@ -89,9 +89,9 @@ def test_deletes_in_many_transactions(run: Run, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_verdict_still_uses_every_loss(run: Run) -> None:
-    before = read_curve(run.pk)
+    before = read_arms([run.pk], [])[0][0].curve
     assert retention.retain_run(run.pk) == STEPS
-    after = read_curve(run.pk)
+    after = read_arms([run.pk], [])[0][0].curve
     assert len(after.steps) == STEPS and np.array_equal(after.steps, before.steps)
     assert np.array_equal(after.losses, before.losses)
 

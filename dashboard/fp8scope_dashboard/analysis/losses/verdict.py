@@ -68,8 +68,7 @@ def compare_losses(
     """
     if not runs:
         raise ValueError("Nothing to compare: give at least one run.")
-    runs = [clean(curve) for curve in runs]
-    baselines = [clean(curve) for curve in baselines]
+    runs, baselines = [clean(curve) for curve in runs], [clean(curve) for curve in baselines]
     logged = sum(1 for curve in baselines if len(curve))
     nothing = LossComparison("cannot_tell", "", margin=margin, k_run=1, k_baseline=logged)
     if not len(runs[0]):
@@ -80,37 +79,64 @@ def compare_losses(
     nothing = replace(nothing, k_baseline=len(chosen.baselines), warnings=tuple(chosen.warnings))
     if not chosen.baselines:
         return replace(nothing, explanation="No baseline run has a finite loss at its end.")
-    aligned = align([*(runs[i] for i in chosen.runs), *(baselines[i] for i in chosen.baselines)])
-    kept = usable(aligned.losses).all(axis=0)
+    aligned = _common_points(runs, baselines, chosen)
     nothing = replace(nothing, k_run=len(chosen.runs), aligned_on=aligned.axis, paired=aligned.paired)
-    warnings = (*nothing.warnings, *_lapses(runs[0], chosen))
-    usable_points = replace(aligned, x=aligned.x[kept], losses=aligned.losses[:, kept])
-    points = int(kept.sum())
-    # Several seeds that have ended show their noise themselves, on however few points.
-    of_seeds = chosen.ended and not chosen.finals and min(len(chosen.runs), len(chosen.baselines)) >= 2
-    few = points < (LEAST_POINTS_OF_ARMS if of_seeds else COMMON_POINTS)
-    if few and not chosen.diverged:
-        compared = verdicts.schedules_differ(chosen.ratio, finals=True)
-        warnings = tuple(warning for warning in nothing.warnings if warning != compared)
-        explanation = verdicts.too_few_points(points, COMMON_POINTS)
-        return replace(nothing, warnings=warnings, explanation=explanation)
-    if few:
-        return _diverged(nothing, runs, chosen)
+    if len(aligned.x) < _least_points(chosen):
+        return _diverged(nothing, runs, chosen) if chosen.diverged else _too_few(nothing, aligned, chosen)
     common, measured = _measure(
-        replace(nothing, warnings=warnings),
+        replace(nothing, warnings=(*nothing.warnings, *_lapses(runs[0], chosen))),
         runs[0],
         baselines,
         chosen,
-        usable_points,
+        aligned,
         alpha,
         window_fraction,
         prior,
     )
     if chosen.diverged:
         return _diverged(replace(nothing, curve=common.curve, basis=common.basis), runs, chosen)
+    return _judged(common, measured, runs, baselines, chosen, alpha, window_fraction)
+
+
+def _common_points(runs: Sequence[Curve], baselines: Sequence[Curve], chosen: Selection) -> Aligned:
+    """The chosen runs, then the chosen baselines, at the points where each of them has a usable loss."""
+    aligned = align([*(runs[i] for i in chosen.runs), *(baselines[i] for i in chosen.baselines)])
+    kept = usable(aligned.losses).all(axis=0)
+    return replace(aligned, x=aligned.x[kept], losses=aligned.losses[:, kept])
+
+
+def _least_points(chosen: Selection) -> int:
+    """The least common points for a measurement.
+
+    Several seeds that have ended show their noise themselves, on however few points.
+    """
+    of_seeds = chosen.ended and not chosen.finals and min(len(chosen.runs), len(chosen.baselines)) >= 2
+    return LEAST_POINTS_OF_ARMS if of_seeds else COMMON_POINTS
+
+
+def _too_few(nothing: LossComparison, aligned: Aligned, chosen: Selection) -> LossComparison:
+    """No verdict, and no warning about a comparison that was not made."""
+    compared = verdicts.schedules_differ(chosen.ratio, finals=True)
+    return replace(
+        nothing,
+        warnings=tuple(warning for warning in nothing.warnings if warning != compared),
+        explanation=verdicts.too_few_points(len(aligned.x), COMMON_POINTS),
+    )
+
+
+def _judged(
+    common: LossComparison,
+    measured: Measured,
+    runs: Sequence[Curve],
+    baselines: Sequence[Curve],
+    chosen: Selection,
+    alpha: float,
+    fraction: float,
+) -> LossComparison:
+    """The verdict on a measured difference: from final losses, the seeds of both arms, or one pair."""
     if chosen.finals and common.basis is not None:
         arms = [runs[i] for i in chosen.runs], [baselines[i] for i in common.basis.baselines]
-        judged = of_finals(common, measured, *arms, chosen, alpha, window_fraction)
+        judged = of_finals(common, measured, *arms, chosen, alpha, fraction)
     elif min(measured.counts) >= 2:
         judged = of_arms(common, measured, alpha, ended=chosen.ended)
     else:

@@ -52,29 +52,13 @@ def ranking_figure(
     finite = [error for _, _, error, _ in products if math.isfinite(error) and error > 0]
     largest = max([*finite, total if math.isfinite(total) else 0.0, 1e-12])
     smallest = min([*finite, largest])
-    labels = [_label(layer, product, compact) for layer, product, _, _ in products]
     # Not the colours of arms: a product is none. Every bar also has a label.
     colours = {"fprop": theme.muted, "dgrad": theme.text, "wgrad": faded(theme.muted, 0.5)}
     for kind, colour in colours.items():
         rows = [index for index, product in enumerate(products) if product[1] == kind]
-        if not rows:
-            continue
-        errors = [products[index][2] for index in rows]
-        figure.add_bar(
-            orientation="h",
-            y=rows,
-            # A bar that is not finite fills the chart and has a label.
-            x=[error if math.isfinite(error) else largest for error in errors],
-            name=PRODUCT_TITLES[kind] if not compact else kind,
-            marker={"color": colour, "line": {"width": 0}},
-            text=["" if math.isfinite(error) else "not finite" for error in errors],
-            customdata=[
-                [escaped(products[index][0]), kind, _format(products[index][2]), _format(products[index][3])]
-                for index in rows
-            ],
-            hovertemplate="%{customdata[0]} %{customdata[1]}<br>"
-            "error %{customdata[2]}, cosine %{customdata[3]}<extra></extra>",
-        )
+        if rows:
+            title = kind if compact else PRODUCT_TITLES[kind]
+            _add_bars(figure, title, rows, [products[index] for index in rows], colour, largest)
     if math.isfinite(total) and total > 0:
         figure.add_vline(x=total, line={"color": theme.muted, "width": 1.2, "dash": "dash"})
     figure.update_xaxes(
@@ -88,7 +72,7 @@ def ranking_figure(
     figure.update_yaxes(
         tickmode="array",
         tickvals=list(range(len(products))),
-        ticktext=labels,
+        ticktext=[_label(layer, product, compact) for layer, product, _, _ in products],
         range=[len(products) - 0.4, -0.6],
     )
     # For the data of the chart, which has full names.
@@ -97,6 +81,30 @@ def ranking_figure(
         hovermode="closest", bargap=0.25, barmode="overlay", dragmode=False, meta={"names": names}
     )
     return figure
+
+
+def _add_bars(
+    figure: go.Figure,
+    title: str,
+    rows: Sequence[int],
+    products: Sequence[tuple[str, str, float, float]],
+    colour: str,
+    largest: float,
+) -> None:
+    """Add the bars of one kind of product at their rows. A bar that is not finite is as long as `largest`."""
+    figure.add_bar(
+        orientation="h",
+        y=list(rows),
+        x=[error if math.isfinite(error) else largest for _, _, error, _ in products],
+        name=title,
+        marker={"color": colour, "line": {"width": 0}},
+        text=["" if math.isfinite(error) else "not finite" for _, _, error, _ in products],
+        customdata=[
+            [escaped(layer), kind, _format(error), _format(cosine)] for layer, kind, error, cosine in products
+        ],
+        hovertemplate="%{customdata[0]} %{customdata[1]}<br>"
+        "error %{customdata[2]}, cosine %{customdata[3]}<extra></extra>",
+    )
 
 
 def _label(layer: str, product: str, compact: bool) -> str:

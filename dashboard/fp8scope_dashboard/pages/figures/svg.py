@@ -25,6 +25,7 @@ from fp8scope_dashboard.pages.figures.axes import Axis, axis_of, drawable, float
 from fp8scope_dashboard.pages.figures.sparkline import stretches
 from fp8scope_dashboard.pages.figures.theme import Theme, shortened
 from fp8scope_dashboard.telemetry.downsample import keep
+from fp8scope_dashboard.text.ticks import superscript
 
 Floats = NDArray[np.float64]
 
@@ -563,5 +564,6 @@ def _entry_width(trace: Any) -> float:
 
 
 def _plain(text: str | None) -> str:
-    """Plotly's texts may have tags."""
-    return html.unescape(re.sub(r"<[^>]*>", "", str(text or "")))
+    """Plotly's texts may have tags; those of exponents become raised digits."""
+    raised = re.sub(r"<sup>(-?\d+)</sup>", lambda match: superscript(match[1]), str(text or ""))
+    return html.unescape(re.sub(r"<[^>]*>", "", raised))

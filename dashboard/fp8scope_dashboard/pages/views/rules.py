@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from datetime import datetime
 from typing import Any, Final
 
@@ -36,6 +37,8 @@ from fp8scope_dashboard.pages.undo_offer import offer_undo
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry.rank_merge import DERIVED
+
+logger = logging.getLogger(__name__)
 
 RUNS_OFFERED: Final = 30
 # Runs whose scalars and statistics the form suggests.
@@ -111,12 +114,10 @@ def rule_try(request: HttpRequest, project: Project) -> HttpResponse:
         return render(request, "pages/_trial.html", {"project": project, "problem": _in_words(error)})
     try:
         try_rule.delay(trial.pk)
-    # Whatever Redis or Celery raises.
-    except Exception:
-        trial.state, trial.problem = (
-            TrialState.FAILED,
-            "The server's queue cannot be reached. Try again later.",
-        )
+    except Exception as error:  # whatever Redis or Celery raises: the page says that there is no trial
+        logger.warning("Trial %d of a rule could not be queued: %s.", trial.pk, type(error).__name__)
+        trial.state = TrialState.FAILED
+        trial.problem = "The server's queue cannot be reached. Try again later."
         trial.save(update_fields=["state", "problem"])
     return render(request, "pages/_trial.html", {"project": project, "trial": trial})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from urllib.parse import urlencode
 from uuid import UUID
 
 from django.http import Http404, HttpRequest, HttpResponse
@@ -157,6 +158,8 @@ def tensor(request: HttpRequest, project: Project, run_id: UUID, index: int) -> 
     if sample is not None:
         target = target_of(chosen_format, chosen_part)
         context["picture"] = picture(sample, shown, target, run.recipe)
+        exponents = reverse("figure", args=[project.slug, run.pk, "exponents"])
+        context["picture_address"] = f"{exponents}?{urlencode({'tensor': shown.index, 'step': sample.step})}"
         shares = shown_shares(context["picture"])
         context["outcomes"] = [(key, title, *shares[key]) for key, title in OUTCOMES]
     template = "pages/_tensor_panel.html" if context["is_drawer"] else "pages/tensor.html"

@@ -276,6 +276,7 @@ class Figure {
       return "";
     }
     const Plotly = await loadPlotly();
+    const theme = isDark() ? "dark" : "light";
     await turn(this.element, async () => {
       if (!this.element.isConnected) return;
       const { data, layout } = answer.figure;
@@ -285,6 +286,7 @@ class Figure {
       for (const trace of data) if (trace.name) trace.name = shortened(trace.name, most);
       this.element.style.setProperty("--figure-height", `${layout.height}px`);
       await Plotly.react(this.plot, data, layout, CONFIG);
+      this.plot.dataset.drawn = theme;
       this.plot.setAttribute("role", "img");
       this.plot.setAttribute("aria-label", answer.summary);
       this.plot.tabIndex = 0;
@@ -530,6 +532,21 @@ document.addEventListener("fp8:restored", () => {
 document.addEventListener("htmx:afterSettle", scan);
 // The page that brings its first chart has also told the browser to download plotly.
 if (document.querySelector(".figure__drawn")) loadPlotly().catch(() => {});
+
+// On paper charts are as wide as the page. Plotly gives their pictures a size in pixels.
+const fitted = new Set();
+addEventListener("beforeprint", () => {
+  for (const picture of document.querySelectorAll(".figure__plot .main-svg:not([viewBox])")) {
+    const { width: { baseVal: { value: width } }, height: { baseVal: { value: height } } } = picture;
+    if (!width || !height) continue;
+    picture.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    fitted.add(picture);
+  }
+});
+addEventListener("afterprint", () => {
+  for (const picture of fitted) picture.removeAttribute("viewBox");
+  fitted.clear();
+});
 
 // Save as PNG or SVG what is shown, with the chart's title.
 document.addEventListener("click", async (event) => {
