@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""The address of every view of a project, which has one object of each kind."""
-=======
 """The addresses of all pages of a project."""
->>>>>>> 0d3ad2a1d1f2f981fdafc5b8f2be18515d1559ae
 
 from __future__ import annotations
 
@@ -14,30 +10,14 @@ from django.urls import reverse
 
 from fp8scope_dashboard.accounts.models import Membership, User
 from fp8scope_dashboard.accounts.services import create_token
-<<<<<<< HEAD
 from fp8scope_dashboard.accounts.urls import urlpatterns as account_entries
 from fp8scope_dashboard.alerts.models import Channel, Event, Rule, RuleTrial
 from fp8scope_dashboard.db.encryption import encrypt_json
 from fp8scope_dashboard.pages.urls import urlpatterns as page_entries
-from fp8scope_dashboard.runs.models import Artefact, BulkAction, SavedView, Tensor
+from fp8scope_dashboard.runs.models import Artefact, BulkAction, Run, SavedView, Tensor
 from fp8scope_dashboard.shared_reports.models import SharedReport, ShareLink
 
 ENTRIES = (*account_entries, *page_entries)
-
-
-class Addresses:
-    """The addresses of all pages of a project that contains one object of each kind."""
-
-    def __init__(self, visitor: Visitor) -> None:
-        self.slug = visitor.project.slug
-        self.run = make_run(visitor.project, "a run")
-        Tensor.objects.create(run=self.run, index=0, name="a.input", module="a", role="input")
-=======
-from fp8scope_dashboard.alerts.models import Channel, Event, Rule, RuleTrial
-from fp8scope_dashboard.db.encryption import encrypt_json
-from fp8scope_dashboard.pages.urls import urlpatterns
-from fp8scope_dashboard.runs.models import Artefact, BulkAction, Run, SavedView, Tensor
-from fp8scope_dashboard.shared_reports.models import SharedReport, ShareLink
 
 
 class Addresses:
@@ -51,7 +31,6 @@ class Addresses:
         self.run = run or make_run(visitor.project, "a run")
         if run is None:
             Tensor.objects.create(run=self.run, index=0, name="a.input", module="a", role="input")
->>>>>>> 0d3ad2a1d1f2f981fdafc5b8f2be18515d1559ae
         self.rule = Rule.objects.filter(project=visitor.project).earliest("id")
         self.event = Event.objects.create(
             run=self.run,
@@ -80,22 +59,13 @@ class Addresses:
             project=visitor.project, name="c", sealed=encrypt_json({"url": "https://x.test"})
         )
 
-<<<<<<< HEAD
-    def of(self, name: str) -> str:
-        route = next(str(entry.pattern) for entry in ENTRIES if entry.name == name)
-        arguments = {"run_id": self.run.pk, "event_id": self.event.pk, "rule_id": self.rule.pk}
-        arguments |= {"token_id": self.token.pk, "channel_id": self.channel.pk, "slug": self.slug}
-        arguments |= {
-            "name": "bisect" if name == "report_figure" else "loss",
-=======
     def of(self, page: str, /, **chosen: str) -> str:
         """The address of a page of the objects above; `chosen` replaces parts of it."""
-        route = str(next(entry.pattern for entry in urlpatterns if entry.name == page))
+        route = next(str(entry.pattern) for entry in ENTRIES if entry.name == page)
         arguments = {"run_id": self.run.pk, "event_id": self.event.pk, "rule_id": self.rule.pk}
         arguments |= {"token_id": self.token.pk, "channel_id": self.channel.pk, "slug": self.slug}
         arguments |= {
             "name": "bisect" if page == "report_figure" else "loss",
->>>>>>> 0d3ad2a1d1f2f981fdafc5b8f2be18515d1559ae
             "form": "csv",
             "kind": "webhook",
             "field": "baseline",
@@ -109,11 +79,6 @@ class Addresses:
             "view_id": self.view.pk,
             "index": 0,
             "rank": 0,
-<<<<<<< HEAD
-        }
-        return reverse(name, kwargs={key: arguments[key] for key in re.findall(r"<\w+:(\w+)>", route)})
-=======
             **chosen,
         }
         return reverse(page, kwargs={key: arguments[key] for key in re.findall(r"<\w+:(\w+)>", route)})
->>>>>>> 0d3ad2a1d1f2f981fdafc5b8f2be18515d1559ae
