@@ -170,8 +170,9 @@ class HighPrecisionObserver:
 
 
 def add_tensor(slot: Slot, x: Tensor) -> None:
-    """Add `numel`, `amax` and `nonfinite` of a tensor that is not quantised to its row; `scale` is 1.
+    """Add `numel`, `amax` and `nonfinite` of x, which is not quantised, to the slot's row; `scale` is 1.
 
+    x has any floating dtype and shape.
     Takes one launch with Triton, one call with the compiled kernels, or else a few operations of torch.
     """
     row = slot.row
@@ -202,7 +203,7 @@ def _timed(pace: Pace, x: Tensor) -> Iterator[None]:
 
 
 def add_extent(row: Tensor, elements: int, extent: Extent) -> None:
-    """Add `numel`, `amax` and `nonfinite` of a tensor that is not quantised to its row."""
+    """Add `numel`, `amax` and `nonfinite` of a tensor to its row, float64 [len(STATISTICS)]."""
     numel, amax, _, nonfinite = row.tensor_split((1, 2, NONFINITE))
     numel += elements
     torch.maximum(amax, extent.amax, out=amax)

@@ -5,9 +5,10 @@ A new version of torch may change any of it. Each name says what happens where t
 
 import functools
 import platform
+import sys
 from collections.abc import Callable
 from functools import cache
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch._C import _current_graph_task_id as current_graph_task_id
@@ -16,6 +17,7 @@ from torch.compiler import is_dynamo_compiling
 
 __all__ = [
     "break_graph",
+    "call_before_compiling",
     "current_graph_task_id",
     "has_bf16_units",
     "is_functorch_wrapped_tensor",
@@ -50,6 +52,21 @@ def break_graph(function: Callable[P, R]) -> Callable[P, R]:
         return in_graph(*args, **kwargs) if is_dynamo_compiling() else function(*args, **kwargs)
 
     return call
+
+
+def call_before_compiling(callback: Callable[..., None]) -> bool:
+    """Arrange that torch calls `callback` whenever it is about to compile a graph. It must not raise.
+
+    Returns False if torch has not loaded its compiler yet (torch.optim does, in its first step), has no such
+    call, or guards its graphs on the hooks of modules. May be called again with the same callback.
+    """
+    dynamo: Any = sys.modules.get("torch._dynamo")
+    handler = getattr(dynamo, "callback_handler", None)
+    if handler is None or not getattr(dynamo.config, "skip_nnmodule_hook_guards", False):
+        return False
+    if callback not in handler.start_callbacks:
+        handler.register_start_callback(callback)
+    return True
 
 
 @cache

@@ -170,7 +170,9 @@ def test_a_run_whose_end_fails_keeps_no_other_from_its_own(
     monkeypatch.setattr(first.session, "terminate", broken)
     open_runs.exit_hooks.terminate(5.0)
     assert first.guard.errors == 1 and second.finished
+    assert open_runs.live_runs == [first]
     first.finish()
+    assert open_runs.live_runs == []
 
 
 def test_an_exit_that_cannot_be_noted(

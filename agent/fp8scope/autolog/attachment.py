@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fp8scope.autolog.inspection import parameters_of, token_count, unwrap_optimizer
 from fp8scope.autolog.loss_capture import Loss, combine, listen, unlisten
+from fp8scope.observe.compiled_calls import Handle, around_compiled_calls
 from fp8scope.observe.tensors.base import inside_backward, local
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class Attachment:
         self._followed: list[Followed] = []
         self._pending: list[tuple[Loss, set[str]]] = []
         """Losses that no optimizer has used yet, each with the models whose gradients it changed."""
-        self._handles: list[RemovableHandle] = []
+        self._handles: list[RemovableHandle | Handle] = []
         self._models: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         """The modules whose calls begin a step, and their names."""
         self._optimizers: weakref.WeakKeyDictionary[Optimizer, str] = weakref.WeakKeyDictionary()
@@ -168,6 +169,7 @@ class Attachment:
         """Begin steps at forward passes of this module, which is the named model or a part of it."""
         hook = ForwardHook(self, counts_tokens=self._counts_inputs and not self._models)
         self._handles.append(model.register_forward_pre_hook(hook, prepend=True, with_kwargs=True))
+        self._handles += around_compiled_calls(model, hook)
         self._models[model] = name
 
     def name_of(self, model: nn.Module) -> str | None:

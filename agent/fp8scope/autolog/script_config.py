@@ -4,6 +4,9 @@ The sources, the most explicit first: parsed command-line arguments (argparse, c
 OmegaConf and Hydra, the script's configuration objects, and its module-level constants. They are merged by
 name. If two sources differ, the more explicit one wins, and the other value is kept under the name of its
 source. Reading imports nothing and reads no tensor.
+
+A module-level name is a constant unless a loop of its file binds it, a function binds it through `global`, or
+it is imported from a library.
 """
 
 import argparse
@@ -19,6 +22,7 @@ from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any
 
 from fp8scope.autolog.parsed_arguments import is_script_file
+from fp8scope.autolog.rebound_names import rebound_names
 from fp8scope.guard import before_any_run
 from fp8scope.metadata.redaction import conceal, is_secret_entry, plain
 
@@ -316,8 +320,9 @@ def _constants(main: Mapping[str, Any], configs: Iterable[Mapping[str, Any]]) ->
 def _plain_items(scope: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield the names and values of a module or class that may be settings."""
     left = MAX_CONSTANTS
+    rebound = rebound_names(str(scope.get("__file__") or ""))
     for name, value in list(scope.items()):
-        if name.startswith("_") or left <= 0 or not _could_be_setting(value):
+        if name.startswith("_") or name in rebound or left <= 0 or not _could_be_setting(value):
             continue
         try:
             plain_value = _Reader(strict=True).read(value, f"`{name}`")

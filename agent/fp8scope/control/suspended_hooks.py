@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from fp8scope.observe.tensors.switched_hooks import held
 from fp8scope_kernels import Fp8Linear
 
 OURS = ("fp8scope.", "fp8scope_kernels.")
@@ -46,7 +47,8 @@ def without_hooks(models: Sequence[nn.Module], optimizers: Sequence[Optimizer] =
     for layer, _ in slots:
         layer.slots = {}
     try:
-        yield
+        with held():
+            yield
     finally:
         for table, before in suspended:
             # Keep hooks that were added meanwhile.

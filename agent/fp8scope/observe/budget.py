@@ -117,8 +117,11 @@ class Budget:
     def end(self, sampled: bool, pace: "Pace") -> None:
         """Called when a step ends; `pace` has the time of its readings."""
         now = perf_counter()
-        reading, pace.seconds = pace.seconds + HOOK_SECONDS * pace.calls, 0.0
-        calls, pace.calls = pace.calls, 0
+        reading, calls = 0.0, pace.calls
+        # Without a reading, the time is that of removing the hooks, and belongs to the next one.
+        if calls:
+            reading = pace.seconds + HOOK_SECONDS * calls
+            pace.seconds, pace.calls = 0.0, 0
         fixed, self.fixed_seconds = self.fixed_seconds + STEP_SECONDS, 0.0
         norm, self.norm_seconds = self.norm_seconds, 0.0
         self._take_device_times(pace)

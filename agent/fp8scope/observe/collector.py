@@ -5,11 +5,12 @@ Torch is imported when a model is watched, so that a program without torch can l
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fp8scope.observe.budget import Budget
+from fp8scope.observe.budget import HOOK_SECONDS, Budget
 from fp8scope.observe.snapshot import Copied, HostBuffers, PlainSnapshot, Snapshot
 from fp8scope.scalars import host_number
 
@@ -100,6 +101,8 @@ class Collector:
             close = getattr(source, "close", None)
             if close is not None:
                 close()
+        if self._tables is not None:
+            self._tables.close()
         self._sources.clear()
         self._always = ()
         self._paced = False
@@ -113,6 +116,19 @@ class Collector:
                 self._tables.sample(sampled)
         if self._paced and self._tables is not None:
             self._budget.begin(number, sampled, self._tables.pace)
+            self._switch_hooks(self._tables)
+
+    def _switch_hooks(self, tables: "StatisticsTables") -> None:
+        """Register the hooks that read plain tensors if this step is read, and count what hooks take."""
+        pace, hooks = tables.pace, tables.reading_hooks
+        if hooks.is_on != pace.observing:
+            began = perf_counter()
+            hooks.set(pace.observing)
+            pace.seconds += perf_counter() - began
+        idle = len(hooks) if hooks.is_on and not pace.observing else 0
+        if tables.sampling_hooks.is_on and not self.sampled:
+            idle += len(tables.sampling_hooks)
+        self._budget.fixed_seconds += HOOK_SECONDS * idle
 
     def new_tensors(self) -> "tuple[int, Sequence[TensorInfo], Sequence[str]] | None":
         """Return the tensors that are new since the last call: offset, entries, names of the statistics."""

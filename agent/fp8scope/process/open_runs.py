@@ -183,6 +183,8 @@ class ExitHooks:
             # A failure of one run must not keep the others from ending.
             with run.session.guard.shield("ending the run"):
                 run.session.terminate(TERMINATED, max(0.5, deadline - time.monotonic()))
+                # The hooks stay: the process ends right after this.
+                self._runs.remove(run)
 
     def _at_exit(self) -> None:
         deadline = time.monotonic() + EXIT_SECONDS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from html import escape
 from typing import Final
 
 from fp8scope_dashboard.admission import limits
@@ -10,6 +11,17 @@ from fp8scope_dashboard.admission.scope import Receive, Scope, Send
 from fp8scope_dashboard.wire.errors import RefusalError, error_bytes
 
 API: Final = "/api/"
+# For people. It asks for no other file: such a request could be refused as well.
+PAGE: Final = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>%(message)s</title><style>
+:root { color-scheme: light dark }
+body { font: 16px/1.5 system-ui, sans-serif; margin: 15vh auto; padding: 0 20px; max-width: 32rem }
+h1 { font-size: 1.4rem; line-height: 1.25 }
+p { opacity: 0.8 }
+</style></head><body><main><p>%(status)d</p><h1>%(message)s</h1><p>%(hint)s</p></main></body></html>
+"""
 
 
 async def answer(
@@ -36,6 +48,9 @@ async def refuse(scope: Scope, send: Send, error: RefusalError, receive: Receive
     more.append((b"connection", b"close"))
     if scope["path"].startswith(API):
         kind, body = b"application/json", error_bytes(error.code, error.message, error.hint)
+    elif b"text/html" in dict(scope.get("headers", ())).get(b"accept", b""):
+        words = {"status": error.status, "message": escape(error.message), "hint": escape(error.hint)}
+        kind, body = b"text/html; charset=utf-8", (PAGE % words).encode()
     else:
         kind, body = b"text/plain; charset=utf-8", f"{error.message} {error.hint}\n".encode()
     if receive is None or not _lingering.room:

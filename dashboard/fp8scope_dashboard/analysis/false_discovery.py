@@ -56,8 +56,9 @@ def e_benjamini_hochberg(e_values: Floats, level: float = LEVEL) -> NDArray[np.b
 def e_values_of(p_values: Floats) -> Floats:
     """An e-value of each p-value: the mean of k p^(k-1) over k in (0, 1), (1 - p + p ln p) / (p ln² p).
 
-    Vovk & Wang, "E-values: calibration, combination and applications" (2021). It is at most 1 in expectation
-    where the p-value is uniform, so that its claims hold under any dependence, at a cost in power.
+    Both are float64[T]; NaN stays NaN. Vovk & Wang, "E-values: calibration, combination and applications"
+    (2021). It is at most 1 in expectation where the p-value is uniform, so that its claims hold under any
+    dependence, at a cost in power.
     """
     p = np.clip(p_values, 1e-300, 1.0)
     with np.errstate(divide="ignore", invalid="ignore"):

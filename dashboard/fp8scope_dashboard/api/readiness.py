@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -70,11 +71,7 @@ def get_readiness(
             "Record them with run.watch(model, readiness=True), with shadow=… or with FP8 layers.",
         )
     readiness = judge(sampled.tensors, target)
-    effect = readiness.effect
-    budget = default_budget(effect) if error is None else error
-    kept = smallest_set(effect.error.estimate, budget)
     shown = [tensor for tensor in worst_first(readiness) if search.lower() in tensor.name.lower()]
-    known = np.isfinite(effect.error.estimate)
     return {
         "method_version": METHOD_VERSION,
         "step": sampled.step,
@@ -84,13 +81,21 @@ def get_readiness(
         "counts": {
             verdict: len(readiness.having(verdict)) for verdict in ("ready", "finer", "bf16", "unknown")
         },
-        "error": {
-            "mean": float(effect.error.estimate[known].mean()) if known.any() else None,
-            "budget": budget,
-            "keep_in_bf16": [sampled.tensors.names[i] for i in kept],
-        },
+        "error": _errors(readiness, sampled.tensors.names, error),
         "total": len(shown),
         "tensors": [_row(readiness, tensor) for tensor in shown[offset : offset + limit]],
+    }
+
+
+def _errors(readiness: Readiness, names: Sequence[str], allowed: float | None) -> dict[str, Any]:
+    """The mean error, the error that is allowed, and the tensors to keep in BF16 for it."""
+    effect = readiness.effect
+    budget = default_budget(effect) if allowed is None else allowed
+    known = np.isfinite(effect.error.estimate)
+    return {
+        "mean": float(effect.error.estimate[known].mean()) if known.any() else None,
+        "budget": budget,
+        "keep_in_bf16": [names[i] for i in smallest_set(effect.error.estimate, budget)],
     }
 
 

@@ -66,7 +66,10 @@ def change_point(values: Floats) -> ChangePoint | None:
 
 
 def change_points(values: Floats, most: int = 8) -> list[ChangePoint]:
-    """Up to `most` change-points in ascending order, by binary segmentation."""
+    """Up to `most` change-points of float64[n] in ascending order, by binary segmentation.
+
+    Each part between two of them is searched in turn with `change_point` (Scott & Knott 1974).
+    """
     changes: list[ChangePoint] = []
     pending = [(0, len(values))]
     while pending and len(changes) < most:

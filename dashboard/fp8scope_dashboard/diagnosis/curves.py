@@ -23,6 +23,9 @@ MAD_TO_SIGMA: Final = 1.4826
 # share. Neighbouring steps are correlated, and the level is the smallest of many medians, so that eight sigma
 # here are about five of the noise. 5 and 10 %: what matters.
 SIGMAS: Final = 8.0
+# The logarithm of the loss must rise by so many of its own sigmas, too. Only noise of more than a fifth of
+# the loss makes this the larger limit.
+LOG_SIGMAS: Final = 5.0
 SPIKE_SHARE: Final = 0.1
 RISE_SHARE: Final = 0.05
 # Points below which a level cannot be estimated.
@@ -78,15 +81,21 @@ def _rises(steps: Int64s, losses: Floats) -> list[Trouble]:
         return []
     width = window_of(len(losses))
     smooth = median_filter(losses, width, mode="nearest")
-    # The level before a point: the smallest running median that does not contain the point.
-    level = np.minimum.accumulate(median_filter(losses, 2 * width + 1, mode="nearest"))
+    # The level before a point: the smallest running median that does not contain the point. Copies of the
+    # first loss, which may be low by chance, must not outweigh the others.
+    level = np.minimum.accumulate(median_filter(losses, 2 * width + 1, mode="reflect"))
     past = np.concatenate([np.full(width + 1, level[0]), level[: -(width + 1)]])
-    past[: width + 1] = np.maximum(losses[0], level[0])
+    past[: width + 1] = max(losses[0], level[0], float(np.median(losses[:width])))
     sigma = _local_noise(losses, width)
     limit = np.maximum(SIGMAS * sigma, SPIKE_SHARE * np.abs(past))
     # A point far above, or a running median above: noise cannot do the second for half a window.
     far = losses - past > limit
     lasting = smooth - past > np.maximum(0.5 * SIGMAS * sigma, RISE_SHARE * np.abs(past))
+    if losses.min() > 0.0:
+        # The noise of a small loss is skewed, so that batches reach many times its level by chance.
+        factor = LOG_SIGMAS * _local_noise(np.log(losses), width)
+        far &= np.log(losses / past) > factor
+        lasting &= np.log(smooth / past) > 0.5 * factor
     return [
         _episode(steps, losses, past, limit, begin, end)
         for begin, end in _runs(_joined(far | lasting, width // 2))
@@ -94,14 +103,14 @@ def _rises(steps: Int64s, losses: Floats) -> list[Trouble]:
 
 
 def _local_noise(losses: Floats, width: int) -> Floats:
-    """Standard deviation of a point around its level, from the points before it.
+    """Standard deviation of a point around its level, from the points before it, or the first ones.
 
     A diverging curve then does not raise its own limit; a multiple of the whole curve's noise bounds it, for
     the steep begin. Deviations from a wide median contain correlated noise, which differences would miss.
     """
     wide = 8 * width + 1
-    deviations = np.abs(losses - median_filter(losses, 4 * width + 1, mode="nearest"))
-    local = MAD_TO_SIGMA * median_filter(deviations, wide, mode="nearest", origin=wide // 2)
+    deviations = np.abs(losses - median_filter(losses, 4 * width + 1, mode="reflect"))
+    local = MAD_TO_SIGMA * median_filter(deviations, wide, mode="reflect", origin=wide // 2)
     overall = MAD_TO_SIGMA * float(np.median(deviations))
     sigma: Floats = np.maximum(np.minimum(local, 3.0 * overall), 0.5 * overall)
     return np.maximum(sigma, 1e-9)

@@ -1,4 +1,4 @@
-"""Step (b): the software. Versions that are known to be troubled, and versions mixed over ranks.
+"""Step (b): the software. Versions with known faults, and versions mixed over ranks.
 
 `KNOWN` has few entries on purpose: only what a project's own issue or release notes say of its versions.
 """
@@ -77,7 +77,7 @@ def examine(environments: Sequence[Mapping[str, Any]], recipe: Mapping[str, Any]
                 links=(Link("source", known.source, {"address": known.source}),),
             )  # fmt: skip
     listed = ", ".join(f"{name} {environment[name]}" for name in PACKAGES[:4] if environment.get(name))
-    return Finding("software", "clear", f"No version is known to be troubled ({listed or 'none recorded'}).")
+    return Finding("software", "clear", f"No version with a known fault ({listed or 'none recorded'}).")
 
 
 def _mixed(environments: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:

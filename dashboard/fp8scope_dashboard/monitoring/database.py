@@ -125,9 +125,10 @@ def _per_minute(sending: list[Any]) -> list[int]:
 
 
 def _projects(telemetry_bytes: int) -> list[ProjectStorage]:
-    """The largest projects. Sizes are shares by points: measuring each run would read all of them."""
+    """The largest projects with runs. Sizes are shares by points: measuring runs would read all of them."""
     rows = Project.objects.annotate(number=Count("runs"), points=Sum("runs__points_stored"))
-    listed = list(rows.order_by("-points", "slug")[:MOST_PROJECTS])
+    # Of a project without runs the sum is NULL, which PostgreSQL calls the largest.
+    listed = list(rows.exclude(points=None).order_by("-points", "slug")[:MOST_PROJECTS])
     total = sum(row.points or 0 for row in listed) or 1
     return sorted(
         (

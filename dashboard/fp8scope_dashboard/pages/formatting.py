@@ -9,10 +9,11 @@ from datetime import datetime, timedelta
 from fp8scope_dashboard.text.numbers import MINUS, THIN
 from fp8scope_dashboard.text.ticks import power_of_ten
 
-# Earlier versions have stored `1.31x [1.29, 1.33]`.
+# Earlier versions have stored `1.31x [1.29, 1.33]`, and differences of any loss in nats.
 _FACTOR = re.compile(r"(\d\.\d\d)x\b")
+_NATS = re.compile(r"(?<=\d) nats\b")
 _BOUNDS = re.compile(r"\[(-?\d+\.\d+), (-?\d+\.\d+)\]")
-_PER_CENT = re.compile(r"(\d) %")
+_PER_CENT = re.compile(r"(\d) ?%(?![0-9A-Fa-f]{2})")
 _THOUSANDS = re.compile(r"\b\d{1,3}(?:,\d{3})+\b")
 # Before a number, and not inside a word, a date or a range.
 _HYPHEN = re.compile(r"(?<![\w.\-])-(?=\d)")
@@ -46,6 +47,7 @@ def written(sentence: str) -> str:
     """A stored sentence with its numbers as pages write them: `12 %` on one line, minus signs, `12 345`."""
     sentence = _FACTOR.sub(rf"\1{THIN}×", sentence)
     sentence = _BOUNDS.sub(r"(\1 to \2)", sentence)
+    sentence = _NATS.sub("", sentence)
     sentence = _PER_CENT.sub(rf"\1{THIN}%", sentence)
     sentence = _THOUSANDS.sub(lambda match: match[0].replace(",", THIN), sentence)
     return _HYPHEN.sub(MINUS, sentence)

@@ -97,7 +97,10 @@ def compared(a: Floats, b: Floats, *, subtract: bool) -> Floats:
 
 
 def most_different(values: Floats, most: int) -> Sequence[int]:
-    """The rows with the largest magnitude, the largest first; rows without a difference are left out."""
+    """The rows of float64[T, C] with the largest magnitude, the largest first.
+
+    Rows without a difference are left out.
+    """
     size = np.max(np.abs(np.where(np.isnan(values), 0.0, values)), axis=1, initial=0.0)
     order = np.argsort(-size, kind="stable")
     return [int(i) for i in order[:most] if size[i] > 0]

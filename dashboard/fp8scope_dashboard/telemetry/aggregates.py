@@ -129,7 +129,10 @@ def blank(series: int, buckets: int) -> Parts:
 
 
 def implied(part: str, parts: Mapping[str, Float64s]) -> Float64s:
-    """Compute a part of IMPLIED_FROM for buckets that have one value, or a constant value."""
+    """Compute a part of IMPLIED_FROM for buckets that have one value, or a constant value.
+
+    `parts` has those that it is implied from, each float64[series, buckets]; so is the result.
+    """
     if part == "count":
         return (~np.isnan(parts["max"])).astype(np.float64)
     if part == "sum":

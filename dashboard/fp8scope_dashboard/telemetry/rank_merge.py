@@ -90,7 +90,10 @@ def sources(statistic: str) -> tuple[str, ...]:
 
 
 def derive(statistic: str, values: Mapping[str, Float64s]) -> Float64s:
-    """Compute a statistic from its sources; NaN if a source is missing or the denominator is 0."""
+    """Compute a statistic from its `sources`, float64 of one shape.
+
+    NaN where a source is NaN or the denominator is 0.
+    """
     ratio = DERIVED.get(statistic)
     if ratio is None:
         return values[statistic]

@@ -22,7 +22,7 @@ NON_FINITE: Final[Mapping[str, float]] = {"NaN": math.nan, "Infinity": math.inf,
 
 
 def usable(values: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Where values are finite and small enough to be squared."""
+    """Where values are finite and small enough to be squared: bool of their shape."""
     # A comparison with NaN is false.
     return np.asarray(np.abs(values) <= LARGEST)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 
 MINUS = "\u2212"
+# Ticks of whole numbers with smaller distances have all their digits.
+WHOLE_BELOW = 1_000
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 

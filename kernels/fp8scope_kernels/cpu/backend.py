@@ -94,7 +94,7 @@ def remember(history: Tensor, calls: Tensor, amax: float) -> None:
 
 
 def measure(x: Tensor) -> float:
-    """Max of abs(x), 0 for an empty tensor; Inf or NaN if an element is."""
+    """Max of abs(x), x of any shape on the CPU; 0 for an empty tensor, Inf or NaN if an element is."""
     x = _readable(x)
     result: float = library().fp8scope_measure(x.data_ptr(), x.numel(), _is_wide(x), _threads(x))
     return result
@@ -142,7 +142,10 @@ def _without_repeats(x: Tensor) -> Tensor:
 
 
 def inspect(x: Tensor, scale: float, limit: float) -> tuple[float, int, int]:
-    """Three numbers: amax, the finite elements with abs(x * scale) > limit, and the non-finite elements."""
+    """Three numbers of x, of any shape on the CPU.
+
+    They are amax, the number of finite elements with abs(x * scale) > limit, and that of non-finite elements.
+    """
     x, counts = _readable(x), _Counts()
     amax: float = library().fp8scope_inspect(
         x.data_ptr(), x.numel(), _is_wide(x), scale, limit, ctypes.byref(counts)

@@ -179,8 +179,28 @@ def test_records_a_compiled_model(which: str, server: WireServer) -> None:
     # The names are the model's, whatever it is wrapped in. Observing must not break one whole graph.
     assert ("body.0.weight" in names_of(server)) == (which != "in place")
     # A model that is called from inside a graph tells nothing of its inputs.
-    tokens = [32.0, 64.0, 96.0, 128.0] if which == "compiled" else [None] * 4
+    tokens = [None] * 4 if which == "inner" else [32.0, 64.0, 96.0, 128.0]
     assert server.run.scalars("tokens") == tokens
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_records_the_precision_of_a_model_compiled_in_place(fullgraph: bool, server: WireServer) -> None:
+    model, optimizer = language_model()
+    model.compile(backend="eager", fullgraph=fullgraph)
+    compiled = model._compiled_call_impl
+    run = fp8scope.attach(model, optimizer)
+
+    def loss_of(model: nn.Module, number: int) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return lm_loss(model, number)
+
+    train(model, optimizer, 3, loss_of)
+    copied = pickle.loads(pickle.dumps(model))
+    assert run.finish().errors == 0
+    assert server.run.registration["precision"] == "bf16"
+    for name in ("time_forward", "time_backward", "model_flops_per_second"):
+        assert all((value or 0) > 0 for value in server.run.scalars(name)[1:])
+    assert model._compiled_call_impl is compiled and copied._compiled_call_impl is None
 
 
 def test_detach_removes_all_hooks(server: WireServer) -> None:

@@ -16,6 +16,7 @@ from agent.helpers.launching import SCRIPTS, Launch, here, own_settings
 from agent.helpers.wire_server import WireServer
 from torch.optim import Optimizer
 
+from fp8scope.autolog.rebound_names import rebound_names
 from fp8scope.autolog.script_config import MAX_BYTES
 
 __all__ = ["here"]
@@ -182,6 +183,98 @@ train()
     )  # fmt: skip
     assert config["lr"] == 1.0 and config["constants"] == {"lr": 0.25}
     assert config["width"] == 8 and config["DEPTH"] == 3
+
+
+FLAT_LOOP = """
+from math import tau
+import time
+from random import seed as set_seed
+EPOCHS, BATCH_SIZE = 2, 4
+lr = 0.5
+warmup = 10
+warmup //= 2
+names = [name for name in ("a", "b")]
+best = float("inf")
+if __name__ == "__main__":
+    device = "cpu"
+    for epoch in range(EPOCHS):
+        started = time.time()
+        for i, (x, label) in enumerate([(1, "a"), (2, "b")]):
+            step = epoch * 2 + i
+            batch = [x] * 4
+            train()
+        else:
+            epochs_done = epoch
+        best = min(best, step)
+"""
+WHILE_LOOP = """
+learning_rate, decay = 0.1, True
+iteration = 0
+while True:
+    current_rate = learning_rate if decay else 0.0
+    with open(__file__) as source:
+        line = source.readline()
+    train()
+    iteration += 1
+    if (more := iteration) >= 2:
+        break
+"""
+GLOBALS = """
+WIDTH = 8
+seen = 0
+def fit():
+    global seen
+    WIDTH = 9
+    for seen in range(2):
+        train()
+class Trainer:
+    WIDTH = 10
+    def run(self):
+        fit()
+Trainer().run()
+"""
+SWEEP = """
+DEPTH = 3
+total = sum(value := number for number in range(4))
+for seed in (0, 1):
+    width = 8 * (seed + 1)
+    train()
+del seed
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        (
+            FLAT_LOOP,
+            {"EPOCHS": 2, "BATCH_SIZE": 4, "lr": 0.5, "warmup": 5, "names": ["a", "b"], "device": "cpu"},
+        ),
+        (WHILE_LOOP, {"learning_rate": 0.1, "decay": True}),
+        (GLOBALS, {"WIDTH": 8}),
+        (SWEEP, {"DEPTH": 3, "total": 6}),
+    ],
+)
+def test_variables_of_loops_are_not_configuration(
+    script: str, expected: dict[str, Any], config_of: Any
+) -> None:
+    assert config_of(script) == expected
+
+
+def test_a_settings_module_may_have_loops(config_of: Any, tmp_path: Path) -> None:
+    (tmp_path / "my_settings.py").write_text(
+        "LAYERS = 2\nlimits = []\nfor each in (1, 2):\n    limits.append(each)\n"
+    )
+    config = config_of("import my_settings as settings\nfrom my_settings import LAYERS\ntrain()")
+    assert config == {"LAYERS": 2, "limits": [1, 2]}
+
+
+@pytest.mark.parametrize("source", [None, "no python (", "# coding: unknown\n", "x = 1\0"])
+def test_without_its_source_all_constants_of_a_script_count(source: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "gone.py"
+    if source is not None:
+        path.write_text(source)
+    assert rebound_names(str(path)) == set()
 
 
 def test_reads_configuration_objects_of_running_functions(config_of: Any) -> None:

@@ -32,6 +32,26 @@ def test_autocorrelated_noise_is_no_trouble() -> None:
         assert troubles(np.arange(400), falling(400, 0.0) + noise) == []
 
 
+@pytest.mark.parametrize("level", [falling(300, 0.0), 0.02 + 3.0 * np.exp(-np.arange(300) / 40.0)])
+@pytest.mark.parametrize("spread", [0.3, 1.0])
+def test_skewed_noise_of_small_batches_is_no_trouble(level: Floats, spread: float) -> None:
+    alarms = 0
+    for seed in range(20):
+        noise = np.random.default_rng(seed).normal(0.0, spread, 300)
+        alarms += bool(troubles(np.arange(300), level * np.exp(noise)))
+    assert alarms <= 2
+    noise = np.random.default_rng(0).normal(0.0, 0.3, 300)
+    diverging = level * np.exp(noise) + np.maximum(0.0, np.arange(300) - 200) * 0.3
+    *_, last = troubles(np.arange(300), diverging)
+    assert last.lasts and 195 <= last.onset <= 225
+
+
+def test_a_first_loss_that_is_low_by_chance_is_no_level() -> None:
+    losses = 0.9 + np.random.default_rng(1).normal(0.0, 0.05, 300)
+    losses[0] = 0.77
+    assert troubles(np.arange(300), losses) == []
+
+
 def test_a_spike_is_a_jump_that_ends() -> None:
     losses = falling()
     losses[200:203] += 4.0

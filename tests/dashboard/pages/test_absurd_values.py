@@ -139,6 +139,19 @@ def test_figures(client: Client, admin: Visitor, seeded: Seeded) -> None:
         assert_survives(client, "get", addresses.of("report_figure", name=name))
 
 
+def test_downloads_of_figures(client: Client, admin: Visitor, seeded: Seeded) -> None:
+    addresses = Addresses(admin, seeded.faulty)
+    for name in BUILDERS:
+        for number, form in enumerate(("svg", "csv", "json")):
+            values = iter(VALUES[number::3])
+            query = {field: next(values) for field in ("width", "title", "theme")}
+            answer = send(
+                client, "get", f"{addresses.of('figure', name=name)}?format={form}", urlencode(query)
+            )
+            # 404: there is no such chart without a tensor in the address.
+            assert answer.status_code in (200, 404), (name, form, query)
+
+
 def test_pages(client: Client, admin: Visitor, seeded: Seeded) -> None:
     addresses = Addresses(admin, seeded.faulty)
     for tab in TABS:

@@ -269,7 +269,10 @@ def test_shows_the_state_of_deliveries(admin: Visitor) -> None:
         Delivery.objects.create(event=event, channel=channel, **fields)
     page = html(admin, "alerts/")
     assert "good: delivered" not in page, "only what is not delivered"
-    assert "bad: not delivered after 8 attempts: The receiver answered 500." in page
+    assert f'Not delivered to bad. <a href="{admin.address(f"alerts/{event.pk}/")}#history-title">Why' in page
+    assert "bad: not delivered after 8 attempts: The receiver answered 500." in html(
+        admin, f"alerts/{event.pk}/"
+    )
     assert "slow: being sent, 1 attempt failed: Nobody answered." in page
 
 

@@ -80,6 +80,17 @@ def test_draws_deltas_with_their_tolerance(admin: Visitor, seeded: Seeded) -> No
     assert "empty" in figure(admin, "delta", seeded.baselines)
 
 
+def test_deltas_over_steps_and_over_tokens_have_no_common_axis(admin: Visitor, seeded: Seeded) -> None:
+    comparison = seeded.faulty.comparison
+    comparison.result["curve"]["x_name"] = "steps"
+    comparison.save()
+    answer = figure(admin, "delta", [seeded.healthy, seeded.faulty])
+    names = {trace["name"] for trace in answer["figure"]["data"]}
+    assert "gpt fp8 delayed" in names and "gpt fp8 frozen scale" not in names
+    title = answer["figure"]["layout"]["xaxis"]["title"]["text"]
+    assert title == "tokens (1 run without tokens: not shown)"
+
+
 def test_an_arm_keeps_its_colour(admin: Visitor, seeded: Seeded) -> None:
     together = json.dumps(figure(admin, "loss", [seeded.healthy, seeded.faulty]))
     alone = json.dumps(figure(admin, "loss", [seeded.faulty]))
@@ -175,7 +186,9 @@ def test_many_verdicts_take_a_line_each(admin: Visitor) -> None:
 
 def test_many_lines_have_fewer_points(admin: Visitor) -> None:
     for i in range(FEW_RUNS + 1):
-        Recorder(make_run(admin.project, f"run {i}")).rows(range(3_000), {"loss": np.arange(3_000.0)[::-1]})
+        Recorder(make_run(admin.project, f"run {i}")).rows(
+            range(3_000), {"loss": np.arange(3_000.0)[::-1]}, rows_per_batch=1_000
+        )
     answer = admin.client.get(admin.address("compare/figures/loss.json"), {"q": "run"}).json()
     traces = [trace for trace in answer["figure"]["data"] if len(trace_values(trace.get("x", []))) > 1]
     assert len(traces) == FEW_RUNS + 1 and "and 1 more" in answer["summary"]

@@ -109,7 +109,7 @@ def test_differences_are_drawn_over_the_margin() -> None:
     figure = differences_figure([score(1, "a", -0.1)], margins, LIGHT, in_percent=True)
     zone, zero = figure.layout.shapes
     assert (zone.y0, zone.y1, zero.y0) == (-0.02, 0.02, 0)
-    assert "+.2~%" in figure.data[0].hovertemplate and figure.layout.yaxis.tickformat == "+.2~%"
+    assert "+.2~%" in figure.data[0].hovertemplate and figure.layout.yaxis.tickformat == ".2~%"
     low, high = figure.layout.yaxis.range
     assert low < -0.2 and high > 0.1
 

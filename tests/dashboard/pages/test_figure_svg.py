@@ -326,3 +326,13 @@ def test_a_chart_without_data_is_a_picture_of_the_reason(admin: Visitor) -> None
         admin.address(f"runs/{run.id}/figures/loss.json"), {"format": "svg", "width": "x"}
     )
     assert "No loss yet" in " ".join(texts(ElementTree.fromstring(answer.content)))
+
+
+def test_steps_that_are_close_to_each_other_have_all_their_digits() -> None:
+    steps = np.arange(1_234_561.0, 1_234_581.0)
+    drawn = curves_figure([Curve("a run", "FP8", "fp8-1", steps, np.ones(20))], LIGHT)
+    texts = [text.text for text in parsed(drawn).iter(f"{SVG}text") if text.text and "234" in text.text]
+    assert "1\u202f234\u202f565" in texts and len(set(texts)) == len(texts) > 2
+    assert drawn.layout.separators == ".\u202f" and drawn.layout.xaxis.tickformatstops[0].value == ",d"
+    thousands = Curve("a run", "FP8", "fp8-1", 1_000.0 * np.arange(100.0), np.ones(100))
+    assert "20k" in [text.text for text in parsed(curves_figure([thousands], LIGHT)).iter(f"{SVG}text")]

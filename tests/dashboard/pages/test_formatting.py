@@ -153,7 +153,7 @@ def test_factors_have_no_exponent(octaves: float, text: str) -> None:
 
 
 def test_stored_sentences_have_the_numbers_of_the_pages() -> None:
-    sentence = "From -0.55 % to 12,345.5 % in blocks.0-2 of 2026-11-23, 1,234,567 times."
+    sentence = "From -0.55 % to 12,345.5% in blocks.0-2 of 2026-11-23, 1,234,567 times."
     assert written(sentence) == (
         "From \N{MINUS SIGN}0.55\u202f% to 12\u202f345.5\u202f% "
         "in blocks.0-2 of 2026-11-23, 1\u202f234\u202f567 times."
@@ -173,6 +173,9 @@ def test_sentences_of_earlier_versions_are_written_as_new_ones() -> None:
     old = "FP8 runs at 0.62x [0.53, 0.73] the speed of BF16 and needs 1.6 % [-0.7, 5.0] more tokens."
     assert plain(written(old)) == (
         "FP8 runs at 0.62 × (0.53 to 0.73) the speed of BF16 and needs 1.6 % (-0.7 to 5.0) more tokens."
+    )
+    assert written("The loss is 0.1 nats above 0.2, -0.01 nats to 0.2 nats.") == (
+        "The loss is 0.1 above 0.2, \N{MINUS SIGN}0.01 to 0.2."
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import psycopg
 import pytest
 from dashboard.helpers.visitors import Visitor
 from django.db import OperationalError, connection
@@ -54,12 +55,39 @@ def test_every_page_warns_for_a_minute(
     assert BANNER not in browser.get(admin.address("settings/")).content.decode()
 
 
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("code", ["57P03", "08006", "53300"])
+def test_a_database_that_is_away_is_not_called_an_error(
+    browser: Client, admin: Visitor, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    fail_with(monkeypatch, code)
+    answer = browser.get("/?page=2")
+    assert answer.status_code == 503 and answer["Retry-After"] == "10"
+    page = answer.content.decode()
+    assert "database does not answer" in page and 'href="/?page=2"' in page and "not saved" not in page
+
+
+@pytest.mark.django_db(transaction=True)
+def test_without_a_database_the_page_needs_none(
+    browser: Client, admin: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No connection at all, not even for the session: the pool gives up."""
+
+    def refused(*args: object, **options: object) -> None:
+        raise OperationalError("connection refused") from psycopg.OperationalError("connection refused")
+
+    monkeypatch.setattr("django.db.backends.base.base.BaseDatabaseWrapper.cursor", refused)
+    for answer in (browser.get("/account/"), browser.post("/account/", {})):
+        assert answer.status_code == 503 and "database does not answer" in answer.content.decode()
+    assert "What you sent was not saved." in answer.content.decode()
+
+
 def test_other_failures_are_not_reported_as_a_full_disk(
     browser: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail_with(monkeypatch, "57014")
     answer = browser.get("/")
     assert answer.status_code == 500
-    assert "Server error" in answer.content.decode()
+    assert "This page failed" in answer.content.decode()
     assert not disk_space.is_disk_full(OperationalError("connection lost"))
     assert not disk_space.is_disk_full(None)

@@ -57,7 +57,6 @@ class LayerInputs:
     tensors = 0
 
     def __init__(self, model: nn.Module, tables: StatisticsTables, trail: Trail, on_error: OnError) -> None:
-        self._handles = []
         places = {
             info.name: (table, row)
             for table in tables.all
@@ -70,13 +69,12 @@ class LayerInputs:
             place = places.get(f"{name}.input" if name else "input")
             if place is not None:
                 hook = InputHook(name, tables, *place, trail, on_error)
-                self._handles.append(module.register_forward_pre_hook(hook))
-        self._handles.append(model.register_forward_hook(EndHook(trail), always_call=True))
+                tables.sampling_hooks.add(module, "_forward_pre_hooks", hook, on_error)
+        self._end = model.register_forward_hook(EndHook(trail), always_call=True)
 
     def close(self) -> None:
-        """Remove the hooks."""
-        for handle in self._handles:
-            handle.remove()
+        """Remove the hook of the model; those of the layers belong to the tables."""
+        self._end.remove()
 
     def finish(self, sampled: bool) -> None:
         pass

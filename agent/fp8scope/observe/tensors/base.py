@@ -1,4 +1,4 @@
-"""Shared by the sources of tensor statistics: the protocol `Source`, unwrapping, and observer hooks."""
+"""Shared by the sources of tensor statistics: the protocol `Source`, and unwrapping."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -6,7 +6,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from fp8scope_kernels import HighPrecisionObserver, Slot
 from fp8scope_kernels.recipes import Role
 
 OnError = Callable[[Exception], None]
@@ -57,18 +56,6 @@ def local(x: Tensor) -> Tensor:
 def inside_backward() -> bool:
     """Whether this thread is inside a backward pass. Activation checkpointing calls modules there again."""
     return bool(torch._C._current_graph_task_id() != -1)
-
-
-def replace_observer(
-    layer: nn.Module, observer: HighPrecisionObserver, slots: Mapping[Role, Slot], on_error: OnError
-) -> None:
-    """Register `observer` as a hook of the layer, in place of an earlier one."""
-    for key, hook in list(layer._forward_hooks.items()):
-        if isinstance(hook, HighPrecisionObserver):
-            del layer._forward_hooks[key]
-    observer.slots.update(slots)
-    observer.on_error = on_error
-    layer.register_forward_hook(observer)
 
 
 def shapes_of(layer: Any) -> dict[Role, tuple[int, ...]]:

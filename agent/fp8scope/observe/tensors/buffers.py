@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fp8scope.observe.tensors.switched_hooks import HookSwitch
 from fp8scope_kernels import (
     BLOCK_STATISTICS,
     SAMPLE_SIZE,
@@ -143,6 +144,10 @@ class StatisticsTables:
         """Whether this is a sampled step."""
         self.pace = Pace()
         """Whether plain tensors are read in this step; shared by all tables."""
+        self.reading_hooks = HookSwitch()
+        """The hooks that `pace` makes read."""
+        self.sampling_hooks = HookSwitch()
+        """The hooks of sampled steps on every layer."""
         self._places: dict[str, int] = {}
         self._by_kind: dict[tuple[torch.device, bool], StatisticsTable] = {}
         self.plain: StatisticsTable | None = None
@@ -187,6 +192,11 @@ class StatisticsTables:
                     self.catalogue.append(info)
                 table.positions.append(place)
 
+    def close(self) -> None:
+        """Remove the hooks of the layers."""
+        self.reading_hooks.remove()
+        self.sampling_hooks.remove()
+
     def is_placed(self) -> bool:
         """Whether every row has a position in the catalogue."""
         return all(len(table.positions) == len(table.buffer) for table in self.all)
@@ -194,6 +204,7 @@ class StatisticsTables:
     def sample(self, value: bool) -> None:
         """Set whether the step that begins is a sampled one."""
         self.sampling = value
+        self.sampling_hooks.set(value)
         for table in self.all:
             table.sampling = value
             if value and not table.every_step:

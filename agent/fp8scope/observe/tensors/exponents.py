@@ -9,9 +9,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fp8scope.observe.tensors.base import OnError, local, path_of, replace_observer, shapes_of
+from fp8scope.observe.tensors.base import OnError, local, path_of, shapes_of
 from fp8scope.observe.tensors.buffers import StatisticsTables
 from fp8scope.observe.tensors.shadow import Unscale, chosen_layers, device_of
+from fp8scope.observe.tensors.switched_hooks import replace_observer
 from fp8scope_kernels import HighPrecisionObserver, Slot, exponent_histogram, measure
 from fp8scope_kernels.convert import Selection
 from fp8scope_kernels.observers import add_extent, add_tensor
@@ -49,7 +50,7 @@ class ExponentLayers:
                     continue
                 name = f"{path_of(path)}.{role}" if path else role
                 slots[role] = buffer.register(name, format=None, shape=known.get(role, (-1,)), role=role)
-            replace_observer(layer, ExponentObserver(unscale), slots, on_error)
+            replace_observer(layer, ExponentObserver(unscale), slots, on_error, tables.reading_hooks)
             self.tensors += len(slots)
 
     def finish(self, sampled: bool) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fp8scope.observe.tensors.base import OnError, path_of, replace_observer
+from fp8scope.observe.tensors.base import OnError, path_of
 from fp8scope.observe.tensors.buffers import StatisticsTable, StatisticsTables
+from fp8scope.observe.tensors.switched_hooks import replace_observer
 from fp8scope_kernels import (
     DelayedScaling,
     Fp8Linear,
@@ -78,7 +79,7 @@ class HighPrecisionLayers:
         self.tensors = len(ROLES) * len(layers)
         for path, layer in layers:
             table = tables.on(layer.weight.device, capacity=max(256, self.tensors))
-            replace_observer(layer, HighPrecisionObserver(), {}, on_error)
+            replace_observer(layer, HighPrecisionObserver(), {}, on_error, tables.reading_hooks)
             observe_layer(path_of(path), layer, table.buffer)
 
     def finish(self, sampled: bool) -> None:

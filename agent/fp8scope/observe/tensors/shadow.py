@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fp8scope.observe.tensors.base import OnError, local, path_of, replace_observer, shapes_of
+from fp8scope.observe.tensors.base import OnError, local, path_of, shapes_of
 from fp8scope.observe.tensors.buffers import (
     AMAX,
     NONFINITE,
@@ -23,6 +23,7 @@ from fp8scope.observe.tensors.buffers import (
     to_device,
 )
 from fp8scope.observe.tensors.layers import is_foreign
+from fp8scope.observe.tensors.switched_hooks import replace_observer
 from fp8scope_kernels import (
     CurrentScaling,
     DelayedScaling,
@@ -75,7 +76,9 @@ class ShadowLayers:
                 self._scales[table] = DelayedScales(recipe, table)
             observer = ShadowObserver(recipe, unscale, self._scales.get(table))
             slots = self._register(path_of(path), layer, table, recipe)
-            replace_observer(layer, observer, slots, on_error)
+            replace_observer(
+                layer, observer, slots, on_error, tables.reading_hooks if self.is_paced else None
+            )
             self.tensors += len(slots)
 
     def _register(self, path: str, layer: Any, table: StatisticsTable, recipe: Recipe) -> dict[Role, Slot]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fp8scope.observe.tensors.base import OnError, local, path_of, replace_observer, shapes_of
+from fp8scope.observe.tensors.base import OnError, local, path_of, shapes_of
 from fp8scope.observe.tensors.buffers import (
     COUNTS,
     NONFINITE,
@@ -22,6 +22,7 @@ from fp8scope.observe.tensors.buffers import (
     StatisticsTable,
     StatisticsTables,
 )
+from fp8scope.observe.tensors.switched_hooks import replace_observer
 from fp8scope_kernels import (
     E4M3,
     E5M2,

@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
+from torch.utils.hooks import RemovableHandle
 
 from fp8scope.guard import Guard
 from fp8scope.observe.budget import Budget
+from fp8scope.observe.compiled_calls import Handle, around_compiled_calls
 from fp8scope.observe.tensors.base import inside_backward
 from fp8scope.observe.timing.clock import (
     BACKWARD,
@@ -74,9 +76,10 @@ class ModelHooks:
         self._flops: FlopModel | None = FlopModel(model)
         self._shapes: Signature = ()
         self._counter: FlopCounter | None = None
-        self._handles = [
+        self._handles: list[RemovableHandle | Handle] = [
             model.register_forward_pre_hook(self.before_forward, prepend=True, with_kwargs=True),
             model.register_forward_hook(self.after_forward, with_kwargs=True, always_call=True),
+            *around_compiled_calls(model, self.before_forward, self.after_forward),
         ]
 
     def remove(self) -> None:

@@ -153,7 +153,7 @@ def odd_seeds(values: Floats, prior: Prior) -> list[int]:
 
 
 def pooled_prior(groups: Sequence[Floats], public: Prior = PUBLIC) -> Prior:
-    """The prior of a project, from the final losses of its groups of seeds.
+    """The prior of a project, from the final losses of its groups of seeds, each float64[seeds].
 
     The groups' pooled relative variance is combined with the public prior as if that were one more group. Odd
     seeds are left out. Without a group of two seeds it is the public prior.

@@ -68,7 +68,10 @@ def mixture_quantile(points: Floats, tuned: Floats, alpha: Floats) -> Floats:
 
 
 def student_quantile(z: Floats, freedom: Floats) -> Floats:
-    """The quantile of Student's t at the probability of the normal quantile z."""
+    """The quantile of Student's t at the probability of the normal quantile z, float64 of their common shape.
+
+    At most LARGEST_QUANTILE, which it reaches with few degrees of freedom.
+    """
     quantile = -scipy.special.stdtrit(freedom, scipy.special.ndtr(-z))
     return np.asarray(np.minimum(np.nan_to_num(quantile, nan=LARGEST_QUANTILE), LARGEST_QUANTILE))
 
@@ -127,7 +130,10 @@ def sequence(
 
 
 def last_point(difference: Floats) -> Looks:
-    """One look at the last point of a difference that is too short to show its noise: no bound is known."""
+    """One look at the last point of a difference, float64[n], that is too short to show its noise.
+
+    No bound is known: half width and error are infinite.
+    """
     end = np.array([len(difference)])
     unknown = np.array([np.inf])
     return Looks(end - 1, end, difference[-1:], unknown, unknown)

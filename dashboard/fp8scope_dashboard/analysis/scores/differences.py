@@ -135,7 +135,7 @@ def mid_p(discordant: Discordant, side: float) -> float:
 
 
 def sign_flip(nonzero: Floats) -> float:
-    """One-sided mid-p value that the sum of m <= FEW differences is so large by chance (Fisher, 1935).
+    """One-sided mid-p value that the sum of float64[m], m <= FEW, is so large by chance (Fisher, 1935).
 
     Without a difference between the arms, each difference is as likely to have the other sign.
     """

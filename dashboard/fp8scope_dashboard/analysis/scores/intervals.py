@@ -185,7 +185,7 @@ def prediction(scores: Floats, alpha: float, further: int = 1, limits: Interval 
 
 
 def has_spread(scores: Floats) -> bool:
-    """Whether scores differ by more than the rounding of equal numbers."""
+    """Whether scores, float64[n], differ by more than the rounding of equal numbers."""
     return _spread(scores) > 0.0
 
 

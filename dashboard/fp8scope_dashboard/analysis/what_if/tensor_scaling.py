@@ -117,9 +117,10 @@ def error(tensors: Distribution, format: NumberFormat, scale: Floats) -> Bounds:
 
 
 def floor_error(tensors: Distribution, format: NumberFormat, scale: Floats) -> Floats:
-    """The estimated error if the format had no limits of range: what its mantissa bits cost.
+    """The estimated error if the format had no limits of range, float64[T]: what its mantissa bits cost.
 
-    Without the exact error of amax: if one element carries the tensor, that is 0 by chance.
+    `scale` is float64[T], one multiplier for each tensor. The exact error of amax is left out: if one element
+    carries the tensor, that is 0 by chance.
     """
     unlimited = NumberFormat(format.name, np.inf, -1000, format.mantissa_bits)
     spread = replace(tensors, amax=np.full(len(tensors), np.nan))
@@ -141,7 +142,10 @@ def rounded(y: Floats, format: NumberFormat) -> Floats:
 
 
 def squared_error(y: Floats, format: NumberFormat) -> Floats:
-    """The mean square of y − q for y > 0: exact outside the range, step²/12 inside (uniform rounding)."""
+    """The mean square of y − q for y > 0, float64 of y's shape.
+
+    Exact outside the range, step²/12 inside (uniform rounding).
+    """
     inside = rounding_step(y, format) ** 2 / 12.0
     return np.where(
         y <= format.flushed, y**2, np.where(y > format.largest, (y - format.largest) ** 2, inside)

@@ -93,14 +93,17 @@ def scale_fault(
 
 
 def implied_amax(scale: Floats, largest: float, scaling: Scaling) -> Floats:
-    """The amax that a scale was made for."""
+    """The amax that each scale was made for: M 2^-margin / s, float64[n]; `largest` is M."""
     with np.errstate(divide="ignore", invalid="ignore"):
         implied: Floats = largest * 2.0**-scaling.margin / scale
     return implied
 
 
 def expected_amax(amax: Floats, scaling: Scaling, *, begins: bool) -> Floats:
-    """The amax that the scale of each row should be made for; NaN where the history is unknown or zero."""
+    """The amax that the scale of each row should be made for, float64[n].
+
+    NaN where the history is unknown or zero. `begins`: whether no history precedes the first row.
+    """
     if scaling.kind == "current":
         expected = amax.astype(np.float64, copy=True)
     else:
@@ -124,7 +127,10 @@ def _largest_of_last(values: Floats, length: int) -> Floats:
 
 
 def deviation(amax: Floats, scale: Floats, largest: float, scaling: Scaling, *, begins: bool) -> Floats:
-    """log2 of implied over expected amax: 0 where the scale follows, NaN where that is unknown."""
+    """log2 of implied over expected amax, float64[n]: 0 where the scale follows, NaN where that is unknown.
+
+    `amax` and `scale` are float64[n], one entry a row; `largest` is M; `begins` as in `expected_amax`.
+    """
     expected = expected_amax(amax, scaling, begins=begins)
     with np.errstate(divide="ignore", invalid="ignore"):
         bits: Floats = np.log2(implied_amax(scale, largest, scaling)) - np.log2(expected)

@@ -72,7 +72,7 @@ def examine(
         or _of_scales(faults, rows, scalings)
         or _of_ranges(saturated, flushed, rows, scalings, training)
         or _of_one_layer(rows, reference)
-        or _clear(rows, factor)
+        or _clear(rows, factor, saturated)
     )
 
 
@@ -406,14 +406,19 @@ def _bad_layer(module: str, onset: int, what: str, positions: Sequence[int], row
     )  # fmt: skip
 
 
-def _clear(rows: TensorRows, factor: CommonFactor | None) -> Finding:
+def _clear(rows: TensorRows, factor: CommonFactor | None, saturated: Sequence[Leaving]) -> Finding:
     note = "" if factor is None else f" A loss scale of 2^{factor.bits:.0f} does no harm."
-    first, last = int(rows.steps[0]), int(rows.steps[-1])
-    return Finding(
-        "scaling", "clear",
-        f"All scales follow their amax and no tensor leaves its range in the steps {first:,} to {last:,}."
-        f"{note}",
-    )  # fmt: skip
+    between = f"in the steps {int(rows.steps[0]):,} to {int(rows.steps[-1]):,}"
+    if not saturated:
+        sentence = f"All scales follow their amax and no tensor leaves its range {between}."
+    else:
+        share = max(each.share for each in saturated)
+        sentence = (
+            f"All scales follow their amax {between}. Up to {share:.1%} of the elements of "
+            f"{_counted([each.tensor for each in saturated], rows)} saturate, {_first(saturated[0], rows)}; "
+            "nothing shows that this does harm."
+        )
+    return Finding("scaling", "clear", f"{sentence}{note}")
 
 
 def _only_module(positions: Sequence[int], rows: TensorRows) -> str:

@@ -12,7 +12,8 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from fp8scope_dashboard.text.ticks import MINUS, tick_label, ticks
+from fp8scope_dashboard.text.numbers import THIN
+from fp8scope_dashboard.text.ticks import MINUS, WHOLE_BELOW, tick_label, ticks
 
 Floats = NDArray[np.float64]
 
@@ -162,6 +163,8 @@ def _ticks(layout: Any, start: float, end: float, is_log: bool, most: int) -> li
         pairs = [(float(value), str(text)) for value, text in zip(layout.tickvals, texts, strict=False)]
         return [pair for pair in pairs if low - 1e-9 <= (_log(pair[0]) if is_log else pair[0]) <= high + 1e-9]
     values = _log_ticks(low, high, most) if is_log else ticks(low, high, most=most)
+    if layout.tickformatstops and len(values) > 1 and 1 <= round(values[1] - values[0]) < WHOLE_BELOW:
+        return [(value, f"{value:,.0f}".replace(",", THIN)) for value in values]
     largest = max((abs(value) for value in values), default=0.0)
     return [(value, formatted(value, layout.tickformat, largest)) for value in values]
 

@@ -70,7 +70,7 @@ def differences_figure(
     value_format = "+.2~%" if in_percent else "+.4~g"
     _draw(figure, points, margins, theme, zone_colour=faded(theme.good, 0.13), value_format=value_format)
     figure.add_hline(y=0, line={"color": theme.muted, "width": 1})
-    figure.update_yaxes(tickformat="+.2~%" if in_percent else "+.3~g")
+    figure.update_yaxes(tickformat=".2~%" if in_percent else ".3~g")
     return figure
 
 

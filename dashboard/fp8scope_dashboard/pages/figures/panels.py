@@ -120,7 +120,7 @@ def panels_figure(
     has_legend = bool(panels[0].bands)
     top = TOP + TITLE if has_legend else TOP
     height = top + BOTTOM + sum(panel.height for panel in panels) + GAP * (len(panels) - 1)
-    layout = base_layout(theme, compact=compact, height=height)
+    layout = base_layout(theme, compact=compact, height=height, x_title="step")
     drawing = _Drawing(layout["yaxis"])
     domains = _domains([panel.height for panel in panels])
     for number, (panel, domain) in enumerate(zip(panels, domains, strict=True), 1):
@@ -139,7 +139,6 @@ def panels_figure(
         "xaxis": {
             **x_axis,
             "anchor": f"y{len(panels)}" if len(panels) > 1 else "y",
-            "title": {**x_axis["title"], "text": "step"},
             "showspikes": True,
             "spikemode": "across",
             "spikesnap": "cursor",

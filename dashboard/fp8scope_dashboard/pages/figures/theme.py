@@ -12,6 +12,9 @@ from typing import Any, Final, Literal
 
 import plotly.graph_objects as go
 
+from fp8scope_dashboard.text.numbers import THIN
+from fp8scope_dashboard.text.ticks import WHOLE_BELOW
+
 ThemeName = Literal["light", "dark"]
 # Arms, and shades for the lines of a chart that are no arms.
 Slot = Literal["bf16", "fp8-1", "fp8-2", "fp8-3", "other", "shade-1", "shade-2", "shade-3"]
@@ -135,6 +138,15 @@ def scale_of(colours: tuple[str, ...]) -> list[list[float | str]]:
     return [[i / (len(colours) - 1), colour] for i, colour in enumerate(colours)]
 
 
+# Axes of whole numbers, by title.
+COUNTED: Final = ("step", "steps", "tokens", "checkpoint (step)")
+# Ticks of a step have all their digits where they are close to each other: 1 234 565, and not 1.23457M.
+WHOLE: Final = {
+    "hoverformat": ",d",
+    "tickformatstops": [{"dtickrange": [1, WHOLE_BELOW - 1], "value": ",d"}],
+}
+
+
 def new_figure(
     theme: Theme, *, compact: bool, height: int, x_title: str = "", y_title: str = ""
 ) -> go.Figure:
@@ -188,6 +200,12 @@ def base_layout(
         # A constant value keeps the zoom when the figure is refreshed.
         "uirevision": "keep",
         "modebar": {"color": theme.muted, "activecolor": theme.text, "bgcolor": "rgba(0,0,0,0)"},
-        "xaxis": {**axis, "title": {**title, "text": x_title}, "showgrid": False},
+        "separators": f".{THIN}",
+        "xaxis": {
+            **axis,
+            **(WHOLE if x_title in COUNTED else {}),
+            "title": {**title, "text": x_title},
+            "showgrid": False,
+        },
         "yaxis": {**axis, "title": {**title, "text": "" if compact else y_title}},
     }

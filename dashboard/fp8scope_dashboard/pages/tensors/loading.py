@@ -93,7 +93,7 @@ def affordable_columns(steps: int, tensors: int, most: int = COLUMNS) -> int:
 
 
 def of_tensors(heatmap: Heatmap, indices: list[int]) -> NDArray[np.float64]:
-    """The rows of some tensors, by Tensor.index, in this order; NaN for those that it lacks."""
+    """The rows of some tensors, by Tensor.index, in this order: float64[len(indices), C]; NaN if absent."""
     rows = {index: row for row, index in enumerate(heatmap.indices)}
     values = np.full((len(indices), heatmap.values.shape[1]), np.nan)
     present = [(i, rows[index]) for i, index in enumerate(indices) if index in rows]

@@ -89,6 +89,11 @@ class Alert:
         return max(0, self.event.step - self.event.onset_step)
 
     @property
+    def undelivered(self) -> list[str]:
+        """The names of the channels that did not get it, each once."""
+        return list(dict.fromkeys(each.channel.name for each in self.deliveries if each.failed_at))
+
+    @property
     def has_chart(self) -> bool:
         """Whether the event stores series to draw."""
         return bool(self.event.evidence.get("series"))

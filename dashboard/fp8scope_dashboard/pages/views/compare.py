@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -29,6 +30,7 @@ from fp8scope_dashboard.pages.views.figure_answers import empty_answer, figure_a
 from fp8scope_dashboard.pages.views.progress import progress_context
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.runs.search import MAX_LENGTH, read, search, vocabulary_of
+from fp8scope_dashboard.text.numbers import count
 
 # Runs that the chooser offers; a search finds others.
 MOST_OFFERED: Final = 40
@@ -177,20 +179,24 @@ def _loss(project: Project, runs: Sequence[Run], options: Options) -> HttpRespon
 
 def _delta(project: Project, runs: Sequence[Run], options: Options) -> HttpResponse:
     arms = Arms(project)
-    curves, margins, x_name = [], [project.margin], "steps"
+    curves, margins = [], [project.margin]
     results = [(run, result) for run in runs if (result := _result(run)).get("curve", {}).get("x")]
     nats = _in_nats([result for _, result in results])
+    results = [(run, result) for run, result in results if (result.get("unit") == "nats") == nats]
+    # Nor have steps and tokens: those of most runs are drawn.
+    axes = Counter(str(result["curve"].get("x_name", "steps")) for _, result in results)
+    x_name = axes.most_common(1)[0][0] if axes else "steps"
+    others = axes.total() - axes[x_name]
+    results = [(run, result) for run, result in results if result["curve"].get("x_name", "steps") == x_name]
     for run, result in results[-MOST_DELTAS:]:
-        if (result.get("unit") == "nats") != nats:
-            continue
         curve = result["curve"]
-        x_name = curve.get("x_name", x_name)
         margins.append(float(result.get("margin") or project.margin))
         curves.append(_delta_curve(run, arms, result, curve))
     if not curves:
         return empty_answer(f"The delta needs an FP8 run with a baseline: {HOW_TO_SET_BASELINE}.")
+    title = f"{x_name} ({count(others, 'run')} without {x_name}: not shown)" if others else x_name
     drawn = delta_figure(
-        curves, margins[-1], options.theme, compact=options.compact, x_title=x_name, nats=nats
+        curves, margins[-1], options.theme, compact=options.compact, x_title=title, nats=nats
     )
     unit = "nats" if nats else "relative"
     last = "; ".join(f"{curve.name} {difference(curve.delta[-1], unit, signed=True)}" for curve in curves)

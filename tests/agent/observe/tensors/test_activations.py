@@ -177,16 +177,19 @@ def test_the_training_is_the_same() -> None:
 
 def test_hooks_end_with_the_run_and_are_not_copied() -> None:
     model = model_of()
-    watched = Watched(model)
-    Watched(model)  # Replaces the hooks instead of adding more.
+    replaced, watched = Watched(model), Watched(model)
+    work = partial(train, model, torch.randn(16, 32))
 
     def hooks(model: nn.Module) -> list[InputHook]:
         found = [hook for module in model.modules() for hook in module._forward_pre_hooks.values()]
         return [hook for hook in found if isinstance(hook, InputHook)]
 
-    assert len(hooks(model)) == 2
+    for each in (watched, replaced):
+        each.step(work)
+        assert len(hooks(model)) == 2
     for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         watched.step(partial(train, copied, torch.randn(16, 32)))
     again = Watched(model)
+    again.step(work)
     again.collector.close()
     assert hooks(model) == []
