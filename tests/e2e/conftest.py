@@ -53,7 +53,8 @@ def browser() -> Iterator[Browser]:
 def open_tab(browser: Browser, server: Server) -> Iterator[OpenTab]:
     """Open empty tabs of the project's administrator, who is signed in.
 
-    An error or warning on a console fails the test, which then shows the end of the server's log.
+    An error or warning on a console fails the test, which then shows the end of the server's log; so does a
+    request of an address outside.
     """
     from django.conf import settings
     from django.test import Client
@@ -85,14 +86,18 @@ def open_tab(browser: Browser, server: Server) -> Iterator[OpenTab]:
                 else None
             ),
         )
+        context.on("request", lambda request: tab.note_request(request.url))
+        context.on("page", lambda page: tab.note_request(page.url))
         tab.page.on("pageerror", lambda error: tab.console_errors.append(str(error)))
         tabs.append(tab)
         return tab
 
     yield open_signed_in
     errors = [error for tab in tabs for error in tab.console_errors]
+    outside = [url for tab in tabs for url in tab.outside]
     for tab in tabs:
         tab.page.context.close()
+    assert outside == [], "a page requested an address outside"
     if errors:
         log = server.log.read_bytes()[before:].decode(errors="replace")
         pytest.fail("\n".join(["On the console:", *errors, "The server's log:", log[-LOG_SHOWN:]]))

@@ -182,24 +182,3 @@ def test_the_chooser_finds_old_runs(open_tab: OpenTab, server: Server, seeded: S
     expect(tab.page.locator("#choices")).to_contain_text("found")
     expect(box).to_be_checked()
     tab.draw_everything()
-
-
-@pytest.mark.parametrize(("width", "theme"), [(1440, "dark"), (390, "light")])
-def test_fits_the_screen(open_tab: OpenTab, server: Server, seeded: Seeded, width: int, theme: str) -> None:
-    fill_project(server.project, 60)
-    tab = open_tab(width, theme)
-    columns = "&".join(f"col={key}" for key in ("state", "config.model.depth", "scalar.grad_norm", "recipe"))
-    pair = f"runs={seeded.healthy.id}&runs={seeded.faulty.id}"
-    for name, rest in {
-        "grouped": "?by=config.model.depth&open=config.model.depth:24",
-        "columns": f"?{columns}",
-        "problems": "?q=color:red loss<abc",
-        "nothing": "?q=nothing",
-        "many": "compare/?q=fp8",
-        "pair": f"compare/?{pair}",
-        "configuration": f"compare/configuration?{pair}&everything=1",
-    }.items():
-        tab.open(f"/p/{server.project.slug}/{rest}")
-        tab.draw_everything()
-        assert not tab.is_too_wide(), f"{name} scrolls sideways at {width}"
-        tab.screenshot(f"{name}-{theme}-{width}")

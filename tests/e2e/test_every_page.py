@@ -1,68 +1,81 @@
-"""Every page in light and dark, on a desktop and a phone: accessible, not too wide, without errors.
+"""Every page and its states, in light and dark, on a desktop and a phone.
 
-Each page is loaded once; theme and width change while it is shown, as they do for people.
+Each is accessible, fits the screen, logs nothing, does not move, and can be walked through with the Tab key.
+Each is loaded once, on a phone; theme and width change while it is shown, as they do for people.
+helpers/pages.py lists the pages. Every tab fails its test if it requests an address outside.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from urllib.parse import urlsplit
+from typing import Any
 
 import pytest
+from dashboard.helpers.addresses import Addresses
+from dashboard.helpers.many_runs import fill_project
 from dashboard.helpers.seeding import Seeded, seed_project
+from dashboard.helpers.visitors import visitor_of
 from e2e.helpers.accessibility import EVERY_RULE, RULES_OF_COLOUR, violations
+from e2e.helpers.keyboard import focus_problems
+from e2e.helpers.pages import OTHERS, PAGES, ROUTES, SIGNED_OUT, address_of, states
 from e2e.helpers.tabs import OpenTab, Tab
-from e2e.helpers.words import broken_words, unnamed_controls
+from e2e.helpers.words import broken_words, cramped_controls, unnamed_controls
 from helpers.live_servers import Server
+
+from fp8scope_dashboard.accounts.models import Role, User
+from fp8scope_dashboard.accounts.services import create_project
+from fp8scope_dashboard.alerts.models import Event, Rule
+from fp8scope_dashboard.shared_reports.models import SharedReport
+from fp8scope_dashboard.shared_reports.services import create_link
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 # At each width, which decides what is visible, every rule once; in each theme those that depend on it.
 LOOKS = [
-    ("light", 1440, EVERY_RULE),
-    ("dark", 1440, RULES_OF_COLOUR),
     ("dark", 390, EVERY_RULE),
     ("light", 390, RULES_OF_COLOUR),
+    ("light", 1440, EVERY_RULE),
+    ("dark", 1440, RULES_OF_COLOUR),
 ]
-PARTS = 3
-"""Test processes share the pages: each part takes every third one."""
+LOOKS_OF_STATES = [("dark", 390, EVERY_RULE), ("light", 1440, EVERY_RULE)]
+PARTS = 4
+"""Test processes share the pages: each part takes every fourth one."""
+TABS_PRESSED = 25
+MOVING = (
+    "() => document.getAnimations().filter((each) => each.effect.getComputedTiming().duration > 1).length"
+)
 
 
-def addresses(server: Server, seeded: Seeded) -> dict[str, str]:
-    """The address of every kind of page, by its name."""
-    from fp8scope_dashboard.alerts.models import Event
-    from fp8scope_dashboard.shared_reports.models import SharedReport
-    from fp8scope_dashboard.shared_reports.services import create_link
+@pytest.fixture
+def seeded(server: Server) -> Seeded:
+    fill_project(server.project, 20)
+    return seed_project(server.project, 150)
 
-    own = f"/p/{server.project.slug}/"
-    run = f"{own}runs/{seeded.faulty.pk}/"
-    chosen = "&".join(f"runs={each.pk}" for each in (seeded.faulty, *seeded.baselines))
+
+@pytest.fixture
+def tab(open_tab: OpenTab, server: Server, seeded: Seeded) -> Tab:
+    """A tab of an administrator of the server and two projects, one with runs and a report."""
+    tab = open_tab(390, "dark")
+    User.objects.filter(username="ada").update(is_superuser=True)
+    visitor_of(create_project("elsewhere", "Elsewhere"), "eve", Role.ADMIN)
+    tab.open(f"/p/{server.project.slug}/reports/new?runs={seeded.faulty.pk}")
+    tab.page.get_by_role("button", name="Freeze the report").click()
+    tab.page.get_by_role("button", name="Make a link").wait_for()
+    return tab
+
+
+def values_of(server: Server, seeded: Seeded) -> dict[str, Any]:
+    """What the addresses of pages name: one object of each kind."""
     report = SharedReport.objects.get()
-    user = report.created_by
-    assert user is not None
-    _, secret = create_link(report, user, None)
-    event = Event.objects.filter(run=seeded.faulty).earliest("id")
+    assert report.created_by is not None
     return {
-        "runs": own,
-        "run": f"{own}runs/{seeded.healthy.pk}/",
-        "run in trouble": run,
-        **{name: f"{run}{name}/" for name in ("data", "diagnosis", "readiness")},
-        **{f"tab {name}": f"{run}?tab={name}" for name in ("tensors", "configuration")},
-        "tensor": f"{run}tensors/0/",
-        "compare": f"{own}compare/?{chosen}",
-        "evaluations": f"{own}evaluations/",
-        "alerts": f"{own}alerts/?state=all",
-        "alert": f"{own}alerts/{event.pk}/",
-        "rules": f"{own}rules/",
-        "new rule": f"{own}rules/new",
-        "channels": f"{own}channels/",
-        "settings": f"{own}settings/",
-        "reports": f"{own}reports/",
-        "new report": f"{own}reports/new?{chosen}",
-        "report": f"{own}reports/{report.pk}/",
-        "shared report": f"/shared/{secret}/",
-        "account": "/account/",
-        "server": "/server/",
+        "slug": server.project.slug,
+        "run_id": seeded.faulty.pk,
+        "index": 0,
+        "event_id": Event.objects.filter(run=seeded.faulty).earliest("id").pk,
+        "rule_id": Rule.objects.filter(project=server.project, kind="loss_spike").earliest("id").pk,
+        "report_id": report.pk,
+        "secret": create_link(report, report.created_by, None)[1],
+        "chosen": "&".join(f"runs={each.pk}" for each in (seeded.faulty, *seeded.baselines)),
     }
 
 
@@ -75,57 +88,84 @@ def stays_too_wide(tab: Tab) -> bool:
     return True
 
 
-@pytest.fixture
-def seeded(server: Server) -> Seeded:
-    return seed_project(server.project, 150)
-
-
-@pytest.fixture
-def tab(open_tab: OpenTab, server: Server, seeded: Seeded) -> Iterator[Tab]:
-    """A tab of an administrator of the server, in a project with runs and a report."""
-    from fp8scope_dashboard.accounts.models import User
-
-    tab = open_tab()
-    User.objects.filter(username="ada").update(is_superuser=True)
-    outside: list[str] = []
-
-    def note(address: str) -> None:
-        parts = urlsplit(address)
-        if parts.scheme not in ("data", "blob") and f"{parts.scheme}://{parts.netloc}" != server.url:
-            outside.append(address)
-
-    tab.page.on("request", lambda request: note(request.url))
-    tab.open(f"/p/{server.project.slug}/reports/new?runs={seeded.faulty.pk}")
-    tab.page.get_by_role("button", name="Freeze the report").click()
-    tab.page.get_by_role("button", name="Make a link").wait_for()
-    yield tab
-    assert outside == []
+def examine(tab: Tab, name: str, path: str, status: int = 200, *, is_state: bool = False) -> list[str]:
+    """Open a page and return its problems; the browser reports other statuses than 200 on its console."""
+    looks = LOOKS_OF_STATES if is_state else LOOKS
+    tab.show(390, "dark")
+    answer = tab.page.goto(tab.url + path)
+    assert answer is not None
+    problems = [] if answer.status == status else [f"{name}: status {answer.status}"]
+    tab.draw_everything()
+    for theme, width, rules in looks:
+        tab.show(width, theme)
+        where = f"{name}, {theme}, {width} px"
+        if stays_too_wide(tab):
+            problems.append(f"{where}: scrolls sideways")
+        problems += [f"{where}: outside of the window: {html}" for html in cramped_controls(tab.page)]
+        problems += [f"{where}: breaks {word!r} in a table" for word in broken_words(tab.page)]
+        problems += [f"{where}: {violation}" for violation in violations(tab.page, rules)]
+    problems += [f"{name}: without a name: {html}" for html in unnamed_controls(tab.page)]
+    if tab.page.evaluate(MOVING):
+        problems.append(f"{name}: moves although motion is to be reduced")
+    if not is_state:
+        problems += [f"{name}: {problem}" for problem in focus_problems(tab.page, TABS_PRESSED)]
+    expected = f"status of {status} "
+    problems += [f"{name}: {error}" for error in tab.console_errors if status == 200 or expected not in error]
+    tab.console_errors.clear()
+    return problems
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_it_works(tab: Tab, server: Server, seeded: Seeded, part: int) -> None:
     problems: list[str] = []
-    for name, path in list(addresses(server, seeded).items())[part::PARTS]:
-        tab.show(1440, "light")
-        tab.open(path)
-        tab.draw_everything()
-        problems += [f"{name}: without a name: {html}" for html in unnamed_controls(tab.page)]
-        for theme, width, rules in LOOKS:
-            tab.show(width, theme)
-            where = f"{name}, {theme}, {width} px"
-            if stays_too_wide(tab):
-                problems.append(f"{where}: scrolls sideways")
-            problems += [f"{where}: breaks {word!r} in a table" for word in broken_words(tab.page)]
-            problems += [f"{where}: {violation}" for violation in violations(tab.page, rules)]
-        problems += [f"{name}: {error}" for error in tab.console_errors]
-        tab.console_errors.clear()
+    for name, path in list(states(values_of(server, seeded)).items())[part::PARTS]:
+        problems += examine(tab, name, path, is_state=name not in PAGES)
     assert not problems, "\n".join(problems)
 
 
-def test_pages_without_data(open_tab: OpenTab, server: Server) -> None:
+def test_no_page_is_forgotten(transactional_db: None) -> None:
+    """Addresses that are not in PAGES answer with a part of a page, data, or to a form alone."""
+    visitor = visitor_of(create_project("research", "Research"), "ada", Role.ADMIN)
+    addresses = Addresses(visitor)
+    forgotten = []
+    for name in ROUTES.keys() - PAGES.keys() - SIGNED_OUT.keys() - set(OTHERS):
+        answer = visitor.client.get(addresses.of(name))
+        assert answer.status_code != 404, name
+        if not answer.streaming and answer.content.lstrip().lower().startswith(b"<!doctype html"):
+            forgotten.append(name)
+    assert forgotten == []
+
+
+def test_pages_for_everybody_and_of_errors(open_tab: OpenTab, server: Server) -> None:
+    tab = open_tab(390, "dark")
+    own = f"/p/{server.project.slug}/"
+    User.objects.create_user("somebody")
+    problems = examine(tab, "not found", f"{own}nothing", 404)
+    problems += examine(tab, "refused", "/server/", 403)
+    problems += examine(tab, "malformed", f"{own}?q=%00", 400)
+    tab.page.context.clear_cookies()
+    for name, status in SIGNED_OUT.items():
+        values = {"secret": "unknown", "token": "unknown"}
+        problems += examine(tab, f"{name}, signed out", address_of(name, values), status)
+    assert not problems, "\n".join(problems)
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_pages_without_data(open_tab: OpenTab, server: Server, width: int) -> None:
     problems: list[str] = []
-    tab = open_tab(390)
-    for rest in ("", "compare/", "evaluations/", "alerts/", "rules/", "reports/", "reports/new"):
+    tab = open_tab(width)
+    rests = (
+        "",
+        "compare/",
+        "evaluations/",
+        "alerts/",
+        "rules/",
+        "channels/",
+        "settings/",
+        "reports/",
+        "reports/new",
+    )
+    for rest in rests:
         tab.open(f"/p/{server.project.slug}/{rest}")
         if tab.is_too_wide():
             problems.append(f"{rest}: scrolls sideways")

@@ -3,34 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from urllib.parse import urlsplit
 
 import pytest
 from dashboard.helpers.seeding import Seeded, seed_project
 from e2e.helpers.tabs import OpenTab, Tab
 from helpers.live_servers import Server
-from playwright.sync_api import BrowserContext
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
-
-# Schemes of addresses that a page creates itself.
-INTERNAL_SCHEMES = ("data", "blob", "about")
-
-
-class Addresses:
-    """Records every address that a browser context requests or opens a window for."""
-
-    def __init__(self, context: BrowserContext) -> None:
-        self.requested: list[str] = []
-        context.on("request", lambda request: self.requested.append(request.url))
-        context.on("page", lambda page: self.requested.append(page.url))
-
-    def outside(self, server: Server) -> list[str]:
-        own = urlsplit(server.url).netloc
-        split_urls = [(url, urlsplit(url)) for url in self.requested]
-        return [
-            url for url, parts in split_urls if parts.scheme not in INTERNAL_SCHEMES and parts.netloc != own
-        ]
 
 
 @pytest.fixture
@@ -56,7 +35,6 @@ def press_everything(tab: Tab) -> list[str]:
 
 
 def test_it_works(tab: Tab, server: Server, seeded: Seeded) -> None:
-    addresses = Addresses(tab.page.context)
     own = f"/p/{server.project.slug}/"
     run = f"{own}runs/{seeded.faulty.id}/"
     titles: set[str] = set()
@@ -74,19 +52,18 @@ def test_it_works(tab: Tab, server: Server, seeded: Seeded) -> None:
         )
     expected = {"Show all", "Save as PNG", "Save as SVG", "Data as CSV", "Data as JSON"}
     assert titles - {"Copied", "Copy link to this view", "Copy the address above"} == expected
-    assert len(addresses.requested) > 50 and addresses.outside(server) == []
+    assert tab.outside == []
     assert len(tab.page.context.pages) == 1, "a window was opened"
 
 
 def test_records_an_outside_address(tab: Tab, server: Server) -> None:
-    addresses = Addresses(tab.page.context)
     tab.open("/")
     tab.page.evaluate("open('http://outside.invalid/newchart')")
-    tab.wait(lambda: addresses.outside(server), "Seeing the window's address")
+    tab.wait(lambda: tab.outside, "Seeing the window's address")
+    tab.outside.clear()
 
 
 def test_a_page_can_neither_fetch_nor_post_outside(tab: Tab, server: Server) -> None:
-    addresses = Addresses(tab.page.context)
     tab.open("/")
     script = """async () => {
         const tried = await fetch("http://outside.invalid/fetch").then(() => "sent", () => "refused");
@@ -98,7 +75,8 @@ def test_a_page_can_neither_fetch_nor_post_outside(tab: Tab, server: Server) -> 
         return tried;
     }"""
     assert tab.page.evaluate(script) == "refused"
-    assert [url for url in addresses.outside(server) if "/form" in url] == []
+    assert [url for url in tab.outside if "/form" in url] == []
+    tab.outside.clear()
     assert len(tab.console_errors) >= 2 and all(
         "Content Security Policy" in error for error in tab.console_errors
     )

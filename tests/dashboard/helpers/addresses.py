@@ -10,11 +10,14 @@ from django.urls import reverse
 
 from fp8scope_dashboard.accounts.models import Membership, User
 from fp8scope_dashboard.accounts.services import create_token
+from fp8scope_dashboard.accounts.urls import urlpatterns as account_entries
 from fp8scope_dashboard.alerts.models import Channel, Event, Rule, RuleTrial
 from fp8scope_dashboard.db.encryption import encrypt_json
-from fp8scope_dashboard.pages.urls import urlpatterns
+from fp8scope_dashboard.pages.urls import urlpatterns as page_entries
 from fp8scope_dashboard.runs.models import Artefact, BulkAction, Run, SavedView, Tensor
 from fp8scope_dashboard.shared_reports.models import SharedReport, ShareLink
+
+ENTRIES = (*account_entries, *page_entries)
 
 
 class Addresses:
@@ -58,7 +61,7 @@ class Addresses:
 
     def of(self, page: str, /, **chosen: str) -> str:
         """The address of a page of the objects above; `chosen` replaces parts of it."""
-        route = str(next(entry.pattern for entry in urlpatterns if entry.name == page))
+        route = next(str(entry.pattern) for entry in ENTRIES if entry.name == page)
         arguments = {"run_id": self.run.pk, "event_id": self.event.pk, "rule_id": self.rule.pk}
         arguments |= {"token_id": self.token.pk, "channel_id": self.channel.pk, "slug": self.slug}
         arguments |= {

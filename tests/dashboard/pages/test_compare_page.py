@@ -186,7 +186,9 @@ def test_many_verdicts_take_a_line_each(admin: Visitor) -> None:
 
 def test_many_lines_have_fewer_points(admin: Visitor) -> None:
     for i in range(FEW_RUNS + 1):
-        Recorder(make_run(admin.project, f"run {i}")).rows(range(3_000), {"loss": np.arange(3_000.0)[::-1]})
+        Recorder(make_run(admin.project, f"run {i}")).rows(
+            range(3_000), {"loss": np.arange(3_000.0)[::-1]}, rows_per_batch=1_000
+        )
     answer = admin.client.get(admin.address("compare/figures/loss.json"), {"q": "run"}).json()
     traces = [trace for trace in answer["figure"]["data"] if len(trace_values(trace.get("x", []))) > 1]
     assert len(traces) == FEW_RUNS + 1 and "and 1 more" in answer["summary"]

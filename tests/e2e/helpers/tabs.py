@@ -8,12 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import pytest
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
+# Schemes of addresses that a page creates itself.
+INTERNAL_SCHEMES = ("data", "blob", "about")
 PASSWORD = "correct horse battery"
 """Of the user whom every tab has signed in."""
 TIMEOUT_SECONDS = 60.0
@@ -22,11 +25,18 @@ TIMEOUT_SECONDS = 60.0
 
 @dataclass
 class Tab:
-    """A signed-in page, with the errors and warnings of its console."""
+    """A signed-in page, with the errors and warnings of its console, and its requests to other servers."""
 
     page: Page
     url: str
     console_errors: list[str] = field(default_factory=list)
+    outside: list[str] = field(default_factory=list)
+
+    def note_request(self, url: str) -> None:
+        """Keep an address that is neither the server's nor made by the page itself."""
+        parts = urlsplit(url)
+        if parts.scheme not in INTERNAL_SCHEMES and f"{parts.scheme}://{parts.netloc}" != self.url:
+            self.outside.append(url)
 
     def open(self, path: str) -> None:
         self.page.goto(self.url + path)
@@ -43,8 +53,13 @@ class Tab:
             self.page.wait_for_timeout(50)
 
     def draw_everything(self) -> None:
-        """Scroll through the page until every figure is drawn or shows why it is empty."""
+        """Scroll through the page until every figure is drawn or shows why it is empty.
+
+        Figures in closed parts of the page are drawn when these are opened.
+        """
         for figure in self.page.locator("[data-figure]").all():
+            if not figure.evaluate("(tag) => tag.checkVisibility()"):
+                continue
             figure.scroll_into_view_if_needed()
             self.wait(
                 lambda figure=figure: figure.get_attribute("data-state") in ("ready", "empty"),  # type: ignore[misc]

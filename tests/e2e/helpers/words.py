@@ -18,9 +18,21 @@ BROKEN_WORDS = """() => {
   });
 }"""
 UNNAMED_CONTROLS = """() => [
-    ...document.querySelectorAll("a, button, input:not([type=hidden], [hidden]), select, summary")
+    ...document.querySelectorAll("a, button, input:not([type=hidden], [hidden]), select, summary, textarea")
 ].filter((tag) => !(tag.textContent.trim() || tag.getAttribute("aria-label") || tag.labels?.length))
     .map((tag) => tag.outerHTML.slice(0, 120))"""
+
+CRAMPED = """() => {
+  const isOutside = (tag) => {
+    const box = tag.getBoundingClientRect();
+    return box.width && (box.left < -1 || box.right > innerWidth + 1);
+  };
+  const scrolls = (tag) => tag && tag !== document.body
+    && (["auto", "scroll"].includes(getComputedStyle(tag).overflowX) || scrolls(tag.parentElement));
+  return [...document.querySelectorAll("a:not(.skip), button, input, select, summary")]
+    .filter((tag) => isOutside(tag) && tag.checkVisibility() && !scrolls(tag))
+    .map((tag) => tag.outerHTML.slice(0, 120));
+}"""
 
 
 def broken_words(page: Page) -> list[str]:
@@ -34,3 +46,8 @@ def broken_words(page: Page) -> list[str]:
 def unnamed_controls(page: Page) -> list[str]:
     """The beginnings of links, buttons and fields without a text or a label; Plotly's are its own."""
     return [html for html in page.evaluate(UNNAMED_CONTROLS) if "modebar" not in html]
+
+
+def cramped_controls(page: Page) -> list[str]:
+    """The beginnings of links, buttons and fields outside of the window that no scrolling leads to."""
+    return list(page.evaluate(CRAMPED))

@@ -3,10 +3,9 @@
 // Rows are elements with their full names, so that they can be read, focused and opened; each has a canvas of one
 // pixel per column, which the browser stretches. The choices, the open groups and the range are in the address.
 
-import { firstChart } from "./first_chart.js";
 import { percent, plain, spans, wholeNumber } from "./tensor_words.js";
 import { openDrawer } from "./tensor_drawer.js";
-import { explainFailures, loadInto } from "./try_again.js";
+import { startRanking } from "./tensor_ranking.js";
 
 // The axis that the charts of a page share; see figure.js.
 const AXIS = "steps";
@@ -482,27 +481,6 @@ class TensorMap {
     this.brush.style.width = `${(100 * (high - low)) / this.columns}%`;
   }
 }
-
-// ---- the ranking, whose own choices are in the address too
-
-const CHOICES = ["sort", "limit", "limit_of", "page"];
-// The answer of the server says which of them are not the default.
-
-const startRanking = (ranking) => {
-  const query = new URLSearchParams(new FormData(document.getElementById("tensor-form")));
-  const own = new URLSearchParams(location.search);
-  for (const name of CHOICES) if (own.has(`tensors.${name}`)) query.set(name, own.get(`tensors.${name}`));
-  const load = () => loadInto(ranking, `${ranking.dataset.ranking}?${query}`, document.body);
-  explainFailures(ranking, "the ranking", load);
-  firstChart.then(() => {
-    load();
-    window.htmx.trigger("#changes", "fp8:refresh");
-  });
-  ranking.addEventListener("htmx:afterSettle", () => {
-    const chosen = ranking.querySelector("[data-chosen]")?.dataset;
-    for (const name of CHOICES) publish("fp8:view", { name: `tensors.${name}`, value: chosen?.[name] || null });
-  });
-};
 
 let map = null;
 const start = () => {

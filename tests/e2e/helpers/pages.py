@@ -1,0 +1,72 @@
+"""Every page of the dashboard, and the states of pages that are worth seeing, by the names in urls.py."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from fp8scope_dashboard.accounts.urls import urlpatterns as account_addresses
+from fp8scope_dashboard.pages.run_tabs import TABS
+from fp8scope_dashboard.pages.urls import urlpatterns as page_addresses
+
+ROUTES: Final = {str(each.name): str(each.pattern) for each in (*account_addresses, *page_addresses)}
+PAGES: Final[dict[str, dict[str, str]]] = {
+    "home": {"": ""},
+    "project": {
+        "": "",
+        "grouped": "?by=config.model.depth&open=config.model.depth:24",
+        "with columns": "?col=state&col=config.model.depth&col=scalar.grad_norm&col=recipe",
+        "with problems": "?q=color:red loss<abc",
+        "without a match": "?q=nothing",
+    },
+    "run": {
+        "": "",
+        **{name: f"?tab={name}" for name in TABS if name != "overview"},
+        "with a drawer": "?tensor=0",
+        "with a range": "?steps=40..60",
+    },
+    "run_data": {"": ""},
+    "diagnosis": {"": ""},
+    "readiness": {"": ""},
+    "tensor": {"": ""},
+    "compare": {"": "?{chosen}", "of many runs": "?q=fp8", "without runs": "?q=nothing"},
+    "compare_configuration": {"": "?{chosen}", "with equal entries": "?{chosen}&everything=1"},
+    "evaluations": {"": ""},
+    "alerts": {
+        "": "?state=all",
+        "of a run": "?state=all&run={run_id}",
+        "that are acknowledged": "?state=acknowledged",
+    },
+    "alert": {"": ""},
+    "rules": {"": ""},
+    "rule_new": {"": ""},
+    "rule": {"": ""},
+    "channels": {"": ""},
+    "settings": {"": ""},
+    "shared_reports": {"": ""},
+    "shared_report_new": {"": "?{chosen}"},
+    "shared_report": {"": ""},
+    "shared": {"": ""},
+    "account": {"": ""},
+    "server_status": {"": ""},
+}
+"""The queries of each page's states; the state "" is the page itself."""
+SIGNED_OUT: Final[dict[str, int]] = {"signin": 200, "signin_link": 410, "shared": 410}
+"""Pages that are shown without an account, with the status for a secret that nobody has."""
+OTHERS: Final = ("project_events", "run_events", "alert_picture", "tensor_find")
+"""Addresses that are no pages: streams that do not end, a picture that needs a signature, and a redirect."""
+
+
+def address_of(name: str, values: Mapping[str, Any], query: str = "") -> str:
+    """The address with this name in urls.py, with the values that its route needs."""
+    return "/" + re.sub(r"<\w+:(\w+)>", lambda part: str(values[part[1]]), ROUTES[name]) + query
+
+
+def states(values: Mapping[str, Any]) -> dict[str, str]:
+    """The address of each state of each page, by its name."""
+    return {
+        " ".join(filter(None, (name, state))): address_of(name, values, query.format_map(values))
+        for name, queries in PAGES.items()
+        for state, query in queries.items()
+    }
