@@ -1,13 +1,15 @@
 """What watching costs the training, and what other trackers cost. Prints one JSON line.
 
     python benchmarks/agent_overhead.py [--peers-venv DIRECTORY] [--pairs 400] [--rounds 3]
-                                        [--memory-steps 100000] [--only plain,bf16,step,threads,memory]
+                                        [--attach-rounds 6] [--memory-steps 100000]
+                                        [--only plain,bf16,step,threads,memory] [--cpu]
 
 The agent sends to a sink (agent_sink.py) all the time. `--peers-venv` is a virtual environment, kept between
 runs, into which the other trackers are installed; without it they are left out. `--only` selects questions.
+On a busy machine, `--cpu` measures steps in CPU time of the training thread instead of elapsed time.
 
-plain: a float32 GPT of 0.82M parameters (8 x 64 tokens) under `attach`, six rounds with a new pair of models
-each, steps taken in turns of four.
+plain: a float32 GPT of 0.82M parameters (8 x 64 tokens) under `attach`, `--attach-rounds` rounds with a new
+pair of models each, steps taken in turns of four.
 
     plain_ratio         step time with the default budget over step time without the agent, medians
     plain_every_ratio   the same if every tensor is read at every step (`overhead=None`)
@@ -76,11 +78,10 @@ SETTLING = 60
 """Steps of each model before the measured ones, under `attach`: it reads all of the first steps."""
 BLOCK = 4
 """Steps in a row of one model, under `attach`."""
-ROUNDS = 6
-"""Rounds of `attached_ratios`. Even: in half of them the model that was made first is the watched one."""
 QUESTIONS = ("plain", "bf16", "step", "threads", "memory")
 LAYERS = 334
 STEPS = 1000
+Timer = Callable[[], float]
 MLFLOW_STEPS = 100
 """mlflow's queue grows without bound; the time of a call does not depend on its length."""
 
@@ -140,17 +141,19 @@ class Steps:
         random_state = np.random.default_rng(0)
         with_threads = self.ratio(usual) + self.background / float(np.median(self.plain[usual]))
         resampled = [self.ratio(random_state.choice(usual, len(usual))) for _ in range(RESAMPLES)]
+        # A short run may have no sampled step.
+        sampled = {"sampled_ratio": round(self.ratio(self.sampled), 3)} if self.sampled.any() else {}
         return {
+            **sampled,
             "step_ratio": round(self.ratio(usual), 4),
             "step_ratio_error": round(float(np.std(resampled)), 4),
             "with_threads": round(with_threads, 4),
             "background_ms": round(1000 * self.background, 3),
-            "sampled_ratio": round(self.ratio(self.sampled), 3),
             "parameters": self.parameters,
         }
 
 
-def steps_in_turn(pairs: int, url: str, directory: str) -> Steps:
+def steps_in_turn(pairs: int, clock: Timer, url: str, directory: str) -> Steps:
     """Train two equal models, one of them watched, a step of each in turn."""
     plain, watched = Gpt(), Gpt()
     with fp8scope.init(name="overhead", url=url, token="x", directory=directory) as run:
@@ -167,9 +170,9 @@ def steps_in_turn(pairs: int, url: str, directory: str) -> Steps:
                 background = -_other_threads()
             random.shuffle(order)
             for call in order:
-                began = time.perf_counter()
+                began = clock()
                 call()
-                times[call].append(time.perf_counter() - began)
+                times[call].append(clock() - began)
         background += _other_threads()
     # Step 1 is sampled, and every hundredth after it.
     sampled = np.arange(pairs + WARM_UP) % EVERY == 0
@@ -183,20 +186,23 @@ def steps_in_turn(pairs: int, url: str, directory: str) -> Steps:
 
 
 def attached_ratios(
-    name: str, make: Callable[[], Training], pairs: int, url: str, directory: str
+    name: str, make: Callable[[], Training], pairs: int, count: int, clock: Timer, url: str, directory: str
 ) -> dict[str, Any]:
-    """The cost of `attach` for a model in high precision, with the default budget and without a limit."""
+    """The cost of `attach` for a model in high precision, with the default budget and without a limit.
+
+    `count`: rounds. Even: in half of them the model that was made first is the watched one.
+    """
     results: dict[str, Any] = {}
     budgets: dict[str, dict[str, Any]] = {name: {}, f"{name}_every": {"overhead": None}}
     for label, how in budgets.items():
         rounds = [
-            one_round(make, pairs // ROUNDS, index % 2 == 1, label, url, directory, how)
-            for index in range(ROUNDS)
+            one_round(make, pairs // count, index % 2 == 1, label, clock, url, directory, how)
+            for index in range(count)
         ]
         for key, average in (("ratio", np.median), ("mean_ratio", _mean_without_longest)):
             ratios = [float(average(agent)) / float(average(without)) for without, agent, _ in rounds]
             results[f"{label}_{key}"] = round(statistics.mean(ratios), 4)
-            results[f"{label}_{key}_error"] = round(statistics.stdev(ratios) / ROUNDS**0.5, 4)
+            results[f"{label}_{key}_error"] = round(statistics.stdev(ratios) / count**0.5, 4)
         results[f"{label}_paces"] = [pace for _, _, pace in rounds]
         results[f"{label}_step_ms"] = round(1000 * float(np.median(rounds[0][0])), 2)
     return results
@@ -207,6 +213,7 @@ def one_round(
     pairs: int,
     swapped: bool,
     label: str,
+    clock: Timer,
     url: str,
     directory: str,
     how: dict[str, Any],
@@ -231,9 +238,9 @@ def one_round(
         random.shuffle(order)
         for call in order:
             for _ in range(BLOCK):
-                began = time.perf_counter()
+                began = clock()
                 call()
-                times[call].append(time.perf_counter() - began)
+                times[call].append(clock() - began)
     every = run.session.steps.budget.every
     run.finish()
     without, with_agent = (np.array(seconds) for seconds in times.values())
@@ -337,10 +344,13 @@ def main() -> None:
     parser.add_argument("--peers-venv", type=Path)
     parser.add_argument("--pairs", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--attach-rounds", type=int, default=6, choices=range(2, 101, 2), metavar="EVEN")
     parser.add_argument("--memory-steps", type=int, default=100_000)
+    parser.add_argument("--cpu", action="store_true", help="measure CPU time of the training thread")
     parser.add_argument("--only", default=",".join(QUESTIONS), help=f"some of {','.join(QUESTIONS)}")
     arguments = parser.parse_args()
     only = arguments.only.split(",")
+    clock = time.thread_time if arguments.cpu else time.perf_counter
     if unknown := set(only) - set(QUESTIONS):
         parser.error(f"--only takes {', '.join(QUESTIONS)}; got {', '.join(sorted(unknown))}")
     torch.set_num_threads(1)
@@ -350,10 +360,24 @@ def main() -> None:
     theirs: dict[str, list[dict[str, float]]] = {name: [] for name in PEERS} if python else {}
     with sink() as url, tempfile.TemporaryDirectory() as directory:
         if "plain" in only:
-            figures |= attached_ratios("plain", lambda: Training(SMALL), 4 * arguments.pairs, url, directory)
+            figures |= attached_ratios(
+                "plain",
+                lambda: Training(SMALL),
+                4 * arguments.pairs,
+                arguments.attach_rounds,
+                clock,
+                url,
+                directory,
+            )
         if "bf16" in only:
             figures |= attached_ratios(
-                "bf16", lambda: Training(MEDIUM, torch.bfloat16), arguments.pairs, url, directory
+                "bf16",
+                lambda: Training(MEDIUM, torch.bfloat16),
+                arguments.pairs,
+                arguments.attach_rounds,
+                clock,
+                url,
+                directory,
             )
         for _ in range(arguments.rounds if "threads" in only else 0):
             ours.append(thread_times(url, directory))
@@ -361,7 +385,7 @@ def main() -> None:
                 assert python is not None
                 runs.append(peer_times(name, python))
         if "step" in only:
-            figures |= steps_in_turn(arguments.pairs, url, directory).summary()
+            figures |= steps_in_turn(arguments.pairs, clock, url, directory).summary()
         if ours:
             figures["thread_us_per_step"] = medians(ours)
             figures["peer_us_per_step"] = {name: medians(runs) for name, runs in theirs.items()}

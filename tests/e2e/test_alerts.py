@@ -140,6 +140,16 @@ def test_acknowledges_all_that_match_and_undoes_it(open_tab: OpenTab, server: Se
     assert Event.objects.filter(state="open").count() == 150
 
 
+def test_a_button_that_cannot_work_is_hidden(open_tab: OpenTab, server: Server) -> None:
+    """A browser without notifications, such as one that reached the server over plain HTTP."""
+    many_alerts(server, 1)
+    tab = open_tab()
+    tab.page.add_init_script("delete window.Notification")
+    tab.open(f"/p/{server.project.slug}/alerts/")
+    tab.page.get_by_role("checkbox", name="Choose").wait_for()
+    expect(tab.page.locator("[data-notify]")).to_be_hidden()
+
+
 def test_the_navigation_fits_a_phone_beside_many_alerts(open_tab: OpenTab, server: Server) -> None:
     many_alerts(server, 120)
     tab = open_tab(390)

@@ -17,6 +17,13 @@ def library(level: str) -> ctypes.CDLL:
     return cpu_library.load(level)
 
 
+@pytest.fixture
+def automatic_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backend that is chosen by default; what the test chooses or breaks ends with it."""
+    monkeypatch.setattr(backends, "_cpu_failure", None)
+    monkeypatch.setattr(backends, "_chosen", "auto")
+
+
 @pytest.fixture(params=[level.name for level in cpu_levels.levels()])
 def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The kernels of each level, and so with vectors of each width, that this processor can run."""

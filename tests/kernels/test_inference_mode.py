@@ -2,7 +2,7 @@
 
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,7 +23,6 @@ from fp8scope_kernels import (
     RowwiseScaling,
     ScalingState,
     StatisticsBuffer,
-    backends,
     convert,
     observe,
     set_backend,
@@ -43,11 +42,7 @@ recipes = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 on_each_backend = pytest.mark.parametrize("backend", ["reference", "compiled"])
 
 
-@pytest.fixture(autouse=True)
-def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(backends, "_cpu_failure", None)
-    monkeypatch.setattr(backends, "_chosen", "auto")
-    yield
+pytestmark = pytest.mark.usefixtures("automatic_backend")
 
 
 def in_new_thread(work: Callable[[], Any]) -> Any:

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import pickle
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -27,7 +26,6 @@ from fp8scope_kernels import (
     Recipe,
     RowwiseScaling,
     StatisticsBuffer,
-    backends,
     convert,
     measure,
     quantize,
@@ -67,11 +65,7 @@ dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.
 NUMEL, NONFINITE = STATISTICS.index("numel"), STATISTICS.index("nonfinite")
 
 
-@pytest.fixture(autouse=True)
-def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(backends, "_cpu_failure", None)
-    monkeypatch.setattr(backends, "_chosen", "auto")
-    yield
+pytestmark = pytest.mark.usefixtures("automatic_backend")
 
 
 def spoilt(rows: int, columns: int, dtype: torch.dtype = torch.float32) -> Tensor:

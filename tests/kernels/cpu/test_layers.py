@@ -41,11 +41,7 @@ SIZES = (1.0, 3.0, 9.0, 0.3)
 recipes = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 
 
-@pytest.fixture(autouse=True)
-def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(backends, "_cpu_failure", None)
-    monkeypatch.setattr(backends, "_chosen", "auto")
-    yield
+pytestmark = pytest.mark.usefixtures("automatic_backend")
 
 
 def spoil(x: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ from fp8scope_dashboard.runs.models import Run
 SEEDS_COMPARED: Final = 8
 # Of the template run.html.
 FILES: Final = {
-    "page_styles": ["pages/css/run.css", "pages/css/console.css"],
+    "page_styles": ["pages/css/run.css"],
     "page_scripts": ["pages/js/run.js", "pages/js/console.js"],
 }
 # The parts that refresh themselves, by the id that htmx sends.
