@@ -43,6 +43,17 @@ def number(value: float | None, digits: int = 4) -> str:
     return text.replace("-", MINUS, 1) if text.startswith("-") else text
 
 
+def with_spread(value: float, spread: float | None) -> str:
+    """A value and its standard deviation, which has two digits, with equal decimals: 2.60 ± 0.26."""
+    if spread is None or not math.isfinite(spread):
+        return number(value)
+    if spread == 0 or not 1e-3 <= spread < abs(value) < GROUPED_UP_TO:
+        return f"{number(value)} ± {number(spread, 2)}"
+    decimals = max(0, 1 - math.floor(math.log10(spread)))
+    texts = (f"{each:,.{decimals}f}".replace(",", THIN).replace("-", MINUS) for each in (value, spread))
+    return " ± ".join(texts)
+
+
 def written(sentence: str) -> str:
     """A stored sentence with its numbers as pages write them: `12 %` on one line, minus signs, `12 345`."""
     sentence = _FACTOR.sub(rf"\1{THIN}×", sentence)

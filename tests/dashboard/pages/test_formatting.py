@@ -18,6 +18,7 @@ from fp8scope_dashboard.pages.formatting import (
     percent,
     size,
     span,
+    with_spread,
     written,
 )
 from fp8scope_dashboard.text.numbers import about, as_factor, length_against, rounded
@@ -202,3 +203,25 @@ def test_estimates_have_few_digits() -> None:
         "about 1,940 items",
         "about 1,400,000 items",
     ]
+
+
+@pytest.mark.parametrize(
+    ("value", "spread", "expected"),
+    [
+        (2.6, 0.2622, "2.60 ± 0.26"),
+        (2.59996, 0.0999, "2.600 ± 0.100"),
+        (2.314159, 0.0012, "2.3142 ± 0.0012"),
+        (-2.5, 0.5, "-2.50 ± 0.50"),
+        (12345.6, 123.4, "12 346 ± 123"),
+        (2.5, 0.0, "2.5 ± 0"),
+        (2.5, 1e-5, "2.5 ± 1.0×10⁻⁵"),
+        (1e-7, 2e-8, "1.00×10⁻⁷ ± 2.0×10⁻⁸"),
+        (0.5, 3.0, "0.5 ± 3"),
+        (2.5, None, "2.5"),
+        (2.5, math.nan, "2.5"),
+    ],
+)
+def test_a_value_and_its_spread_have_equal_decimals(
+    value: float, spread: float | None, expected: str
+) -> None:
+    assert plain(with_spread(value, spread)) == expected

@@ -98,7 +98,7 @@ def test_groups_with_mean_and_spread(admin: Visitor, runs: dict[str, Run]) -> No
     first, second = page.split('class="group__head"')[1:]
     if "g1" in second:
         first, second = second, first
-    assert "2 runs" in first and "<strong>2.1</strong> ± 0.1414" in first and "Worse than BF16" in first
+    assert "2 runs" in first and "<strong>2.10 ± 0.14</strong>" in first and "Worse than BF16" in first
     assert "1 alert<" in first and "compare/?q=group%3Ag1" in first
     assert "none" in second and "no finite loss" in second
 

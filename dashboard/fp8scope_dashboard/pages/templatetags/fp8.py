@@ -30,6 +30,12 @@ def number(value: float | str | None) -> str:
 
 
 @register.filter
+def with_spread(value: float, spread: float | None) -> str:
+    """Like formatting.with_spread."""
+    return formatting.with_spread(value, spread)
+
+
+@register.filter
 def percent(value: float | None) -> str:
     return formatting.percent(value)
 
