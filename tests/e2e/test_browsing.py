@@ -38,7 +38,7 @@ def test_it_works(open_tab: OpenTab, server: Server, seeded: Seeded) -> None:
     tab.page.locator(".chip", has_text="FP8").click()
     expect(tab.page.locator("#runs .runs__name")).to_have_count(2)
     assert "precision%3Afp8" in tab.page.url
-    assert tab.page.locator("#find-text").input_value() == "precision:fp8"
+    expect(tab.page.locator("#find-text")).to_have_value("precision:fp8")
     boxes = tab.page.locator("#runs [name=runs]")
     boxes.nth(0).check()
     boxes.nth(1).check()

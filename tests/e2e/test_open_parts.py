@@ -58,6 +58,8 @@ def test_it_works(open_tab: OpenTab, server: Server, width: int, theme: str) -> 
         tab.page.wait_for_timeout(200)
         if tab.is_too_wide():
             problems.append(f"{name}: scrolls sideways")
+        # What the header of a scrolled page covers in part counts as too small to be touched.
+        tab.page.evaluate("window.scrollTo(0, 0)")
         # What an open menu covers is too small to be touched, but cannot be touched at all.
         part = "details.menu[open]" if tab.page.locator("details.menu[open]").count() else "html"
         problems += [f"{name}: {violation}" for violation in violations(tab.page, within=part)]

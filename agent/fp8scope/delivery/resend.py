@@ -4,6 +4,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 from fp8scope.config import Settings
@@ -45,6 +46,8 @@ def send_spool(
 
     Gives up after `patience` seconds without an acknowledgement; unsent records stay in the spool.
     """
+    # Before the spool is opened, because that may shorten its last segment.
+    ended = _last_written(directory)
     try:
         spool = Spool(directory)
     except (SpoolBusyError, OSError) as error:
@@ -57,7 +60,7 @@ def send_spool(
     problem, killed = "", False
     while not problem and not (sender.is_done() and (killed or not _was_killed(cursor, directory))):
         if sender.is_done():
-            spool.append(RecordKind.FINISH, _killed_document(directory, cursor.progress.rows_sent))
+            spool.append(RecordKind.FINISH, _killed_document(directory, cursor.progress.rows_sent, ended))
             killed = True
         pause = sender.advance()
         if cursor.progress.position != position:
@@ -97,8 +100,17 @@ def _was_killed(cursor: Cursor, directory: Path) -> bool:
     return not cursor.progress.finished and owner is not None and owner.host == Owner.me().host
 
 
-def _killed_document(directory: Path, sent: int) -> bytes:
-    """Return the FINISH document of a killed process. `sent`: rows of this writer that the server has."""
+def _last_written(directory: Path) -> datetime | None:
+    """When the process wrote to its spool for the last time; None if it has written nothing."""
+    times = [path.stat().st_mtime for path in directory.glob("*.log")]
+    return datetime.fromtimestamp(max(times), UTC) if times else None
+
+
+def _killed_document(directory: Path, sent: int, ended: datetime | None) -> bytes:
+    """Return the FINISH document of a killed process.
+
+    `sent`: rows of this writer that the server has. `ended`: when it wrote its last record.
+    """
     owner = Owner.of(directory)
     assert owner is not None
     error = (
@@ -108,6 +120,13 @@ def _killed_document(directory: Path, sent: int) -> bytes:
     counts = Counts.of(directory)
     # Steps that were only in memory because the disk was full were lost with the process.
     dropped = counts.dropped + max(0, counts.recorded - sent) if counts is not None else 0
-    return dump_json(
-        {"state": "failed", "error": error, "ends_run": not owner.child, "dropped": dropped, "errors": 0}
-    )
+    document = {
+        "state": "failed",
+        "error": error,
+        "ends_run": not owner.child,
+        "dropped": dropped,
+        "errors": 0,
+    }
+    if ended is not None:
+        document["finished_at"] = ended.isoformat()
+    return dump_json(document)

@@ -4,6 +4,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fp8scope.arguments import seconds
@@ -410,4 +411,5 @@ class Session:
             "ends_run": not self.writers.forked,
             "dropped": dropped,
             "errors": errors,
+            "finished_at": datetime.now(UTC).isoformat(),
         }

@@ -139,6 +139,7 @@ def finish_run(request: HttpRequest, run: UUID, body: schemas.FinishIn, known: Q
         points_sent=body.points_sent,
         dropped=body.dropped,
         errors=body.errors,
+        finished_at=body.finished_at,
     )
     return take(request, run, body, "finish", partial(services.store_finish, ending=ending), known)
 

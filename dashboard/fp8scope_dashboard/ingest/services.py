@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from uuid import UUID
 
 from django.db import transaction
@@ -30,6 +31,7 @@ class Ending:
     dropped: int
     errors: int
     ends_run: bool = True
+    finished_at: datetime | None = None
 
 
 # Every transaction takes its locks in the same order: receipt, writer, run.
@@ -99,6 +101,7 @@ def store_finish(run: Run, message: dedup.MessageId, ending: Ending) -> bool:
         rows_sent=ending.rows_sent,
         points_sent=ending.points_sent,
         ends_run=ending.ends_run,
+        finished_at=ending.finished_at,
     )
     return True
 

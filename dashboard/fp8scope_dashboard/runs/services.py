@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -265,15 +265,18 @@ def finish(
     rows_sent: int,
     points_sent: int,
     ends_run: bool = True,
+    finished_at: datetime | None = None,
 ) -> None:
     """End a writer, and its run if it is the last. Call within the transaction that stores the receipt.
 
     The run finishes when no other writer of the latest attempt is alive. It fails as soon as one of them
     fails; the first error stays, because it usually causes the others. Without `ends_run`, and for a writer
-    of an earlier attempt, the run stays open.
+    of an earlier attempt, the run stays open. `finished_at` is when the training ended, which may be
+    long before its last data arrives: not before the run began, and not in the future.
     """
     now = timezone.now()
-    Writer.objects.filter(pk=writer.pk).update(finished_at=now, seen_at=now, failed=failed, error=error)
+    ended = now if finished_at is None else min(now, max(run.created_at, finished_at))
+    Writer.objects.filter(pk=writer.pk).update(finished_at=ended, seen_at=now, failed=failed, error=error)
     changes: dict[str, Any] = {
         "heartbeat_at": now,
         "rows_sent": Coalesce(F("rows_sent"), 0) + rows_sent,
@@ -287,13 +290,13 @@ def finish(
         pass
     elif failed:
         first = Case(When(state=RunState.FAILED, then=F("error")), default=Value(error, TextField()))
-        changes |= {"state": RunState.FAILED, "error": first, "finished_at": now}
+        changes |= {"state": RunState.FAILED, "error": first, "finished_at": ended}
     elif not alive.exists():
         changes |= {
             "state": Case(
                 When(state=RunState.FAILED, then=F("state")), default=Value(RunState.FINISHED.value)
             ),
-            "finished_at": Greatest(Coalesce(F("finished_at"), now), Value(now)),
+            "finished_at": Greatest(Coalesce(F("finished_at"), ended), Value(ended)),
         }
     Run.objects.filter(pk=run.pk).update(**changes)
     run_changed(run.id, run.project_id, "state")

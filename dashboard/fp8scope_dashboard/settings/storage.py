@@ -17,7 +17,7 @@ IMPORT = (
     r"""(?m)^(?P<matched>import (?P<names>\{[^}]*\}) from "(?P<url>\./[^"]+)";)""",
     """import %(names)s from "%(url)s";""",
 )
-STYLE_IMPORT: Final = re.compile(rb'^@import "([\w.]+\.css)";\n', re.MULTILINE)
+STYLE_IMPORT: Final = re.compile(rb'^@import "/static/pages/css/([\w.]+)";\n', re.MULTILINE)
 # The function that makes plotly, as its script's wrapper passes it, and the end of the script.
 FACTORY: Final = (b' : this, () => {\n"use strict";', b"\nreturn Plotly;\n}));")
 

@@ -124,6 +124,8 @@ class FinishIn(Schema):
     points_sent: Natural = 0
     dropped: Natural = 0
     errors: Natural = 0
+    # By the clock that the run's created_at is from; None from agents that do not send it.
+    finished_at: AwareDatetime | None = None
 
 
 class Alert(Schema):

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,11 @@ from fp8scope.config import Settings
 
 def test_it_works(server: WireServer, settings: Settings) -> None:
     """A script that never finishes its run: the interpreter's exit does."""
+    before = datetime.now(UTC)
     status, _, err = run_script("train(fp8scope.init(name='plain'), 5)", server, settings)
     assert status == 0, err
     assert server.run.steps == [1, 2, 3, 4, 5] and server.run.finish["state"] == "finished"
+    assert before < datetime.fromisoformat(server.run.finish["finished_at"]) < datetime.now(UTC)
 
 
 def test_sync_recognises_os_exit(server: WireServer, settings: Settings) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -85,8 +86,12 @@ def assert_at_most_one_lost(server: WireServer, completed: int) -> None:
 
 def test_it_works(tmp_path: Path, server: WireServer, monkeypatch: pytest.MonkeyPatch) -> None:
     completed = kill_a_run(tmp_path, server, steps=100)
+    written = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    for path in (tmp_path / "spool").rglob("*.log"):
+        os.utime(path, (written.timestamp(), written.timestamp()))
     assert sync(tmp_path, server, monkeypatch) == 0
     assert_at_most_one_lost(server, completed)
+    assert datetime.fromisoformat(server.run.finish["finished_at"]) == written, "not when the rest was sent"
     assert list((tmp_path / "spool").rglob("*.log")) == []
     # Nobody could say how it ended but the one who found its spool.
     assert server.run.finish["state"] == "failed" and "was killed" in server.run.finish["error"]

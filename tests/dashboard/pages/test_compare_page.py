@@ -184,6 +184,26 @@ def test_many_verdicts_take_a_line_each(admin: Visitor) -> None:
     assert "1.80\u202f% more tokens" in page
 
 
+def test_seeds_with_the_same_verdict_share_a_card(admin: Visitor) -> None:
+    make_run(admin.project, "bf16", precision="bf16", group="bf16")
+    for seed, (group, delta) in enumerate(
+        [("a", 0.01), ("a", 0.01), ("a", 0.02), ("b", 0.01), ("", 0.01), ("", 0.01)]
+    ):
+        run = make_run(admin.project, f"fp8-{seed}", precision="fp8", group=group, baseline="bf16", seed=seed)
+        Comparison.objects.create(
+            run=run,
+            baseline="bf16",
+            to_step=9,
+            verdict="worse",
+            result={"delta": delta, "explanation": "It is."},
+        )
+    page = html(admin, "compare/?q=fp8")
+    cards = page[page.index('id="verdicts"') :].split('<section class="card stack">')[1:]
+    shared = [card for card in cards if "The same verdict for 1 other seed of this group" in card]
+    assert len(cards) == 5 and len(shared) == 1 and page.count("The same verdict") == 1
+    assert "fp8-0" in shared[0] and "fp8-1" in shared[0]
+
+
 def test_many_lines_have_fewer_points(admin: Visitor) -> None:
     for i in range(FEW_RUNS + 1):
         Recorder(make_run(admin.project, f"run {i}")).rows(

@@ -236,6 +236,23 @@ def test_a_late_message_of_an_earlier_attempt_changes_only_its_writer(run: Run) 
     assert dead.failed and dead.error == "boom" and dead.finished_at is not None
 
 
+@pytest.mark.parametrize(
+    ("after_start", "expected"), [(3, 3), (-60, 0), (10**6, 300)], ids=["late data", "wrong clock", "future"]
+)
+@pytest.mark.parametrize("failed", [False, True])
+def test_a_run_lasts_until_its_training_ended(
+    run: Run, after_start: int, expected: int, failed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, ending = run.created_at, writer(run)
+    monkeypatch.setattr(timezone, "now", lambda: began + timedelta(minutes=5))
+    given = began + timedelta(seconds=after_start)
+    services.finish(run, ending, failed=failed, error="x", rows_sent=1, points_sent=1, finished_at=given)
+    stored = Run.objects.get()
+    assert stored.finished_at == began + timedelta(seconds=expected)
+    ending.refresh_from_db()
+    assert (ending.finished_at, ending.seen_at) == (stored.finished_at, began + timedelta(minutes=5))
+
+
 def test_keeps_the_error_of_the_first_failure(run: Run) -> None:
     first, second = writer(run), writer(run, rank=1)
     services.finish(run, first, failed=True, error="no memory", rows_sent=0, points_sent=0)

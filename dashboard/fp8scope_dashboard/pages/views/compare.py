@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -56,13 +56,17 @@ class Offer:
 
 @dataclass(frozen=True)
 class Card:
-    """The verdict on one selected run; `costs` is its speed, memory and tokens in one line."""
+    """The verdict on one selected run; `costs` is its speed, memory and tokens in one line.
+
+    `seeds` are the cards of the other runs of its group about which the verdict says the same.
+    """
 
     run: Run
     arm: Arm
     verdict: Verdict
     result: dict[str, Any]
     costs: str
+    seeds: list[Card] = field(default_factory=list)
 
 
 @in_project()
@@ -77,12 +81,13 @@ def compare(request: HttpRequest, project: Project) -> HttpResponse:
         if run.baseline
         for result in [_result(run)]
     ]
+    folded = _folded(cards)
     tensors = _with_tensors(chosen.runs)
     pair = _pair(tensors, request.GET)
     context = {
         "chosen": chosen,
-        "cards": cards,
-        "as_table": len(cards) > MOST_CARDS,
+        "cards": cards if len(folded) > MOST_CARDS else folded,
+        "as_table": len(folded) > MOST_CARDS,
         "query": chosen.query.urlencode(),
         "listed_query": replace(chosen, search="").query.urlencode(),
         "most_chosen": MOST_CHOSEN,
@@ -99,6 +104,19 @@ def compare(request: HttpRequest, project: Project) -> HttpResponse:
         return page(request, project, "compare", "pages/_compared.html", context)
     choices = _choices(project, chosen, arms, request.GET.get("find", ""))
     return page(request, project, "compare", "pages/compare.html", {**context, **choices})
+
+
+def _folded(cards: list[Card]) -> list[Card]:
+    """The cards, of which those that repeat another one of their group are its `seeds`."""
+    kept: list[Card] = []
+    for card in cards:
+        group = card.run.group
+        same = [one for one in kept if group and one.run.group == group and one.verdict == card.verdict]
+        if same:
+            same[0].seeds.append(card)
+        else:
+            kept.append(card)
+    return kept
 
 
 @in_project()
