@@ -10,7 +10,7 @@ from dashboard.helpers.recording import Recorder, make_run
 from dashboard.helpers.seeding import Seeded, seed_project
 from e2e.helpers.tabs import OpenTab, Tab
 from helpers.live_servers import Server
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from fp8scope_dashboard.runs.models import Run, SavedView
 
@@ -100,6 +100,29 @@ def test_shortcuts_of_one_letter_can_be_switched_off(
     assert tab.page.locator("#runs tr.is-current").count() == 0
     tab.page.get_by_role("button", name="Keyboard").click()
     assert not tab.page.get_by_label("Shortcuts of one letter are on").is_checked()
+
+
+@pytest.mark.parametrize("act", ["Next", "search"])
+def test_a_refresh_does_not_take_the_place_of_what_was_asked_for(
+    open_tab: OpenTab, server: Server, act: str
+) -> None:
+    fill_project(server.project, 120)
+    tab = open_tab()
+    open_list(tab, server)
+    page = tab.page
+    held: list[Route] = []
+    page.route(re.compile(r"/p/[^/]+/\?.*(page=2|q=fp8)"), lambda route: held.append(route))
+    if act == "Next":
+        page.get_by_role("link", name="Next").click()
+    else:
+        page.locator("#find-text").fill("fp8")
+    tab.wait(lambda: bool(held), "The request")
+    with page.expect_response(re.compile(r"/p/[^/]+/$")):
+        page.evaluate("htmx.trigger('#runs', 'fp8:refresh')")
+    page.wait_for_function("() => !document.querySelector('#runs.htmx-request')")
+    held[0].continue_()
+    shown = page.locator("nav", has_text="Page 2 of 3") if act == "Next" else page.get_by_text("of 120 runs")
+    expect(shown).to_be_visible()
 
 
 def test_the_selection_survives_refreshes_pages_and_searches(open_tab: OpenTab, server: Server) -> None:

@@ -27,12 +27,16 @@ FOCUSED = """() => {
     return "fine";
 }"""
 
+# A chart has no size until it is drawn.
+NOTHING_LOADS = "() => !document.querySelector('.figure[data-state=loading]')"
+
 
 def focus_problems(page: Page, steps: int) -> list[str]:
     """Press Tab so many times; returns elements that keep the focus, are not visible or do not show it."""
     problems: list[str] = []
     for _ in range(steps):
         page.keyboard.press("Tab")
+        page.wait_for_function(NOTHING_LOADS)
         problem = page.evaluate(FOCUSED)
         if not problem:
             break

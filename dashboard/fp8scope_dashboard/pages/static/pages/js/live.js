@@ -112,6 +112,15 @@ if (source) {
   }, 15000);
 }
 
+// The answer to a click or a search replaces the same part; if a refresh replaced it before, the answer would be lost.
+document.addEventListener("htmx:beforeSwap", (event) => {
+  const { target, requestConfig } = event.detail;
+  if (requestConfig.triggeringEvent?.type !== "fp8:refresh") return;
+  if (target.querySelector(".htmx-request") || document.querySelector(`.htmx-request[hx-target="#${target.id}"]`)) {
+    event.detail.shouldSwap = false;
+  }
+});
+
 // hx-preserve keeps a row's image when the row is replaced; a newer image replaces it once it is loaded.
 document.addEventListener("htmx:afterSettle", () => {
   for (const row of document.querySelectorAll("[data-spark]")) {
