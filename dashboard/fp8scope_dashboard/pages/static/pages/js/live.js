@@ -116,9 +116,8 @@ if (source) {
 document.addEventListener("htmx:beforeSwap", (event) => {
   const { target, requestConfig } = event.detail;
   if (requestConfig.triggeringEvent?.type !== "fp8:refresh") return;
-  if (target.querySelector(".htmx-request") || document.querySelector(`.htmx-request[hx-target="#${target.id}"]`)) {
-    event.detail.shouldSwap = false;
-  }
+  const replacesIt = (tag) => tag !== target && tag.closest("[hx-target]")?.getAttribute("hx-target") === `#${target.id}`;
+  if ([...document.querySelectorAll(".htmx-request")].some(replacesIt)) event.detail.shouldSwap = false;
 });
 
 // hx-preserve keeps a row's image when the row is replaced; a newer image replaces it once it is loaded.
