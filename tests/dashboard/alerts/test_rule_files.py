@@ -165,6 +165,19 @@ def test_nested_brackets_are_refused_before_they_are_read(project: Project, brac
         rule_files.read(project, f"rules:\n  - {bracket * 5000}")
 
 
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ("- &a x\n" + "- *a\n" * 30_000, "line 3: Anchors and aliases"),
+        ("- 1\n" * 60_000, r"line 49998: The file has more than 50,000 values"),
+    ],
+)
+def test_a_large_tree_is_refused_before_it_is_built(project: Project, rules: str, message: str) -> None:
+    """The bound ends the reading: an error behind it, which the parser would report, is not reached."""
+    with pytest.raises(rule_files.RuleFileError, match=message):
+        rule_files.read(project, f"version: 1\nrules:\n{rules}\nbroken: [")
+
+
 def test_damaged_files_are_refused_or_read(project: Project) -> None:
     """No damage raises anything but the error for people."""
     generator = random.Random(0)

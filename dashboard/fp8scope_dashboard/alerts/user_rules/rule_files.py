@@ -23,28 +23,20 @@ from fp8scope_dashboard.alerts.user_rules.rule_store import MOST_RULES
 VERSION: Final = 1
 LARGEST_FILE: Final = 256 * 1024
 DEEPEST: Final = 8
+# A rule has at most some 50 values with its keys; a list of MOST_RULES is far below this.
+MAX_NODES: Final = 50_000
 HEAD: Final = """\
 # The alert rules of an fp8scope project. Change them, then: fp8scope rules apply FILE
 # Rules of your own are found by their name, built-in ones by their kind. docs/alerts.md has the fields.
 """
 
 
-class _Loader(yaml.SafeLoader):
-    """Stops at what is nested too deeply: to read thousands of open brackets takes seconds.
+# libyaml's parser where PyYAML has it: the one in pure Python takes seconds for a file of 256 kB.
+_Parser: Final[type[Any]] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-    Reads `1e-3` as a number, as YAML 1.2 does. YAML 1.1 asks for a point.
-    """
 
-    depth = 0
-
-    def compose_node(self, parent: Node | None, index: Any) -> Node | None:
-        if self.depth > DEEPEST:
-            line = self.peek_event().start_mark.line + 1  # type: ignore[no-untyped-call]
-            raise RuleFileError(f"line {line}: The file is nested too deeply.")
-        self.depth += 1
-        node: Node | None = super().compose_node(parent, index)
-        self.depth -= 1
-        return node
+class _Loader(_Parser):  # type: ignore[misc]
+    """Reads `1e-3` as a number, as YAML 1.2 does. YAML 1.1 asks for a point."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -101,11 +93,16 @@ def read(project: Project, text: str) -> list[Draft]:
 
 
 def _load(text: str) -> tuple[Node | None, Any]:
-    """The tree of the file, for line numbers, and its content. It has no aliases, so neither can be large."""
+    """The tree of the file, for line numbers, and its content."""
     try:
-        root = yaml.compose(text, Loader=_Loader)
-        _check(root, set())
-        return root, yaml.load(text, Loader=_Loader)
+        _bound(text)
+        loader = _Loader(text)
+        try:
+            root = loader.get_single_node()
+            _check(root)
+            return root, None if root is None else loader.construct_document(root)
+        finally:
+            loader.dispose()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = " ".join(filter(None, (error.context, error.problem)))
@@ -117,17 +114,34 @@ def _load(text: str) -> tuple[Node | None, Any]:
         raise RuleFileError(f"line 1: The file is not valid YAML ({type(error).__name__}).") from None
 
 
-def _check(node: Node | None, seen: set[int]) -> None:
+def _bound(text: str) -> None:
+    """Refuse a file whose tree would be deep or large, before a tree is built.
+
+    The first alias ends it: with aliases a small file has a large tree.
+    """
+    depth = nodes = 0
+    for event in yaml.parse(text, Loader=_Parser):
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            raise RuleFileError(f"{_line(event)}: Anchors and aliases are not supported. Repeat the value.")
+        nodes += isinstance(event, yaml.NodeEvent)
+        if nodes > MAX_NODES:
+            raise RuleFileError(f"{_line(event)}: The file has more than {MAX_NODES:,} values.")
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        if depth > DEEPEST:
+            raise RuleFileError(f"{_line(event)}: The file is nested too deeply.")
+
+
+def _check(node: Node | None) -> None:
     if node is None:
         return
-    if id(node) in seen:
-        raise RuleFileError(f"{_line(node)}: Anchors and aliases are not supported. Repeat the value.")
     if node.tag not in SAFE_TAGS:
         raise RuleFileError(f"{_line(node)}: {_refusal(node)}")
-    seen.add(id(node))
     if isinstance(node, SequenceNode):
         for child in node.value:
-            _check(child, seen)
+            _check(child)
     elif isinstance(node, MappingNode):
         names = set()
         for key, value in node.value:
@@ -136,7 +150,7 @@ def _check(node: Node | None, seen: set[int]) -> None:
             if key.value in names:
                 raise RuleFileError(f"{_line(key)}: {key.value[:40]} is there twice.")
             names.add(key.value)
-            _check(value, seen)
+            _check(value)
 
 
 YAML_TAG: Final = "tag:yaml.org,2002:"
@@ -166,5 +180,6 @@ def _error(root: Node | None, key: Key, message: str) -> RuleFileError:
     return RuleFileError(f"{_line(line)}: {message}")
 
 
-def _line(node: Node | None) -> str:
-    return f"line {node.start_mark.line + 1 if node is not None else 1}"
+def _line(node: Node | yaml.Event | None) -> str:
+    mark = None if node is None else node.start_mark
+    return f"line {1 if mark is None else mark.line + 1}"
