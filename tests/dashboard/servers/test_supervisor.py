@@ -15,6 +15,7 @@ import psycopg
 import pytest
 import redis
 from dashboard.helpers.installation import clean_environment, names_below, status_of
+from dashboard.helpers.unreadable_redis import make_unreadable
 from helpers.waiting import wait_until
 
 from fp8scope_dashboard.embedded import processes
@@ -153,6 +154,16 @@ def test_the_second_start_keeps_key_and_data(tmp_path: Path) -> None:
             keys.append((tmp_path / "secret_key").read_text())
     assert keys[0] == keys[1]
     assert "No migrations to apply" in (tmp_path / "logs" / "prepare.log").read_text()
+
+
+def test_starts_with_a_redis_file_that_cannot_be_read(tmp_path: Path) -> None:
+    lines: list[str] = []
+    with EmbeddedRedis(tmp_path / "redis"):
+        pass
+    make_unreadable(tmp_path / "redis")
+    with Supervisor(tmp_path, port=0, durable=True, echo=lambda _, line: lines.append(line)):
+        pass
+    assert len([line for line in lines if "They are now in" in line]) == 1
 
 
 def test_stopping_while_starting_leaves_nothing(tmp_path: Path) -> None:
