@@ -73,6 +73,18 @@ def admin(argv: list[str]) -> int:
     return command
 
 
+def backup(argv: list[str]) -> int:
+    """Save the database and the secret key to a file, while the server runs or not."""
+    command: int = importlib.import_module("fp8scope_dashboard.administration.backup").backup(argv)
+    return command
+
+
+def restore(argv: list[str]) -> int:
+    """Make an installation of a file that `fp8scope backup` wrote, in a directory that has none."""
+    command: int = importlib.import_module("fp8scope_dashboard.administration.backup").restore(argv)
+    return command
+
+
 class ProgressLine:
     """The stage of the start: a line rewritten on a terminal; elsewhere only the first stage is printed."""
 
@@ -167,7 +179,7 @@ def _print_ready(supervisor: Supervisor) -> None:
     print("\n".join(["", *lines, "Ctrl-C stops it.", ""]), flush=True)
 
 
-COMMANDS = {"up": up, "demo": demo, "admin": admin}
+COMMANDS = {"up": up, "demo": demo, "admin": admin, "backup": backup, "restore": restore}
 
 
 def main(argv: list[str]) -> int:

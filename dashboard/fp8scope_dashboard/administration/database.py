@@ -31,7 +31,7 @@ def connected(data: DataDir) -> Iterator[bool]:
     with ExitStack() as stack:
         is_running = True
         if not os.environ.get("DATABASE_URL"):
-            os.environ["DATABASE_URL"], is_running = _private(data, stack)
+            os.environ["DATABASE_URL"], is_running = private_database(data, stack)
         _check(os.environ["DATABASE_URL"])
         os.environ.setdefault("DJANGO_SETTINGS_MODULE", "fp8scope_dashboard.settings.base")
         os.environ.setdefault("FP8SCOPE_DATA_DIR", str(data.root))
@@ -42,8 +42,12 @@ def connected(data: DataDir) -> Iterator[bool]:
         yield is_running
 
 
-def _private(data: DataDir, stack: ExitStack) -> tuple[str, bool]:
-    """The private database's URL, and whether `up` is running. If not, it runs until `stack` closes."""
+def private_database(data: DataDir, stack: ExitStack) -> tuple[str, bool]:
+    """The private database's URL, and whether `up` is running. If not, it runs until `stack` closes.
+
+    Raises:
+        ServerError: there is no database, or this user may not use it.
+    """
     server = EmbeddedPostgres(data.root / "postgres")
     try:
         exists = server.server_dir.exists()

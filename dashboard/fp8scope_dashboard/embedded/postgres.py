@@ -130,7 +130,8 @@ class EmbeddedPostgres(EmbeddedServer):
         if version not in pgserver.POSTGRES_VERSIONS:
             raise ServerError(
                 f"{self.server_dir} was made by PostgreSQL {version}, which is not installed here: "
-                "dump it with the old version and restore it into a new data directory"
+                "save it with `fp8scope backup` where that version is installed, and restore it here with "
+                "`fp8scope restore` into a new data directory"
             )
         binaries = pgserver.POSTGRES_VERSIONS[version]
         if self.account:
@@ -182,6 +183,11 @@ class EmbeddedPostgres(EmbeddedServer):
         if failed:
             raise ServerError(f"initdb failed in {self.data_dir}:\n{log.read_text(errors='replace')[-2000:]}")
         draft.rename(self.server_dir)
+
+
+def installed_binaries() -> dict[int, Path]:
+    """The folders with the programs of PostgreSQL (postgres, pg_dump, ...) in the wheel, by major version."""
+    return dict(pgserver.POSTGRES_VERSIONS)
 
 
 def allow_traversal(path: Path) -> None:

@@ -339,7 +339,7 @@ def test_the_error_for_an_unknown_cluster_version_says_what_to_do(tmp_path: Path
     cluster = tmp_path / "cluster"
     cluster.mkdir()
     (cluster / "PG_VERSION").write_text("99\n")
-    with pytest.raises(ServerError, match="made by PostgreSQL 99.*dump it with the old version"):
+    with pytest.raises(ServerError, match="made by PostgreSQL 99.*fp8scope restore"):
         EmbeddedPostgres(tmp_path).start()
 
 
