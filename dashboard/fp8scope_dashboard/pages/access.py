@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, cast
+from typing import Any, Concatenate, Final, ParamSpec, cast
 from uuid import UUID
 
 from django.contrib.auth.decorators import login_required
@@ -14,6 +14,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, Qu
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_http_methods
 
 from fp8scope_dashboard.accounts.models import Project, Role, User
 from fp8scope_dashboard.accounts.services import projects_of, require_project, role_in
@@ -29,20 +30,25 @@ PlainView = Callable[Concatenate[HttpRequest, str, P], HttpResponseBase]
 FRAMED = {"is_framed": True}
 # The most projects in the project menu.
 MOST_PROJECTS = 50
+# What a view may be asked for: reading, which changes nothing, and forms.
+SAFE: Final = ("GET", "HEAD")
+POST: Final = ("POST",)
 _ORDER = (Role.VIEWER, Role.MEMBER, Role.ADMIN)
 
 
 def in_project(
-    role: Role = Role.VIEWER, *, cacheable: bool = False
+    role: Role = Role.VIEWER, *, methods: Sequence[str] = SAFE, cacheable: bool = False
 ) -> Callable[[ProjectView[P]], PlainView[P]]:
     """Decorate a view of (request, project, ...) for an address with a project's slug.
 
-    Users who are not signed in are redirected to the sign-in page. Users who are not members get a 404, and
-    members without the role get a 403. A field with a NUL character gets a 400, because PostgreSQL stores
-    none. Browsers store nothing unless the view is `cacheable` and sets a lifetime.
+    Another method than `methods` gets a 405. Users who are not signed in are redirected to the sign-in page.
+    Users who are not members get a 404, and members without the role get a 403. A field with a NUL character
+    gets a 400, because PostgreSQL stores none. Browsers store nothing unless the view is `cacheable` and sets
+    a lifetime.
     """
 
     def decorate(view: ProjectView[P]) -> PlainView[P]:
+        @require_http_methods(methods)
         @login_required
         @wraps(view)
         def wrapped(request: HttpRequest, slug: str, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:

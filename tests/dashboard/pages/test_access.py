@@ -67,6 +67,8 @@ MEMBER += ["delivery_again", "run_delete", "baseline_new", "group_new", "choice_
 FORMS = ["shared_report_new"]
 # Addresses outside of projects, with tests of their own.
 OTHERS = ["home", "shared", "alert_picture", "server_status", "server_status_json"]
+# Their address is a secret, which `Addresses` does not make.
+SIGNED = ["shared", "alert_picture"]
 ADMIN = ["channel_create", "channel_change", "margins", "retention"]
 ADMIN += ["project_general", "member_add", "member_change"]
 
@@ -84,6 +86,18 @@ def test_it_works(viewer: Visitor, addresses: Addresses) -> None:
 def test_every_address_is_listed_here() -> None:
     listed = {*READ, *REDIRECTS, *STREAMS, *PERSONAL, *MEMBER, *ADMIN, *FORMS, *OTHERS}
     assert {entry.name for entry in urlpatterns} == listed
+
+
+def test_an_address_takes_only_its_own_methods(admin: Visitor, addresses: Addresses) -> None:
+    addresses.of("project")
+    own = {name: {"GET", "HEAD"} for name in (*READ, *REDIRECTS, *STREAMS, *OTHERS) if name not in SIGNED}
+    own |= {name: {"POST"} for name in (*PERSONAL, *MEMBER, *ADMIN)}
+    own |= {name: {"GET", "HEAD", "POST"} for name in FORMS}
+    for name, methods in own.items():
+        for method in {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"} - methods:
+            answer = admin.client.generic(method, addresses.of(name))
+            assert answer.status_code == 405, (name, method)
+            assert set(answer["Allow"].split(", ")) == methods, name
 
 
 def test_redirects_anonymous_visitors_to_sign_in(db: None, addresses: Addresses) -> None:

@@ -16,7 +16,7 @@ from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.gzip import gzip_page
-from django.views.decorators.http import require_POST, require_safe
+from django.views.decorators.http import require_safe
 
 from fp8scope_dashboard.accounts.models import Project, Role, User
 from fp8scope_dashboard.alerts import life
@@ -36,7 +36,7 @@ from fp8scope_dashboard.alerts.user_rules import rule_store
 from fp8scope_dashboard.control.models import Command
 from fp8scope_dashboard.diagnosis.models import Diagnosis
 from fp8scope_dashboard.pages import formatting, rule_words
-from fp8scope_dashboard.pages.access import back_to, in_project, open_alerts, page, person
+from fp8scope_dashboard.pages.access import POST, back_to, in_project, open_alerts, page, person
 from fp8scope_dashboard.pages.address_values import uuid_in, whole_number
 from fp8scope_dashboard.pages.comparison_groups import Arm, Arms
 from fp8scope_dashboard.pages.figures.evidence import evidence_figure
@@ -231,8 +231,7 @@ def recent(request: HttpRequest, project: Project) -> JsonResponse:
     return JsonResponse({"newest": newest, "alerts": shown, **counts})
 
 
-@require_POST
-@in_project(Role.MEMBER)
+@in_project(Role.MEMBER, methods=POST)
 def acknowledge_many(request: HttpRequest, project: Project) -> HttpResponse:
     """Acknowledge the chosen alerts, or with `all` those that match the filter, and redirect back.
 
@@ -257,8 +256,7 @@ def acknowledge_many(request: HttpRequest, project: Project) -> HttpResponse:
     return _back(request, project)
 
 
-@require_POST
-@in_project(Role.MEMBER)
+@in_project(Role.MEMBER, methods=POST)
 def acknowledge_undo(request: HttpRequest, project: Project) -> HttpResponse:
     """Open the alerts again that the user acknowledged at the moment `at`, and redirect back."""
     try:
@@ -280,8 +278,7 @@ def acknowledge_undo(request: HttpRequest, project: Project) -> HttpResponse:
     return _back(request, project)
 
 
-@require_POST
-@in_project(Role.MEMBER)
+@in_project(Role.MEMBER, methods=POST)
 def change(request: HttpRequest, project: Project, event_id: int, action: str) -> HttpResponse:
     """Change the state of an alert or comment on it, and redirect back."""
     event, user = _event(project, event_id), person(request)
@@ -317,8 +314,7 @@ def _changed(event: Event, user: User, action: str, post: Mapping[str, str]) -> 
     return "Comment added"
 
 
-@require_POST
-@in_project(Role.MEMBER)
+@in_project(Role.MEMBER, methods=POST)
 def switch_rule(request: HttpRequest, project: Project, rule_id: int) -> HttpResponse:
     """Switch a rule on or off in the whole project."""
     rule = Rule.objects.filter(project=project, pk=rule_id).first()

@@ -12,14 +12,13 @@ from django.db.models import Count, Q
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
-from django.views.decorators.http import require_POST
 
 from fp8scope_dashboard.accounts.models import Project, Role
 from fp8scope_dashboard.alerts.delivery import outbox
 from fp8scope_dashboard.alerts.delivery.channels import CHANNELS, DeliveryError, email, service, webhook
 from fp8scope_dashboard.alerts.models import Channel, Delivery, Reason, Severity
 from fp8scope_dashboard.db.encryption import encrypt_json
-from fp8scope_dashboard.pages.access import in_project, page
+from fp8scope_dashboard.pages.access import POST, in_project, page
 
 MOST_CHANNELS = 20
 MOST_FAILED = 100
@@ -115,8 +114,7 @@ def _failed(project: Project) -> Any:
     )
 
 
-@require_POST
-@in_project(Role.ADMIN)
+@in_project(Role.ADMIN, methods=POST)
 def channel_create(request: HttpRequest, project: Project, kind: str) -> HttpResponse:
     """Add a channel."""
     if kind not in FIELDS:
@@ -130,8 +128,7 @@ def channel_create(request: HttpRequest, project: Project, kind: str) -> HttpRes
     return _back(project)
 
 
-@require_POST
-@in_project(Role.ADMIN)
+@in_project(Role.ADMIN, methods=POST)
 def channel_change(request: HttpRequest, project: Project, channel_id: int) -> HttpResponse:
     """Test, enable, disable or remove a channel, or replace its options or its settings."""
     channel = Channel.objects.filter(project=project, pk=channel_id).first()
@@ -150,8 +147,7 @@ def channel_change(request: HttpRequest, project: Project, channel_id: int) -> H
     return _back(project)
 
 
-@require_POST
-@in_project(Role.MEMBER)
+@in_project(Role.MEMBER, methods=POST)
 def delivery_again(request: HttpRequest, project: Project, channel_id: int) -> HttpResponse:
     """Send one failed delivery of a channel again, or, without `delivery`, all of them."""
     if not Channel.objects.filter(project=project, pk=channel_id).exists():

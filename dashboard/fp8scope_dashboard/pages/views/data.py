@@ -10,12 +10,11 @@ from django.core.exceptions import ValidationError
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect
 from django.urls import reverse
-from django.views.decorators.http import require_POST
 
 from fp8scope_dashboard.accounts.models import Project, Role
 from fp8scope_dashboard.exports import formats, streaming
 from fp8scope_dashboard.pages import run_tabs
-from fp8scope_dashboard.pages.access import in_project, page, person, run_of
+from fp8scope_dashboard.pages.access import POST, in_project, page, person, run_of
 from fp8scope_dashboard.receipts.dedup import message_counts
 from fp8scope_dashboard.runs import bulk
 from fp8scope_dashboard.runs.models import BulkAction, Run
@@ -68,8 +67,7 @@ def run_export(request: HttpRequest, project: Project, run_id: UUID, form: str) 
         return HttpResponse(f"{error.message} {error.hint}", status=429, headers=error.headers())
 
 
-@require_POST
-@in_project(Role.MEMBER)
+@in_project(Role.MEMBER, methods=POST)
 def run_delete(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
     """Delete a run. The form must contain its name as a confirmation."""
     run = run_of(project, run_id)
@@ -84,8 +82,7 @@ def run_delete(request: HttpRequest, project: Project, run_id: UUID) -> HttpResp
     return redirect("project", project.slug)
 
 
-@require_POST
-@in_project(Role.ADMIN)
+@in_project(Role.ADMIN, methods=POST)
 def retention(request: HttpRequest, project: Project) -> HttpResponse:
     """Set the number of days after which raw tensor values are deleted; empty means never."""
     text = request.POST.get("raw_days", "").strip()

@@ -8,6 +8,7 @@ from uuid import UUID
 from asgiref.sync import sync_to_async
 from django.db.models import Count, Max, Q, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
+from django.views.decorators.http import require_safe
 
 from fp8scope_dashboard.accounts.models import User
 from fp8scope_dashboard.accounts.services import require_project
@@ -21,6 +22,7 @@ from fp8scope_dashboard.pages.event_stream import Fingerprint, release_connectio
 from fp8scope_dashboard.runs.models import ConsoleLine, Run, Tensor
 
 
+@require_safe
 async def run_events(request: HttpRequest, slug: str, run_id: UUID) -> HttpResponseBase:
     """Changes of one run."""
 
@@ -31,6 +33,7 @@ async def run_events(request: HttpRequest, slug: str, run_id: UUID) -> HttpRespo
     return await _events(request, find)
 
 
+@require_safe
 async def project_events(request: HttpRequest, slug: str) -> HttpResponseBase:
     """Changes of all runs of a project."""
 

@@ -8,6 +8,7 @@ from django.db.models import Count, F, Max, Q
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_safe
 
 from fp8scope_dashboard.accounts.services import projects_of
 from fp8scope_dashboard.pages.access import open_alerts_by_project, person
@@ -16,6 +17,7 @@ PROJECTS_A_PAGE = 100
 
 
 @never_cache
+@require_safe
 @login_required
 def home(request: HttpRequest) -> HttpResponse:
     """The list of the user's projects, or a redirect if there is only one."""

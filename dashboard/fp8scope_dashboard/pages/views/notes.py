@@ -8,11 +8,10 @@ from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect
 from django.urls import reverse
-from django.views.decorators.http import require_POST
 
 from fp8scope_dashboard.accounts.models import Project, Role
 from fp8scope_dashboard.pages import run_tabs
-from fp8scope_dashboard.pages.access import in_project, page, person, run_of
+from fp8scope_dashboard.pages.access import POST, in_project, page, person, run_of
 from fp8scope_dashboard.pages.address_values import whole_number
 from fp8scope_dashboard.pages.views.run import head_context
 from fp8scope_dashboard.runs.models import Artefact, Run
@@ -20,8 +19,7 @@ from fp8scope_dashboard.runs.notes import NoteError, add_artefact, save_note
 from fp8scope_dashboard.text.markdown import MOST_CHARACTERS
 
 
-@require_POST
-@in_project(Role.MEMBER)
+@in_project(Role.MEMBER, methods=POST)
 def note_save(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
     """Save the note. Text that cannot be saved is shown again, with what to change."""
     run = run_of(project, run_id)
@@ -34,16 +32,14 @@ def note_save(request: HttpRequest, project: Project, run_id: UUID) -> HttpRespo
     return _back(run)
 
 
-@require_POST
-@in_project(Role.MEMBER)
+@in_project(Role.MEMBER, methods=POST)
 def note_preview(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
     """A text as HTML, as the saved note would be shown."""
     run_of(project, run_id)
     return HttpResponse(run_tabs.note_html(request.POST.get("text", "")))
 
 
-@require_POST
-@in_project(Role.MEMBER)
+@in_project(Role.MEMBER, methods=POST)
 def artefact_new(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
     """Add a link to an artefact."""
     run = run_of(project, run_id)
@@ -58,8 +54,7 @@ def artefact_new(request: HttpRequest, project: Project, run_id: UUID) -> HttpRe
     return _back(run)
 
 
-@require_POST
-@in_project(Role.MEMBER)
+@in_project(Role.MEMBER, methods=POST)
 def artefact_remove(request: HttpRequest, project: Project, run_id: UUID, artefact_id: int) -> HttpResponse:
     """Remove a link to an artefact; the artefact itself stays where it is."""
     run = run_of(project, run_id)

@@ -9,12 +9,11 @@ from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
-from django.views.decorators.http import require_POST
 
 from fp8scope_dashboard.accounts.models import Project, Role
 from fp8scope_dashboard.analysis import choices, lineage
 from fp8scope_dashboard.analysis.suggestions import suggested_group
-from fp8scope_dashboard.pages.access import in_project, page, person, run_of
+from fp8scope_dashboard.pages.access import POST, in_project, page, person, run_of
 from fp8scope_dashboard.pages.related_runs import offered_groups, offered_runs, related_runs_of
 from fp8scope_dashboard.runs.models import Choice, Run
 
@@ -37,8 +36,7 @@ def related_context(run: Run) -> dict[str, object]:
     }
 
 
-@require_POST
-@in_project(Role.MEMBER)
+@in_project(Role.MEMBER, methods=POST)
 def baseline_new(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
     """Choose the baseline of a run and of its seeds."""
     run = run_of(project, run_id)
@@ -56,8 +54,7 @@ def baseline_new(request: HttpRequest, project: Project, run_id: UUID) -> HttpRe
     return _back(run)
 
 
-@require_POST
-@in_project(Role.MEMBER)
+@in_project(Role.MEMBER, methods=POST)
 def group_new(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
     """Accept the suggested seed group of a run."""
     run = run_of(project, run_id)
@@ -75,8 +72,7 @@ def group_new(request: HttpRequest, project: Project, run_id: UUID) -> HttpRespo
     return _back(run)
 
 
-@require_POST
-@in_project(Role.MEMBER)
+@in_project(Role.MEMBER, methods=POST)
 def choice_undo(request: HttpRequest, project: Project, run_id: UUID, field: str) -> HttpResponse:
     """Undo the latest choice of a run's baseline or group."""
     run = run_of(project, run_id)

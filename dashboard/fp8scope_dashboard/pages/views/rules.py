@@ -12,7 +12,6 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils import timezone
-from django.views.decorators.http import require_POST
 
 from fp8scope_dashboard.accounts.models import Project, Role
 from fp8scope_dashboard.alerts import rules as rule_kinds
@@ -31,7 +30,7 @@ from fp8scope_dashboard.alerts.user_rules import rule_documents, rule_store, tri
 from fp8scope_dashboard.alerts.user_rules.rule_documents import RuleDocumentError
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.pages import rule_words
-from fp8scope_dashboard.pages.access import in_project, page, person
+from fp8scope_dashboard.pages.access import POST, in_project, page, person
 from fp8scope_dashboard.pages.address_values import uuids_in
 from fp8scope_dashboard.pages.undo_offer import offer_undo
 from fp8scope_dashboard.runs.models import Run
@@ -72,8 +71,7 @@ def rule(request: HttpRequest, project: Project, rule_id: int | None = None) -> 
     return _form(request, project, stored, document)
 
 
-@require_POST
-@in_project(Role.MEMBER)
+@in_project(Role.MEMBER, methods=POST)
 def rule_save(request: HttpRequest, project: Project, rule_id: int | None = None) -> HttpResponse:
     """Save the posted rule, or show the form again with what is wrong."""
     stored = None if rule_id is None else _stored(project, rule_id)
@@ -86,8 +84,7 @@ def rule_save(request: HttpRequest, project: Project, rule_id: int | None = None
     return redirect("rules", project.slug)
 
 
-@require_POST
-@in_project(Role.MEMBER)
+@in_project(Role.MEMBER, methods=POST)
 def rule_remove(request: HttpRequest, project: Project, rule_id: int) -> HttpResponse:
     """Remove a rule. Its alerts are kept."""
     stored = _stored(project, rule_id)
@@ -103,8 +100,7 @@ def rule_remove(request: HttpRequest, project: Project, rule_id: int) -> HttpRes
     return redirect("rules", project.slug)
 
 
-@require_POST
-@in_project(Role.MEMBER)
+@in_project(Role.MEMBER, methods=POST)
 def rule_try(request: HttpRequest, project: Project) -> HttpResponse:
     """Begin a trial of the posted rule on the chosen runs."""
     try:

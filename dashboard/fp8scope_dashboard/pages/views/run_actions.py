@@ -12,11 +12,10 @@ from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import redirect
 from django.urls import reverse
-from django.views.decorators.http import require_POST
 
 from fp8scope_dashboard.accounts.models import Project, Role
 from fp8scope_dashboard.pages import saved_views
-from fp8scope_dashboard.pages.access import back_to, in_project, may, person
+from fp8scope_dashboard.pages.access import POST, back_to, in_project, may, person
 from fp8scope_dashboard.pages.address_values import uuids_in
 from fp8scope_dashboard.pages.compared_runs import MOST_CHOSEN
 from fp8scope_dashboard.pages.formatting import count as count_text
@@ -40,8 +39,7 @@ class SelectionError(ValueError):
     """The selection of a form cannot be used; the message says why."""
 
 
-@require_POST
-@in_project(Role.MEMBER)
+@in_project(Role.MEMBER, methods=POST)
 def change(request: HttpRequest, project: Project) -> HttpResponse:
     """Tag, untag, archive, unarchive or delete the selected runs, and redirect back."""
     action, tag = request.POST.get("action", ""), request.POST.get("tag", "")
@@ -61,8 +59,7 @@ def change(request: HttpRequest, project: Project) -> HttpResponse:
     return _back(request, project)
 
 
-@require_POST
-@in_project(Role.MEMBER)
+@in_project(Role.MEMBER, methods=POST)
 def undo(request: HttpRequest, project: Project, action_id: UUID) -> HttpResponse:
     """Undo a change, and redirect back."""
     action = BulkAction.objects.filter(project=project, pk=action_id).first()
@@ -77,8 +74,7 @@ def undo(request: HttpRequest, project: Project, action_id: UUID) -> HttpRespons
     return _back(request, project)
 
 
-@require_POST
-@in_project()
+@in_project(methods=POST)
 def compare_selected(request: HttpRequest, project: Project) -> HttpResponse:
     """Redirect to the comparison of the selected runs."""
     try:
@@ -97,8 +93,7 @@ def compare_selected(request: HttpRequest, project: Project) -> HttpResponse:
     return redirect(f"{reverse('compare', args=[project.slug])}?{urlencode(fields)}")
 
 
-@require_POST
-@in_project()
+@in_project(methods=POST)
 def view_save(request: HttpRequest, project: Project) -> HttpResponse:
     """Save the list's address under a name. Only members can share it."""
     shared = request.POST.get("shared") == "1"
@@ -117,8 +112,7 @@ def view_save(request: HttpRequest, project: Project) -> HttpResponse:
     return redirect(f"{reverse('project', args=[project.slug])}?{QueryDict(query).urlencode()}")
 
 
-@require_POST
-@in_project()
+@in_project(methods=POST)
 def view_delete(request: HttpRequest, project: Project, view_id: int) -> HttpResponse:
     """Delete an own view. Administrators also delete shared ones."""
     view = saved_views.views_of(project, person(request)).filter(pk=view_id).first()

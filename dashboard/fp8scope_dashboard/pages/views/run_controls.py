@@ -10,12 +10,11 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
 from django.views.decorators.gzip import gzip_page
-from django.views.decorators.http import require_POST
 
 from fp8scope_dashboard.accounts.models import Project, Role
 from fp8scope_dashboard.control.commands import CommandError, give
 from fp8scope_dashboard.control.models import CommandKind, Report
-from fp8scope_dashboard.pages.access import in_project, page, person, run_of
+from fp8scope_dashboard.pages.access import POST, in_project, page, person, run_of
 from fp8scope_dashboard.pages.address_values import whole_number
 from fp8scope_dashboard.pages.figures.findings import ranking_figure, window_figure
 from fp8scope_dashboard.pages.formatting import percent
@@ -41,8 +40,7 @@ def reports(request: HttpRequest, project: Project, run_id: UUID) -> HttpRespons
     return page(request, project, "runs", "pages/_reports.html", {"run": run, **findings(run)})
 
 
-@require_POST
-@in_project(Role.MEMBER)
+@in_project(Role.MEMBER, methods=POST)
 def command_new(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
     """Create a command and redirect to the card of commands."""
     run = run_of(project, run_id)

@@ -11,7 +11,6 @@ from django.db.models import F
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
-from django.views.decorators.http import require_POST
 
 from fp8scope_dashboard.accounts import members, people
 from fp8scope_dashboard.accounts.addresses import server_address
@@ -19,7 +18,7 @@ from fp8scope_dashboard.accounts.members import MOST_MEMBERS
 from fp8scope_dashboard.accounts.models import ApiToken, Membership, Project, Role, User
 from fp8scope_dashboard.accounts.services import create_sign_in_link, create_token, revoke_token
 from fp8scope_dashboard.alerts.models import Channel, Rule
-from fp8scope_dashboard.pages.access import in_project, may, page, person
+from fp8scope_dashboard.pages.access import POST, in_project, may, page, person
 from fp8scope_dashboard.pages.undo_offer import offer_undo
 from fp8scope_dashboard.pages.views.data import deletions
 from fp8scope_dashboard.runs.models import Run
@@ -49,8 +48,7 @@ def _context(project: Project) -> dict[str, Any]:
     }
 
 
-@require_POST
-@in_project(Role.ADMIN)
+@in_project(Role.ADMIN, methods=POST)
 def general(request: HttpRequest, project: Project) -> HttpResponse:
     """Change the project's name and its default baseline."""
     project.name = request.POST.get("name", "").strip()
@@ -65,8 +63,7 @@ def general(request: HttpRequest, project: Project) -> HttpResponse:
     return _settings(project, "general")
 
 
-@require_POST
-@in_project(Role.ADMIN)
+@in_project(Role.ADMIN, methods=POST)
 def member_add(request: HttpRequest, project: Project) -> HttpResponse:
     """Add a member. An administrator of the server also creates the account, and gets its sign-in link."""
     name, role = request.POST.get("name", "").strip(), _role(request)
@@ -85,8 +82,7 @@ def member_add(request: HttpRequest, project: Project) -> HttpResponse:
     return _settings(project, "members")
 
 
-@require_POST
-@in_project(Role.ADMIN)
+@in_project(Role.ADMIN, methods=POST)
 def member_change(request: HttpRequest, project: Project, member_id: int) -> HttpResponse:
     """Change the role of a member, or remove them."""
     membership = (
@@ -121,8 +117,7 @@ def _problems(error: ValidationError) -> str:
     return " ".join(f"{field}: {' '.join(texts)}" for field, texts in error.message_dict.items())
 
 
-@require_POST
-@in_project(Role.MEMBER)
+@in_project(Role.MEMBER, methods=POST)
 def token_create(request: HttpRequest, project: Project) -> HttpResponse:
     """Create a token. Only this response contains it."""
     name = request.POST.get("name", "").strip() or f"{person(request).username}'s token"
@@ -152,8 +147,7 @@ def token_list(request: HttpRequest, project: Project) -> HttpResponse:
     return page(request, project, "settings", "pages/_tokens.html", _context(project))
 
 
-@require_POST
-@in_project(Role.MEMBER)
+@in_project(Role.MEMBER, methods=POST)
 def token_revoke(request: HttpRequest, project: Project, token_id: int) -> HttpResponse:
     """Revoke a token."""
     token = ApiToken.objects.filter(project=project, pk=token_id).first()
@@ -164,8 +158,7 @@ def token_revoke(request: HttpRequest, project: Project, token_id: int) -> HttpR
     return _settings(project, "tokens")
 
 
-@require_POST
-@in_project(Role.ADMIN)
+@in_project(Role.ADMIN, methods=POST)
 def margins(request: HttpRequest, project: Project) -> HttpResponse:
     """Change the project's margin, entered in per cent, and alpha."""
     try:

@@ -14,11 +14,11 @@ from django.http import Http404, HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils.cache import add_never_cache_headers
-from django.views.decorators.http import require_http_methods, require_POST, require_safe
+from django.views.decorators.http import require_safe
 
 from fp8scope_dashboard.accounts.addresses import server_address
 from fp8scope_dashboard.accounts.models import Project, Role
-from fp8scope_dashboard.pages.access import in_project, may, page, person
+from fp8scope_dashboard.pages.access import POST, SAFE, in_project, may, page, person
 from fp8scope_dashboard.pages.address_values import whole_number
 from fp8scope_dashboard.pages.compared_runs import MOST_CHOSEN, chosen_runs
 from fp8scope_dashboard.pages.report_document import sections_to_show
@@ -74,8 +74,7 @@ def reports(request: HttpRequest, project: Project) -> HttpResponse:
     return page(request, project, "reports", "pages/shared_reports.html", {"reports": shown})
 
 
-@in_project()
-@require_http_methods(["GET", "HEAD", "POST"])
+@in_project(methods=SAFE + POST)
 def report_new(request: HttpRequest, project: Project) -> HttpResponse:
     """Choose what a report has; POST makes it. The address contains the runs."""
     query = request.POST if request.method == "POST" else request.GET
@@ -196,8 +195,7 @@ def _report_page(request: HttpRequest, project: Project, shown: SharedReport, **
     return page(request, project, "reports", "pages/shared_report.html", context)
 
 
-@require_POST
-@in_project(Role.MEMBER)
+@in_project(Role.MEMBER, methods=POST)
 def link_new(request: HttpRequest, project: Project, report_id: UUID) -> HttpResponse:
     """Make a link. Only this response contains it."""
     shown = _report_of(project, report_id)
@@ -214,8 +212,7 @@ def link_new(request: HttpRequest, project: Project, report_id: UUID) -> HttpRes
     return _report_page(request, project, shown, new_link=address)
 
 
-@require_POST
-@in_project(Role.MEMBER)
+@in_project(Role.MEMBER, methods=POST)
 def link_revoke(request: HttpRequest, project: Project, report_id: UUID, link_id: int) -> HttpResponse:
     """End a link."""
     shown = _report_of(project, report_id)
@@ -227,8 +224,7 @@ def link_revoke(request: HttpRequest, project: Project, report_id: UUID, link_id
     return redirect("shared_report", project.slug, shown.pk)
 
 
-@require_POST
-@in_project(Role.MEMBER)
+@in_project(Role.MEMBER, methods=POST)
 def report_delete(request: HttpRequest, project: Project, report_id: UUID) -> HttpResponse:
     """Delete a report with its links."""
     shown = _report_of(project, report_id)
