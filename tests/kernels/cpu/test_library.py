@@ -132,21 +132,18 @@ def test_an_unknown_backend_is_refused() -> None:
 # --- in a process of its own ----------------------------------------------------------------------------
 
 PROBE = """
-import json, os, time, warnings
+import json, os, warnings
 import torch
 from fp8scope_kernels import E4M3, backends, quantize, set_backend
 from fp8scope_kernels.cpu import library as cpu_library
 
-begin = time.process_time()
-cpu_library.library()
-seconds = time.process_time() - begin
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     data = quantize(torch.linspace(-3, 3, 8192), torch.tensor(100.0), E4M3).data.float()
 loaded = [line.split()[-1] for line in open("/proc/self/maps") if "kernels_" in line]
 set_backend("reference")
 same = torch.equal(data, quantize(torch.linspace(-3, 3, 8192), torch.tensor(100.0), E4M3).data.float())
-print(json.dumps({"same": same, "warnings": len(caught), "seconds": seconds,
+print(json.dumps({"same": same, "warnings": len(caught),
                   "loaded": sorted({os.path.basename(path) for path in loaded})}))
 """
 
@@ -171,8 +168,6 @@ def test_no_compiler_is_needed_and_nothing_is_written(tmp_path: Path) -> None:
         run(PROBE, PATH=str(tmp_path), CXX=str(tmp_path / "g++"), TMPDIR=str(tmp_path), **nowhere)
     )
     assert result["same"] and result["warnings"] == 0
-    # Compiling took seconds; the bound is far above what loading takes.
-    assert result["seconds"] < 0.5
     assert [path for path in tmp_path.rglob("*") if "fp8scope" in path.name or path.suffix == ".so"] == []
 
 
