@@ -15,14 +15,14 @@ TOOLS := .venv/.tools
 JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 3 ? n + 1 : 4)))
 CHROMIUM = command -v chromium || command -v chromium-browser || command -v google-chrome
 
-.PHONY: help install kernels demo up test test-gpu bench-gpu lint format types django check browser bench lowest clean
+.PHONY: help install kernels demo up test test-gpu bench-gpu lint format types django messages check browser bench lowest clean
 
 help:
 	@echo "To see it:"
 	@echo "  make demo    install, then train five small GPTs and watch them in the browser (DEMO_ARGS=--exit to stop by itself)"
 	@echo "  make up      install, then run the dashboard on this machine until Ctrl-C      (UP_ARGS='--port 8001')"
 	@echo "To change it:"
-	@echo "  make check   ruff, mypy, and Django's own checks; make format repairs what ruff can"
+	@echo "  make check   ruff, mypy, Django's own checks and commit messages; make format repairs what ruff can"
 	@echo "  make test TEST_ARGS=tests/agent/delivery      the tests of what you changed"
 	@echo "  make test TEST_ARGS=\"-k name -x\"            the tests whose name has \"name\", up to the first failure"
 	@echo "  make test    every test; the goal is 20 minutes on two cores"
@@ -87,7 +87,11 @@ browser:
 		{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; } || \
 		echo "chromium is not installed: the browser tests will be skipped (Debian: apt-get install chromium)"
 
-check: lint types django
+check: messages lint types django
+
+# Of the commits since the rule began; see CONTRIBUTING.md.
+messages:
+	@$(PYTHON) tools/commit_messages.py
 
 lint: $(DEV)
 	$(BIN)/ruff check .
