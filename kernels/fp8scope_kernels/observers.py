@@ -11,18 +11,20 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import unserializable_hook
 
 from fp8scope_kernels import backends
 from fp8scope_kernels.convert import candidate_layers, fp8_layers
 from fp8scope_kernels.cpu import backend as cpu_backend
 from fp8scope_kernels.formats import Format
+from fp8scope_kernels.hooks import register_forward_hook, register_tensor_hook, remove_hooks
 from fp8scope_kernels.linear import Fp8Linear
 from fp8scope_kernels.plain_tensors import has_plain_memory
 from fp8scope_kernels.quantization import measure
 from fp8scope_kernels.recipes import ROLES, Role
 from fp8scope_kernels.reference import Extent
 from fp8scope_kernels.statistics import ROW_BYTES, STATISTICS, Pace, Slot, StatisticsBuffer
-from fp8scope_kernels.torch_internals import break_graph, current_graph_task_id
+from fp8scope_kernels.torch_internals import break_graph, current_graph_task_id, is_exporting
 from fp8scope_kernels.triton import backend as triton_backend
 
 SCALE, NONFINITE = STATISTICS.index("scale"), STATISTICS.index("nonfinite")
@@ -69,9 +71,7 @@ def unobserve(model: nn.Module) -> None:
         if isinstance(module, Fp8Linear):
             module.slots.clear()
         else:
-            for key, hook in list(module._forward_hooks.items()):
-                if isinstance(hook, HighPrecisionObserver):
-                    del module._forward_hooks[key]
+            remove_hooks(module._forward_hooks, HighPrecisionObserver)
 
 
 class HighPrecisionObserver:
@@ -91,9 +91,13 @@ class HighPrecisionObserver:
         # Only the three statistics of a plain tensor are needed, which one call of the kernels counts.
         self._is_simple = type(self).write is HighPrecisionObserver.write
 
+    def __call__(self, layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        if not is_exporting():
+            self._observe(layer, inputs, output)
+
     # Counting is a side effect on a buffer that moves when it grows: compiled graphs break here.
     @break_graph
-    def __call__(self, layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+    def _observe(self, layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         slot = self.slots.get("input")
         if slot is None or not layer.training:
             return
@@ -107,10 +111,11 @@ class HighPrecisionObserver:
             self._count("weight", getattr(layer, "weight", None))
         # Registered in both calls, because the gradient flows through the output of only one of them.
         if isinstance(output, Tensor) and output.requires_grad:
-            output.register_hook(self._count_gradient)  # type: ignore[no-untyped-call]
+            register_tensor_hook(output, self._count_gradient)
         pace.seconds += perf_counter() - began
         pace.calls += 1
 
+    @unserializable_hook  # type: ignore[untyped-decorator]
     def _count_gradient(self, gradient: Tensor) -> None:
         began = perf_counter()
         self._count("grad_output", gradient)
@@ -217,7 +222,7 @@ def _observer_of(layer: nn.Linear) -> HighPrecisionObserver:
         if isinstance(hook, HighPrecisionObserver):
             return hook
     observer = HighPrecisionObserver()
-    layer.register_forward_hook(observer)
+    register_forward_hook(layer, observer)
     return observer
 
 

@@ -20,6 +20,7 @@ __all__ = [
     "call_before_compiling",
     "current_graph_task_id",
     "has_bf16_units",
+    "is_exporting",
     "is_functorch_wrapped_tensor",
     "scaled_mm",
     "torch_library_path",
@@ -52,6 +53,18 @@ def break_graph(function: Callable[P, R]) -> Callable[P, R]:
         return in_graph(*args, **kwargs) if is_dynamo_compiling() else function(*args, **kwargs)
 
     return call
+
+
+def is_exporting() -> bool:
+    """Whether `torch.export`, `torch.jit.trace` or `torch.onnx` record what a model does.
+
+    A hook that counts must then do nothing: what it computes would become part of what is recorded.
+    """
+    return _is_exporting() or bool(torch._C._is_tracing())
+
+
+_is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
+"""torch before 2.7 does not tell `torch.export` from `torch.compile`."""
 
 
 def call_before_compiling(callback: Callable[..., None]) -> bool:

@@ -17,12 +17,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from fp8scope.autolog.inspection import parameters_of, token_count, unwrap_optimizer
 from fp8scope.autolog.loss_capture import Loss, combine, listen, unlisten
 from fp8scope.observe.compiled_calls import Handle, around_compiled_calls
-from fp8scope.observe.tensors.base import inside_backward, local
+from fp8scope.observe.tensors.base import inside_backward, is_traced, local
+from fp8scope_kernels.hooks import (
+    HookHandle,
+    register_forward_pre_hook,
+    register_step_post_hook,
+    register_step_pre_hook,
+)
 
 if TYPE_CHECKING:
     from fp8scope.run import Run
@@ -45,7 +50,7 @@ class ForwardHook:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         # Do nothing while torch.compile traces: a call out of the graph would break it.
-        if torch.compiler.is_compiling() or self._attachment is None:
+        if is_traced() or self._attachment is None:
             return
         attachment = self._attachment()
         if attachment is not None and module.training and torch.is_grad_enabled() and not inside_backward():
@@ -113,7 +118,7 @@ class Attachment:
         self._followed: list[Followed] = []
         self._pending: list[tuple[Loss, set[str]]] = []
         """Losses that no optimizer has used yet, each with the models whose gradients it changed."""
-        self._handles: list[RemovableHandle | Handle] = []
+        self._handles: list[HookHandle | Handle] = []
         self._models: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         """The modules whose calls begin a step, and their names."""
         self._optimizers: weakref.WeakKeyDictionary[Optimizer, str] = weakref.WeakKeyDictionary()
@@ -157,8 +162,8 @@ class Attachment:
         self._awaited.add(optimizer)
         self._is_alone = len(self._optimizers) == 1 and len(self._followed) == 1
         before, after = self._hooks()
-        self._handles.append(optimizer.register_step_pre_hook(before))
-        self._handles.append(optimizer.register_step_post_hook(after))
+        self._handles.append(register_step_pre_hook(optimizer, before))
+        self._handles.append(register_step_post_hook(optimizer, after))
 
     @property
     def optimizers(self) -> Mapping[Optimizer, str]:
@@ -168,7 +173,7 @@ class Attachment:
     def follow_calls(self, name: str, model: nn.Module) -> None:
         """Begin steps at forward passes of this module, which is the named model or a part of it."""
         hook = ForwardHook(self, counts_tokens=self._counts_inputs and not self._models)
-        self._handles.append(model.register_forward_pre_hook(hook, prepend=True, with_kwargs=True))
+        self._handles.append(register_forward_pre_hook(model, hook, prepend=True, with_kwargs=True))
         self._handles += around_compiled_calls(model, hook)
         self._models[model] = name
 

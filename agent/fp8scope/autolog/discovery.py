@@ -19,17 +19,17 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from fp8scope.autolog.attach import attach_by_hand, attach_run, attachment_of, follow, watch
 from fp8scope.autolog.inspection import holds_parameters_of, parameters_of, token_count
 from fp8scope.autolog.loss_capture import Loss, listen, unlisten
 from fp8scope.autolog.script_config import settings_of_model
 from fp8scope.guard import Guard
-from fp8scope.observe.tensors.base import inside_backward, unwrapped
+from fp8scope.observe.tensors.base import inside_backward, is_traced, unwrapped
 from fp8scope.process.open_runs import live_runs
 from fp8scope.process.patches import Patch
 from fp8scope.run import Run
+from fp8scope_kernels.hooks import HookHandle, register_forward_pre_hook, register_step_pre_hook
 
 MAX_LOOKS = 3
 """Backward passes to examine while no optimizer exists. A script may differentiate other functions."""
@@ -43,7 +43,7 @@ class CallHook:
         self._discovery = discovery
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch.compiler.is_compiling() or self._discovery is None:
+        if is_traced() or self._discovery is None:
             return
         if module.training and torch.is_grad_enabled() and not inside_backward():
             self._discovery.called(module, args, kwargs)
@@ -66,7 +66,7 @@ class Discovery:
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._models: weakref.WeakKeyDictionary[nn.Module, nn.Module] = weakref.WeakKeyDictionary()
         """The model that each hooked module is a part of."""
-        self._handles: list[tuple[weakref.ref[nn.Module], RemovableHandle]] = []
+        self._handles: list[tuple[weakref.ref[nn.Module], HookHandle]] = []
         """The hooks, and the models that they belong to."""
         self._names: set[str] = set()
         self._ended = False
@@ -120,7 +120,7 @@ class Discovery:
             # Hook each submodule as well: a script may call them and never the whole model.
             for module in (outermost, *model.modules()):
                 self._await_call(module, model)
-        optimizer.register_step_pre_hook(self._first_step)
+        register_step_pre_hook(optimizer, self._first_step)
 
     def _note_compiled(self, compiled: nn.Module) -> None:
         """Hook the wrapper that torch.compile returned; the model inside runs no hooks."""
@@ -130,7 +130,7 @@ class Discovery:
 
     def _await_call(self, module: nn.Module, model: nn.Module) -> None:
         if self._models.get(module) is None:
-            handle = module.register_forward_pre_hook(CallHook(self), prepend=True, with_kwargs=True)
+            handle = register_forward_pre_hook(module, CallHook(self), prepend=True, with_kwargs=True)
             self._handles.append((weakref.ref(model), handle))
         self._models[module] = model
 

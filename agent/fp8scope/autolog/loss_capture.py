@@ -7,7 +7,7 @@ scaler. The results of the functions and their exceptions stay the same.
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
 
 from fp8scope.observe.tensors.base import inside_backward
 from fp8scope.process.patches import Patch
 
-_UNSCALED = "_fp8scope_unscaled"
+_unscaled: MutableMapping[Tensor, Tensor] = WeakIdKeyDictionary()
+"""The losses from which `GradScaler.scale` made others. An attribute of those would be in their pickles."""
 
 
 class Listener(Protocol):
@@ -80,7 +82,7 @@ def loss_of(tensors: Any, gradients: Any) -> Loss | None:
     )
     if len(given) != 1 or not isinstance(given[0], Tensor) or given[0].numel() != 1 or _is_given(gradients):
         return None
-    loss = getattr(given[0], _UNSCALED, given[0])
+    loss = _unscaled.get(given[0], given[0]) if len(_unscaled) else given[0]
     value = loss.detach().reshape(())
     # A CUDA graph that is replayed overwrites its loss.
     value = value if value.device.type == "cpu" else value.clone()
@@ -162,7 +164,7 @@ def _remembering_scale(original: Callable[..., Any]) -> Callable[..., Any]:
     def scale(self: GradScaler, outputs: Any) -> Any:
         scaled = original(self, outputs)
         if _listeners and isinstance(outputs, Tensor) and scaled is not outputs:
-            _counting(None, "remembering the unscaled loss", setattr, scaled, _UNSCALED, outputs)
+            _counting(None, "remembering the unscaled loss", _unscaled.__setitem__, scaled, outputs)
         return scaled
 
     return scale

@@ -11,6 +11,8 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from fp8scope_kernels.hooks import register_step_pre_hook
+
 MAX_CALLS = 64
 """Steps of optimizers that are noted of one group of batches."""
 
@@ -50,7 +52,7 @@ def before_steps(optimizers: Sequence[Optimizer], call: Callable[[Optimizer], No
         if method is not None:
             method(optimizer)
 
-    handles = [optimizer.register_step_pre_hook(hook) for optimizer in optimizers]
+    handles = [register_step_pre_hook(optimizer, hook) for optimizer in optimizers]
 
     def end() -> None:
         for handle in handles:

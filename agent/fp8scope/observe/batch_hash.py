@@ -140,6 +140,11 @@ def _as_numbers(items: list[Any]) -> "NDArray[Any] | None":
 def _tensor_leaves(tensor: "torch.Tensor") -> "Iterator[NDArray[Any] | torch.Tensor]":
     # A sharded tensor (DTensor) counts by its shard: the ranks' hashes add up.
     tensor = getattr(tensor, "_local_tensor", tensor).detach()
+    from fp8scope_kernels.torch_internals import is_functorch_wrapped_tensor
+
+    # Inside of torch.func's transforms there are no values.
+    if is_functorch_wrapped_tensor(tensor):
+        return
     if tensor.is_sparse or tensor.is_nested or tensor.is_meta or not tensor.numel():
         return
     if not tensor.is_cpu:
@@ -269,9 +274,9 @@ class BatchHook:
         # Both need torch.
         import torch
 
-        from fp8scope.observe.tensors.base import inside_backward
+        from fp8scope.observe.tensors.base import inside_backward, is_traced
 
-        if self._session is None or torch.compiler.is_compiling():
+        if self._session is None or is_traced():
             return
         session = self._session()
         if session is not None and module.training and torch.is_grad_enabled() and not inside_backward():

@@ -7,8 +7,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import nn
+
+from fp8scope.observe.tensors.base import is_traced
 
 Before = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
 After = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], None]
@@ -26,7 +27,7 @@ class CompiledCall:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         before, after, module = self._before, self._after, self._module
-        if torch.compiler.is_compiling() or before is None or module is None:
+        if is_traced() or before is None or module is None:
             return self.compiled(*args, **kwargs)
         before(module, args, kwargs)
         output = None

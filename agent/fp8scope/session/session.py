@@ -159,11 +159,12 @@ class Session:
         """Observe a model from the next step on; see `Run.watch`."""
         # Needs torch.
         from fp8scope.observe.tensors import Watching
+        from fp8scope_kernels.hooks import register_forward_pre_hook
 
         collector, document = self.steps.collector, self.registration.document
         if self.hasher is not None and self.follower is None and not self._hashes_model:
             self._hashes_model = True
-            model.register_forward_pre_hook(BatchHook(self), with_kwargs=True)
+            register_forward_pre_hook(model, BatchHook(self), with_kwargs=True)
         self.steps.measures.watch(model, optimizer)
         if every is not None:
             collector.every = whole_steps(every)

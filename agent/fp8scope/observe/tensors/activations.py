@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fp8scope.observe.tensors.base import OnError, inside_backward, local, path_of
+from fp8scope.observe.tensors.base import OnError, inside_backward, is_traced, local, path_of
 from fp8scope.observe.tensors.buffers import StatisticsTable, StatisticsTables
+from fp8scope_kernels.hooks import register_forward_hook, remove_hooks
 from fp8scope_kernels.torch_internals import is_functorch_wrapped_tensor
 
 KURTOSIS_ELEMENTS = 2**17
@@ -70,7 +71,7 @@ class LayerInputs:
             if place is not None:
                 hook = InputHook(name, tables, *place, trail, on_error)
                 tables.sampling_hooks.add(module, "_forward_pre_hooks", hook, on_error)
-        self._end = model.register_forward_hook(EndHook(trail), always_call=True)
+        self._end = register_forward_hook(model, EndHook(trail), always_call=True)
 
     def close(self) -> None:
         """Remove the hook of the model; those of the layers belong to the tables."""
@@ -98,7 +99,7 @@ class InputHook:
 
     def __call__(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
         # First: a compiled graph then contains nothing of this.
-        if torch.compiler.is_compiling():
+        if is_traced():
             return
         tables = self._tables
         if tables is None or not tables.sampling or not layer.training or inside_backward():
@@ -124,7 +125,7 @@ class EndHook:
         self._trail: Trail | None = trail
 
     def __call__(self, model: nn.Module, inputs: Any, output: Any) -> None:
-        if not torch.compiler.is_compiling() and self._trail is not None:
+        if not is_traced() and self._trail is not None:
             self._trail.path = ""
 
     def __getstate__(self) -> dict[str, Any]:
@@ -132,7 +133,5 @@ class EndHook:
 
 
 def _remove_hooks(module: nn.Module) -> None:
-    for hooks, kind in ((module._forward_pre_hooks, InputHook), (module._forward_hooks, EndHook)):
-        for key, hook in list(hooks.items()):
-            if isinstance(hook, kind):
-                del hooks[key]
+    remove_hooks(module._forward_pre_hooks, InputHook)
+    remove_hooks(module._forward_hooks, EndHook)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fp8scope.observe.tensors.activations import Trail
-from fp8scope.observe.tensors.base import OnError, inside_backward, local
+from fp8scope.observe.tensors.base import OnError, inside_backward, is_traced, local
 from fp8scope.observe.tensors.buffers import StatisticsTables
 from fp8scope.process.patches import Patch
 
@@ -107,7 +107,7 @@ def _observed(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @functools.wraps(original)
     def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Tensor:
         # A compiled graph has only the call of the original.
-        if not torch.compiler.is_compiling():
+        if not is_traced():
             for listener in tuple(_listeners):
                 query = args[0] if args else kwargs.get("query")
                 key = args[1] if len(args) > 1 else kwargs.get("key")

@@ -53,6 +53,11 @@ def local(x: Tensor) -> Tensor:
     return part
 
 
+def is_traced() -> bool:
+    """Whether calls are being recorded: for `torch.compile`, `torch.export` or `torch.jit.trace`."""
+    return torch.compiler.is_compiling() or bool(torch._C._is_tracing())
+
+
 def inside_backward() -> bool:
     """Whether this thread is inside a backward pass. Activation checkpointing calls modules there again."""
     return bool(torch._C._current_graph_task_id() != -1)

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fp8scope.observe.tensors.base import OnError, inside_backward, local, path_of
+from fp8scope.observe.tensors.base import OnError, inside_backward, is_traced, local, path_of
 from fp8scope.observe.tensors.buffers import StatisticsTables
+from fp8scope_kernels.hooks import register_forward_hook, remove_hooks
 
 ROLE = "load"
 ROUTER_NAMES = ("router", "gate")
@@ -70,11 +71,9 @@ class Routers:
             for name in ROUTER_NAMES:
                 router = getattr(module, name, None)
                 if isinstance(router, nn.Linear) and _routes(router, module):
-                    for key, hook in list(router._forward_hooks.items()):
-                        if isinstance(hook, RouterHook):
-                            del router._forward_hooks[key]
+                    remove_hooks(router._forward_hooks, RouterHook)
                     hook = RouterHook(path_of(path), tables, _choices(module), on_error)
-                    self._handles.append(router.register_forward_hook(hook))
+                    self._handles.append(register_forward_hook(router, hook))
 
     def close(self) -> None:
         """Remove the hooks."""
@@ -108,7 +107,7 @@ class RouterHook:
         self._path, self._choices, self._on_error = path, choices, on_error
 
     def __call__(self, router: nn.Linear, inputs: Any, output: Any) -> None:
-        if torch.compiler.is_compiling():
+        if is_traced():
             return
         tables = self._tables
         if tables is None or not tables.sampling or not router.training or inside_backward():

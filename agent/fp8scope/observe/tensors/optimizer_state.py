@@ -16,6 +16,7 @@ from fp8scope.observe.tensors.base import OnError, local, path_of
 from fp8scope.observe.tensors.buffers import NONFINITE, SCALE, StatisticsTables
 from fp8scope.observe.timing.gradients import has_closure
 from fp8scope_kernels import Fp8AdamW, Slot, measure
+from fp8scope_kernels.hooks import register_step_post_hook, register_step_pre_hook, remove_hooks
 from fp8scope_kernels.observers import add_extent
 from fp8scope_kernels.reference import Extent
 
@@ -50,8 +51,8 @@ class OptimizerState:
                 self._slot(name, parameter, role)
         self.tensors = len(self._slots) + self._bind_fp8(model, optimizer)
         _remove_hooks(optimizer)
-        optimizer.register_step_pre_hook(_Hook(self._before_step, on_error))
-        optimizer.register_step_post_hook(_Hook(self._after_step, on_error))
+        register_step_pre_hook(optimizer, _Hook(self._before_step, on_error))
+        register_step_post_hook(optimizer, _Hook(self._after_step, on_error))
 
     def close(self) -> None:
         """Remove the hooks."""
@@ -171,9 +172,7 @@ class _Hook:
 
 def _remove_hooks(optimizer: Optimizer) -> None:
     for hooks in (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks):
-        for key, hook in list(hooks.items()):
-            if isinstance(hook, _Hook):
-                del hooks[key]
+        remove_hooks(hooks, _Hook)
 
 
 def _write(slot: Slot, elements: int, extent: Extent) -> None:

@@ -13,6 +13,7 @@ from torch import nn
 
 from fp8scope.observe.tensors.base import OnError
 from fp8scope_kernels import HighPrecisionObserver, Slot
+from fp8scope_kernels.hooks import HookHandle, register_forward_hook, register_forward_pre_hook, remove_hooks
 from fp8scope_kernels.recipes import Role
 from fp8scope_kernels.torch_internals import call_before_compiling
 
@@ -35,7 +36,7 @@ class HookSwitch:
 
     def __init__(self) -> None:
         self.is_on = True
-        self._hooks: list[tuple[weakref.ref[nn.Module], Table, int, Callable[..., Any]]] = []
+        self._hooks: list[tuple[weakref.ref[nn.Module], Table, HookHandle, Callable[..., Any]]] = []
         self._on_error: OnError | None = None
         _switches.add(self)
 
@@ -60,10 +61,8 @@ class HookSwitch:
 
     def remove(self) -> None:
         """Remove the hooks for good."""
-        for reference, table, key, _ in self._hooks:
-            module = reference()
-            if module is not None:
-                getattr(module, table).pop(key, None)
+        for _, _, handle, _ in self._hooks:
+            handle.remove()
         self._hooks.clear()
 
     def set_before_compiling(self) -> None:
@@ -83,9 +82,7 @@ def replace_observer(
     switch: HookSwitch | None = None,
 ) -> None:
     """Register `observer` as a hook of the layer, in place of an earlier one: for good, or with a switch."""
-    for key, hook in list(layer._forward_hooks.items()):
-        if isinstance(hook, HighPrecisionObserver):
-            del layer._forward_hooks[key]
+    remove_hooks(layer._forward_hooks, HighPrecisionObserver)
     observer.slots.update(slots)
     observer.on_error = on_error
     if switch is None:
@@ -110,15 +107,14 @@ def _before_compiling(*_: object) -> None:
         switch.set_before_compiling()
 
 
-def _register(module: nn.Module, table: Table, hook: Callable[..., Any]) -> int:
-    """Register the hook, and return its key in the table."""
-    register = module.register_forward_hook if table == "_forward_hooks" else module.register_forward_pre_hook
+def _register(module: nn.Module, table: Table, hook: Callable[..., Any]) -> HookHandle:
+    register = register_forward_hook if table == "_forward_hooks" else register_forward_pre_hook
     _owners.setdefault(module, {})[table] = hook
-    return register(hook).id
+    return register(module, hook)
 
 
 def _switch(
-    reference: "weakref.ref[nn.Module]", table: Table, key: int, hook: Callable[..., Any], on: bool
+    reference: "weakref.ref[nn.Module]", table: Table, handle: HookHandle, hook: Callable[..., Any], on: bool
 ) -> bool:
     """Register or remove one hook. Returns False if it is of no more use."""
     module = reference()
@@ -126,8 +122,8 @@ def _switch(
         return False
     hooks = getattr(module, table)
     if on:
-        hooks.setdefault(key, hook)
-    elif next(reversed(hooks), None) == key:
+        hooks.setdefault(handle.id, hook)
+    elif next(reversed(hooks), None) == handle.id:
         # A hook that others follow stays, because it would return behind them.
-        del hooks[key]
+        del hooks[handle.id]
     return True

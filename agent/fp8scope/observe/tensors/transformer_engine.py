@@ -18,11 +18,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import unserializable_hook
 
 from fp8scope.observe.tensors.base import OnError, inside_backward, path_of
 from fp8scope.observe.tensors.buffers import AMAX, NUMEL, SCALE, StatisticsTable, StatisticsTables
 from fp8scope.observe.tensors.layers import note_delayed
 from fp8scope_kernels import E4M3, E5M2, Format, Slot
+from fp8scope_kernels.hooks import register_forward_hook, register_tensor_hook, remove_hooks
 from fp8scope_kernels.torch_internals import break_graph
 
 FORWARD, BACKWARD = "scaling_fwd", "scaling_bwd"
@@ -71,10 +73,8 @@ class Layer:
         self._slots: dict[tuple[str, int], Slot] = {}
         self._tokens = 0
         self._backward_pending = False
-        for key, hook in list(module._forward_hooks.items()):
-            if isinstance(hook, ForwardHook):
-                del module._forward_hooks[key]
-        module.register_forward_hook(ForwardHook(self))
+        remove_hooks(module._forward_hooks, ForwardHook)
+        register_forward_hook(module, ForwardHook(self))
 
     @property
     def _meta(self) -> Mapping[str, Any]:
@@ -173,10 +173,11 @@ class ForwardHook:
                 layer.after_forward(inputs[0])
             first = output[0] if isinstance(output, tuple) and output else output
             if isinstance(first, Tensor) and first.requires_grad:
-                first.register_hook(self._on_gradient)  # type: ignore[no-untyped-call]
+                register_tensor_hook(first, self._on_gradient)
         except Exception as error:
             layer.report(error)
 
+    @unserializable_hook  # type: ignore[untyped-decorator]
     def _on_gradient(self, gradient: Tensor) -> None:
         if self._layer is not None:
             try:

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
-from torch.utils.hooks import RemovableHandle
+from torch.utils.hooks import unserializable_hook
 
 from fp8scope.guard import Guard
 from fp8scope.observe.budget import Budget
 from fp8scope.observe.compiled_calls import Handle, around_compiled_calls
-from fp8scope.observe.tensors.base import inside_backward
+from fp8scope.observe.tensors.base import inside_backward, is_traced
 from fp8scope.observe.timing.clock import (
     BACKWARD,
     DATA,
@@ -29,6 +29,14 @@ from fp8scope.observe.timing.clock import (
 )
 from fp8scope.observe.timing.flops import FlopCounter, FlopModel, Signature, shapes_of, training_precision
 from fp8scope.observe.timing.gradients import gradient_norm, has_closure, learning_rates
+from fp8scope_kernels.hooks import (
+    HookHandle,
+    register_forward_hook,
+    register_forward_pre_hook,
+    register_step_post_hook,
+    register_step_pre_hook,
+    register_tensor_hook,
+)
 
 MAX_OUTPUTS = 8
 """Tensors of a model's output whose gradients mark the beginning of the backward pass."""
@@ -52,7 +60,7 @@ class Stopwatch:
 
     def is_off(self) -> bool:
         """Whether a graph is being compiled, or activations are recomputed in a backward pass."""
-        return torch.compiler.is_compiling() or inside_backward()
+        return is_traced() or inside_backward()
 
     def place(self, device: torch.device) -> None:
         """Set the model's device, which is known with the first call."""
@@ -76,9 +84,9 @@ class ModelHooks:
         self._flops: FlopModel | None = FlopModel(model)
         self._shapes: Signature = ()
         self._counter: FlopCounter | None = None
-        self._handles: list[RemovableHandle | Handle] = [
-            model.register_forward_pre_hook(self.before_forward, prepend=True, with_kwargs=True),
-            model.register_forward_hook(self.after_forward, with_kwargs=True, always_call=True),
+        self._handles: list[HookHandle | Handle] = [
+            register_forward_pre_hook(model, self.before_forward, prepend=True, with_kwargs=True),
+            register_forward_hook(model, self.after_forward, with_kwargs=True, always_call=True),
             *around_compiled_calls(model, self.before_forward, self.after_forward),
         ]
 
@@ -139,14 +147,15 @@ class ModelHooks:
                 watch.flops += self._flops.step_flops(self._shapes, args, kwargs)
             for tensor in _tensors(output):
                 if tensor.requires_grad:
-                    tensor.register_hook(self._backward_begins)  # type: ignore[no-untyped-call]
+                    register_tensor_hook(tensor, self._backward_begins)
         except Exception as error:
             watch.guard.caught("measuring a forward pass", error)
         watch.budget.fixed_seconds += perf_counter() - began
 
+    @unserializable_hook  # type: ignore[untyped-decorator]
     def _backward_begins(self, gradient: Tensor) -> None:
         watch = self._watch
-        if watch is None or watch.in_backward or torch.compiler.is_compiling():
+        if watch is None or watch.in_backward or is_traced():
             return
         try:
             watch.in_backward = True
@@ -181,8 +190,8 @@ class OptimizerHooks:
         # If `step` calls the inherited `step`, both call the hooks.
         self._depth = 0
         self._handles = [
-            optimizer.register_step_pre_hook(self.before_step),
-            optimizer.register_step_post_hook(self.after_step),
+            register_step_pre_hook(optimizer, self.before_step),
+            register_step_post_hook(optimizer, self.after_step),
         ]
 
     def remove(self) -> None:
@@ -190,7 +199,7 @@ class OptimizerHooks:
             handle.remove()
 
     def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if torch.compiler.is_compiling():
+        if is_traced():
             return
         self._depth += 1
         if self._depth > 1:
@@ -209,7 +218,7 @@ class OptimizerHooks:
         budget.fixed_seconds += perf_counter() - began - (budget.norm_seconds - norms)
 
     def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if torch.compiler.is_compiling():
+        if is_traced():
             return
         self._depth = max(0, self._depth - 1)
         if self._depth:

@@ -1,0 +1,184 @@
+"""Hooks of our own on modules, optimizers and tensors. They leave no trace in what a script saves.
+
+* Copies and pickles leave them out, whoever makes them: `pickle`, `torch.save`, `copy`, `multiprocessing`,
+  `torch.package`. All of these look up how to reduce an OrderedDict, the type of torch's tables of hooks, in
+  `copyreg`. The table itself stays the object that handles of the script refer to.
+* Their keys are negative. torch numbers the hooks of a script (`RemovableHandle.next_id`) and pickles these
+  numbers, so ours must not use them up.
+* `torch.jit.script`, which compiles hooks, does not see them.
+"""
+
+import copyreg
+import functools
+import itertools
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+Hook = Callable[..., Any]
+Table = OrderedDict[int, Any]
+
+MODULE_TABLES: Final = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+)
+
+_new_keys: Final = itertools.count(-(2**62), -1)
+_keys: Final[set[int]] = set()
+"""The keys of all hooks of ours that may be in a table."""
+_earlier: Callable[[Any], Any] | None = None
+"""The reducer of OrderedDict that stood in `copyreg` before ours."""
+
+
+class HookHandle:
+    """Removes a hook, without keeping its module or optimizer alive. `id` is the hook's key in the table."""
+
+    def __init__(self, *tables: Table) -> None:
+        _install()
+        self.id = next(_new_keys)
+        self._tables = [weakref.ref(table) for table in tables]
+        _keys.add(self.id)
+
+    def remove(self) -> None:
+        """Remove the hook. Removing it twice has no effect."""
+        for reference in self._tables:
+            if (table := reference()) is not None:
+                table.pop(self.id, None)
+        _keys.discard(self.id)
+
+
+def register_forward_pre_hook(
+    module: nn.Module, hook: Hook, *, prepend: bool = False, with_kwargs: bool = False
+) -> HookHandle:
+    """Do as `module.register_forward_pre_hook`."""
+    tables: list[Any] = [module._forward_pre_hooks]
+    if with_kwargs:
+        tables.append(module._forward_pre_hooks_with_kwargs)
+    return _register(hook, tables, prepend)
+
+
+def register_forward_hook(
+    module: nn.Module, hook: Hook, *, with_kwargs: bool = False, always_call: bool = False
+) -> HookHandle:
+    """Do as `module.register_forward_hook`."""
+    tables: list[Any] = [module._forward_hooks]
+    if with_kwargs:
+        tables.append(module._forward_hooks_with_kwargs)
+    if always_call:
+        tables.append(module._forward_hooks_always_called)
+    return _register(hook, tables)
+
+
+def register_step_pre_hook(optimizer: Optimizer, hook: Hook) -> HookHandle:
+    """Do as `optimizer.register_step_pre_hook`."""
+    return _register(hook, [optimizer._optimizer_step_pre_hooks])
+
+
+def register_step_post_hook(optimizer: Optimizer, hook: Hook) -> HookHandle:
+    """Do as `optimizer.register_step_post_hook`."""
+    return _register(hook, [optimizer._optimizer_step_post_hooks])
+
+
+def register_tensor_hook(tensor: Tensor, hook: Hook) -> None:
+    """Do as `tensor.register_hook`, for as long as the tensor lives.
+
+    Decorate the hook with `torch.utils.hooks.unserializable_hook`, else torch warns when the tensor is saved.
+    """
+    if type(tensor) is not Tensor:
+        tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+        return
+    # What `register_hook` does, but for the number.
+    if tensor._backward_hooks is None:
+        tensor._backward_hooks = OrderedDict()
+        if tensor.grad_fn is not None:
+            tensor.grad_fn._register_hook_dict(tensor)
+    tensor._backward_hooks[next(_new_keys)] = hook
+
+
+def remove_hooks(table: Any, kind: type) -> None:
+    """Remove the hooks of this type from a table of hooks."""
+    for key, hook in list(table.items()):
+        if isinstance(hook, kind):
+            del table[key]
+            _keys.discard(key)
+
+
+@contextmanager
+def hidden(module: nn.Module) -> Iterator[None]:
+    """Take our hooks out of a module and its parts within the block. Other hooks stay, in their order."""
+    taken: list[tuple[Any, list[tuple[Any, Any]]]] = []
+    for part in module.modules():
+        for name in MODULE_TABLES:
+            table = part.__dict__.get(name)
+            if table and not _keys.isdisjoint(table):
+                taken.append((table, list(table.items())))
+    for table, items in taken:
+        for key, _ in items:
+            if key in _keys:
+                del table[key]
+    try:
+        yield
+    finally:
+        for table, items in taken:
+            _put_back(table, items)
+
+
+def _put_back(table: Any, items: list[tuple[Any, Any]]) -> None:
+    """Restore a table's earlier content and order, but for what the script added or removed since."""
+    now = dict(table)
+    table.clear()
+    table.update({key: value for key, value in items if key in now or key in _keys})
+    table.update(now)
+
+
+def _register(hook: Hook, tables: Any, prepend: bool = False) -> HookHandle:
+    handle = HookHandle(*tables)
+    first, *flags = tables
+    first[handle.id] = hook
+    for table in flags:
+        table[handle.id] = True
+    if prepend:
+        first.move_to_end(handle.id, last=False)
+    return handle
+
+
+def _install() -> None:
+    """Have pickles and copies of OrderedDicts, and `torch.jit`, leave out our hooks from now on."""
+    global _earlier
+    make: Any = getattr(torch.jit._recursive, "create_script_module", None)
+    if make is not None and not hasattr(make, "hides_hooks"):
+        torch.jit._recursive.create_script_module = _without_hooks(make)
+    reducer: Any = copyreg.dispatch_table.get(OrderedDict)
+    if reducer is not _reduce:
+        _earlier = reducer
+        copyreg.pickle(OrderedDict, _reduce)
+
+
+def _without_hooks(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap what makes the script module of a module, so that it finds no hooks of ours."""
+
+    @functools.wraps(make)
+    def create_script_module(nn_module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        with hidden(nn_module):
+            return make(nn_module, *args, **kwargs)
+
+    create_script_module.hides_hooks = True  # type: ignore[attr-defined]
+    return create_script_module
+
+
+def _reduce(table: "OrderedDict[Any, Any]") -> Any:
+    """Reduce an OrderedDict as Python does, but for our hooks."""
+    plain = table
+    if not _keys.isdisjoint(table):
+        plain = OrderedDict((key, value) for key, value in table.items() if key not in _keys)
+        vars(plain).update(vars(table))
+    return plain.__reduce__() if _earlier is None else _earlier(plain)
