@@ -4,7 +4,10 @@
 
 Without an option: wrong 'worse' over ten tasks without a harm, power for a true harm of 2 % on 500 paired
 items, wrong 'equivalent' at the edge of the margin, and the verdict 'inside the baseline's interval' beside
-them. `--coverage`: of the intervals. `--checks`: published figures and second witnesses.
+them; any wrong verdict over 20 checkpoints of one run; and losses of single runs whose seeds differ.
+`--coverage`: of the intervals, with heavy tails and unequal clusters: `covered` counts those cases in which
+no interval is given (`refused`), because the verdict then says why it cannot tell. `--checks`: published
+figures and second witnesses. `--only NAME`: the cases of one function.
 
 Items are simulated: item i is right with probability p_i from a beta distribution of mean 0.6, independently
 in each run. `discordance` is the share of items that two runs of the same configuration answer differently, 2
@@ -32,7 +35,8 @@ import scipy
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.analysis.scores import intervals, quality
-from fp8scope_dashboard.analysis.scores.differences import paired
+from fp8scope_dashboard.analysis.scores.differences import Difference, paired
+from fp8scope_dashboard.analysis.scores.spending import shares
 from fp8scope_dashboard.analysis.scores.verdict import Score, Task, compare_scores, judge
 
 Floats = NDArray[np.float64]
@@ -225,6 +229,145 @@ def right_equivalent(trials: int) -> Iterator[dict[str, object]]:
         yield {"case": "no harm, one task", **design.label, "equivalent": equivalent}
 
 
+CHECKPOINTS = list(range(1000, 21_000, 1000))
+
+
+def checkpoints(trials: int) -> Iterator[dict[str, object]]:
+    """20 checkpoints without a harm: how often is any of them wrongly called worse or better.
+
+    Each checkpoint has new items and new offsets of the seeds. `planned`: the run's steps are known. A harm
+    of 3 % shows the power that is left at the last one.
+    """
+    designs = [
+        Design(1, 1, 500, 0.02),
+        Design(1, 1, 500, 0.2),
+        Design(3, 3, 500, 0.1),
+        Design(3, 3, 500, 0.1, 0.005),
+        Design(1, 1, 1000, 0.1, 0.002),
+    ]
+    for design, planned in [(design, planned) for design in designs for planned in (True, False)]:
+        chance = np.random.default_rng(SEED)
+        wrong = late = 0
+        for _ in range(trials):
+            wrong += bool({"worse", "better"} & set(_over_checkpoints(design, 0.0, chance, planned=planned)))
+        for _ in range(trials // 4):
+            late += _over_checkpoints(design, 0.03, chance, planned=planned)[-1] == "worse"
+        yield {
+            "case": "20 checkpoints, no harm",
+            **design.label,
+            "planned": planned,
+            "any_wrong": wrong / trials,
+            "goal": "any_wrong <= 0.05",
+            "harm_of_3_percent_found_at_the_last": late / (trials // 4),
+        }
+
+
+def _over_checkpoints(
+    design: Design, harm: float, chance: np.random.Generator, *, planned: bool
+) -> list[str]:
+    parts = shares(CHECKPOINTS, CHECKPOINTS[-1] if planned else None, ended=True)
+    return [
+        judge([draw(design, harm, chance)], alpha=ALPHA, checkpoint=number, alpha_share=part)[0].verdict
+        for number, part in enumerate(parts, start=1)
+    ]
+
+
+def losses(trials: int) -> Iterator[dict[str, object]]:
+    """The nll of 500 texts, one run each, whose seeds differ by `seed_spread` of the loss: wrong verdicts.
+
+    The public curves' seeds spread by 0.00035 of the loss. `worse_at`: power for a harm of so much.
+    """
+    for spread in (0.0, 0.00035, 0.0007, 0.0011):
+        for texts, alike in ((500, 0.01), (500, 0.05), (5000, 0.05)):
+            chance = np.random.default_rng(SEED)
+            results = {
+                harm: [_nll(harm, spread, texts, alike, chance) for _ in range(trials)]
+                for harm in (0.0, 0.005, 0.01, 0.02)
+            }
+            yield {
+                "case": "nll of single runs",
+                "seed_spread": spread,
+                "items": texts,
+                "item_noise": alike,
+                "wrong": np.mean([verdict in ("worse", "better") for verdict in results[0.0]]),
+                "equivalent": np.mean([verdict == "equivalent" for verdict in results[0.0]]),
+                "worse_at": {
+                    str(harm): np.mean([verdict == "worse" for verdict in results[harm]])
+                    for harm in results
+                    if harm
+                },
+                "goal": "wrong <= 0.05",
+            }
+
+
+def _nll(harm: float, spread: float, texts: int, noise: float, chance: np.random.Generator) -> str:
+    shared = chance.gamma(25.0, 3.0 / 25.0, texts)
+    offsets = 1.0 + chance.normal(0.0, spread, 2) if spread else np.ones(2)
+    baseline, run = (
+        shared * offset + chance.normal(0.0, noise * 3.0, texts) for offset in offsets + [0.0, harm]
+    )
+    task = Task("heldout", "nll", "mean", False, [Score(run)], [Score(baseline)])
+    return compare_scores(task, alpha=ALPHA).verdict
+
+
+def heavy_tails(trials: int) -> Iterator[dict[str, object]]:
+    """Coverage of a paired difference of 95 % where the items' differences have a heavy tail on one side."""
+    tails: list[tuple[str, Callable[[np.random.Generator, int], Floats], float]] = [
+        ("exponential", lambda chance, n: chance.exponential(size=n), 1.0),
+        ("gamma 0.1", lambda chance, n: chance.gamma(0.1, size=n), 0.1),
+        *(
+            (f"lognormal {s}", lambda chance, n, s=s: chance.lognormal(0.0, s, n), math.exp(s * s / 2.0))
+            for s in (1.0, 1.5, 2.0, 3.0)
+        ),
+        *(
+            (f"pareto {a}", lambda chance, n, a=a: chance.pareto(a, n), 1.0 / (a - 1.0))
+            for a in (1.2, 1.5, 2.0, 3.0)
+        ),
+        ("t with 2 degrees", lambda chance, n: chance.standard_t(2.0, n), 0.0),
+    ]
+    for name, drawn, true in tails:
+        for n in (20, 50, 200, 1000):
+            chance = np.random.default_rng(n)
+            differences = [paired(drawn(chance, n)[None, :], np.zeros((1, n))) for _ in range(trials)]
+            yield _covered(f"paired difference, {name}", n, differences, true)
+
+
+def unequal_clusters(trials: int) -> Iterator[dict[str, object]]:
+    """The same for clusters of unequal sizes, whose items are alike to a degree (`icc`)."""
+    patterns = {
+        "98, 1, 1": [98, 1, 1],
+        "90, 5, 5": [90, 5, 5],
+        "60, 20, 20": [60, 20, 20],
+        "50 and 50 of 1": [50] + [1] * 50,
+        "33, 33, 33, 1": [33, 33, 33, 1],
+        "100 / rank": [100 // rank for rank in range(1, 21)],
+    }
+    for label, sizes in patterns.items():
+        for icc in (1.0, 0.5, 0.0):
+            chance = np.random.default_rng(SEED)
+            index = np.repeat(np.arange(len(sizes)), sizes)
+            names = index.astype(str).tolist()
+            differences = []
+            for _ in range(trials):
+                common = math.sqrt(icc) * chance.normal(size=len(sizes))[index]
+                items = common + math.sqrt(1.0 - icc) * chance.normal(size=len(index))
+                differences.append(paired(items[None, :], np.zeros((1, len(index))), clusters=names))
+            yield {**_covered(f"clusters of {label}", len(index), differences, 0.0), "icc": icc}
+
+
+def _covered(interval: str, size: int, differences: list[Difference], true: float) -> dict[str, object]:
+    given = [difference for difference in differences if not difference.doubt]
+    held = sum(difference.interval(ALPHA).holds(true) for difference in given)
+    refused = len(differences) - len(given)
+    return {
+        "interval": interval,
+        "size": size,
+        "covered": round((held + refused) / len(differences), 4),
+        "refused": round(refused / len(differences), 4),
+        "goal": "covered >= 0.9",
+    }
+
+
 def _below(score: float | None, band: intervals.Interval | None) -> bool:
     return score is not None and band is not None and score < band.low
 
@@ -308,17 +451,22 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=400)
     parser.add_argument("--coverage", action="store_true")
     parser.add_argument("--checks", action="store_true")
+    parser.add_argument("--only", help="name of a function, e.g. checkpoints")
     options = parser.parse_args()
     cases: list[Callable[[int], Iterator[dict[str, object]]]] = [
         wrong_worse,
         power,
         wrong_equivalent,
         right_equivalent,
+        checkpoints,
+        losses,
     ]
     if options.coverage:
-        cases = [lambda trials: coverage(10 * trials)]
+        cases = [lambda trials: coverage(10 * trials), heavy_tails, unequal_clusters]
     if options.checks:
         cases = [lambda _: checks()]
+    if options.only:
+        cases = [case for case in (*cases, heavy_tails, unequal_clusters) if case.__name__ == options.only]
     for case in cases:
         for line in case(options.trials):
             print(json.dumps(line, default=float), flush=True)

@@ -14,18 +14,31 @@ from django.utils import timezone
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.analysis.coverage import GOOD, BaselineArm, Coverage, conclude
 from fp8scope_dashboard.analysis.judging import coverage_of_score, judged_now
-from fp8scope_dashboard.analysis.models import EvaluationComparison
+from fp8scope_dashboard.analysis.losses.seeds import Prior, pooled_prior
+from fp8scope_dashboard.analysis.models import Comparison, EvaluationComparison
 from fp8scope_dashboard.analysis.scores import precision
+from fp8scope_dashboard.analysis.scores.seeds import Group
+from fp8scope_dashboard.analysis.scores.spending import shares
 from fp8scope_dashboard.analysis.scores.summary import Summary, summarise
 from fp8scope_dashboard.analysis.scores.verdict import METHOD_VERSION, Score, ScoreComparison, Task, judge
 from fp8scope_dashboard.evaluations.models import Evaluation
 from fp8scope_dashboard.notifications import run_changed
-from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.runs.models import Run, RunState
 
+# The project's other groups whose seeds count: the newest, if there are more.
+MOST_GROUPS = 64
 # (name, metric): evaluations with the same name and metric are comparable.
 TaskName = tuple[str, str]
 # Ids of the latest evaluations, by run, step and task.
 Latest = Mapping[UUID, Mapping[int, Mapping[TaskName, int]]]
+
+
+@dataclass(frozen=True)
+class _Checkpoint:
+    """The number of a checkpoint among those of its run, from 1, and its share of alpha."""
+
+    number: int = 1
+    share: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -57,12 +70,15 @@ def compare_evaluations(run_id: UUID) -> list[EvaluationComparison]:
     reached = lineage.reached_steps([run, *baselines])
     rows = EvaluationComparison.objects.filter(run=run).only("name", "metric", "step", "inputs")
     known = {(row.name, row.metric, row.step): row.inputs for row in rows}
+    checkpoints = _checkpoints(run, baselines, latest)
+    names = {each.id: each.name for each in (run, *siblings, *baselines)}
     computed = []
     for step in sorted(latest[run.id]):
         tasks = _inputs_at(step, run, siblings, baselines, latest, reached)
-        digest = _digest(tasks, run.project.alpha, run.project.margin)
+        checkpoint = checkpoints.get(step, _Checkpoint())
+        digest = _digest(tasks, checkpoint, run.project.alpha, run.project.margin)
         if any(known.get((*task.name, step)) != digest for task in tasks):
-            computed += _compare_step(run, step, tasks, digest)
+            computed += _compare_step(run, step, tasks, checkpoint, names, digest)
     if computed:
         run_changed(run.id, run.project_id, "comparison", run.last_step)
     return computed
@@ -109,24 +125,53 @@ def _inputs_at(
     return tasks
 
 
-def _digest(tasks: Sequence[_Inputs], alpha: float, margin: float) -> str:
+def _checkpoints(run: Run, baselines: Sequence[Run], latest: Latest) -> dict[int, _Checkpoint]:
+    """The tested checkpoints by step: those at which a baseline run has a score of the same task."""
+    steps = [
+        step
+        for step, tasks in sorted(latest[run.id].items())
+        if any(name in latest[each.id][step] for each in baselines for name in tasks)
+    ]
+    parts = shares(steps, run.total_steps, ended=run.state != RunState.RUNNING)
+    return {
+        step: _Checkpoint(number, part)
+        for number, (step, part) in enumerate(zip(steps, parts, strict=True), start=1)
+    }
+
+
+def _digest(tasks: Sequence[_Inputs], checkpoint: _Checkpoint, alpha: float, margin: float) -> str:
     # Without `reached`, which changes with every row of a running run: its scores would always be compared
     # again.
     steady = [
         (task.arm, task.baselines, replace(task.coverage, reached=None, baseline=_steady(task.coverage)))
         for task in tasks
     ]
-    return hashlib.sha256(f"{METHOD_VERSION} {alpha} {margin} {steady}".encode()).hexdigest()
+    return hashlib.sha256(f"{METHOD_VERSION} {alpha} {margin} {checkpoint} {steady}".encode()).hexdigest()
 
 
 def _steady(coverage: Coverage) -> BaselineArm:
     return replace(coverage.baseline, reached=None)
 
 
-def _compare_step(run: Run, step: int, tasks: Sequence[_Inputs], digest: str) -> list[EvaluationComparison]:
+def _compare_step(
+    run: Run,
+    step: int,
+    tasks: Sequence[_Inputs],
+    checkpoint: _Checkpoint,
+    names: Mapping[UUID, str],
+    digest: str,
+) -> list[EvaluationComparison]:
     stored = Evaluation.objects.in_bulk([pk for task in tasks for pk in task.ids])
+    losses, groups = _loss_prior(run), _other_groups(run, [task.name for task in tasks])
     results = judge(
-        [_task(inputs, stored) for inputs in tasks], alpha=run.project.alpha, loss_margin=run.project.margin
+        [
+            replace(_task(inputs, stored, names), losses=losses, groups=groups.get(inputs.name, ()))
+            for inputs in tasks
+        ],
+        alpha=run.project.alpha,
+        loss_margin=run.project.margin,
+        checkpoint=checkpoint.number,
+        alpha_share=checkpoint.share,
     )
     return [
         _store(run, step, inputs, _with_warnings(run, inputs, stored, result), digest)
@@ -134,7 +179,37 @@ def _compare_step(run: Run, step: int, tasks: Sequence[_Inputs], digest: str) ->
     ]
 
 
-def _task(inputs: _Inputs, stored: Mapping[int, Evaluation]) -> Task:
+def _loss_prior(run: Run) -> Prior:
+    """The spread of the training loss between seeds, from all groups of the project."""
+    rows = Comparison.objects.filter(run__project_id=run.project_id).order_by("-computed_at")
+    stored = rows.values_list("baseline", "result__baseline_losses")[:MOST_GROUPS]
+    groups = {baseline: losses for baseline, losses in stored if losses}
+    return pooled_prior([np.array(losses, np.float64) for losses in groups.values()])
+
+
+def _other_groups(run: Run, tasks: Sequence[TaskName]) -> dict[TaskName, list[Group]]:
+    """The seeds of the project's other groups on these tasks, each at the last checkpoint with own seeds."""
+    rows = EvaluationComparison.objects.filter(
+        run__project_id=run.project_id,
+        name__in={name for name, _ in tasks},
+        result__seed_spread__source="own",
+        result__baseline_score__isnull=False,
+    ).exclude(run__baseline=run.baseline)
+    fields = rows.order_by("name", "metric", "run__baseline", "-step", "-computed_at").distinct(
+        "name", "metric", "run__baseline"
+    )
+    groups: dict[TaskName, list[Group]] = defaultdict(list)
+    for name, metric, score, spread in fields.values_list(
+        "name", "metric", "result__baseline_score", "result__seed_spread"
+    )[: MOST_GROUPS * len(tasks)]:
+        variance, freedom = spread.get("own") or (0.0, 0.0)
+        if freedom:
+            excess = max(0.0, variance - spread["by_items"])
+            groups[name, metric].append(Group(float(score), excess, float(freedom)))
+    return groups
+
+
+def _task(inputs: _Inputs, stored: Mapping[int, Evaluation], names: Mapping[UUID, str]) -> Task:
     mine = stored[inputs.arm[0]]
     margins = [stored[pk].margin for pk in inputs.ids]
     return Task(
@@ -142,25 +217,24 @@ def _task(inputs: _Inputs, stored: Mapping[int, Evaluation]) -> Task:
         mine.metric,
         mine.kind,
         mine.higher_is_better,
-        [score_of(stored[pk]) for pk in inputs.arm],
-        [score_of(stored[pk]) for pk in inputs.baselines],
+        [score_of(stored[pk], names[stored[pk].run_id]) for pk in inputs.arm],
+        [score_of(stored[pk], names[stored[pk].run_id]) for pk in inputs.baselines],
         next((margin for margin in margins if margin is not None), None),
     )
 
 
-def score_of(evaluation: Evaluation) -> Score:
-    """The stored scores as arrays."""
+def score_of(evaluation: Evaluation, name: str = "") -> Score:
+    """The stored scores as arrays, with the id of their run and its name if it is given."""
     items = np.asarray(evaluation.items, dtype=np.float64)
-    return Score(items, evaluation.item_ids, evaluation.clusters)
+    return Score(items, evaluation.item_ids, evaluation.clusters, str(evaluation.run_id), name)
 
 
 def _with_warnings(
     run: Run, inputs: _Inputs, stored: Mapping[int, Evaluation], result: ScoreComparison
 ) -> ScoreComparison:
     baseline = [stored[pk].precision for pk in inputs.baselines]
-    return replace(
-        result, warnings=precision.warnings_of(run.precision, stored[inputs.arm[0]].precision, baseline)
-    )
+    of_precision = precision.warnings_of(run.precision, stored[inputs.arm[0]].precision, baseline)
+    return replace(result, warnings=[*result.warnings, *of_precision])
 
 
 def _store(

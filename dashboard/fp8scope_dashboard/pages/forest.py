@@ -6,7 +6,7 @@ A row holds only JSON types, so that a shared report can store it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
@@ -166,7 +166,8 @@ def _row(
 ) -> ForestRow:
     result: Mapping[str, Any] = row.result
     judgement = judged_now(row.run, row)
-    badge: Badge = score_badge(judgement)
+    size = percent if kind.in_percent else number
+    badge: Badge = score_badge(judgement, wider_limit(result, size))
     interval, margin = result.get("difference_interval"), result.get("margin")
     difference = result.get("difference")
     plot = None
@@ -178,7 +179,6 @@ def _row(
             result.get("smallest_detectable"),
             higher_is_better=kind.higher_is_better,
         )
-    size = percent if kind.in_percent else number
     return ForestRow(
         name=row.name,
         metric=row.metric,
@@ -204,6 +204,12 @@ def _row(
         size=float(difference) / float(margin) if difference is not None and margin else 0.0,
         plot=None if plot is None else dict(vars(plot)),
     )
+
+
+def wider_limit(result: Mapping[str, Any], size: Callable[[float], str]) -> str:
+    """The limit that an equivalence holds for, if it is more than the margin; else empty."""
+    within, margin = result.get("equivalent_within"), result.get("margin")
+    return size(within) if within is not None and margin is not None and within > margin else ""
 
 
 def signed(value: float | None, *, in_percent: bool) -> str:

@@ -92,10 +92,12 @@ def loss_badge(judgement: Judgement | None, *, has_baseline: bool, is_baseline: 
     return NOT_COMPARED if has_baseline else NO_BASELINE
 
 
-def score_badge(judgement: Judgement) -> Badge:
-    """The badge of an evaluation's verdict."""
+def score_badge(judgement: Judgement, within: str = "") -> Badge:
+    """The badge of an evaluation's verdict. `within`: an equivalence's limit, if it is not the margin."""
     if judgement.verdict in (PENDING, INCOMPLETE):
         return _so_far(judgement)
+    if judgement.verdict == "equivalent" and within:
+        return Badge(f"Equivalent within {within}", "good", "check")
     return VERDICTS.get(judgement.verdict, UNKNOWN)
 
 

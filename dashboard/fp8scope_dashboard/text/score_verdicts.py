@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fp8scope_dashboard.text.numbers import about, level, number, percent
+from fp8scope_dashboard.text.numbers import about, count, level, number, percent
 
 MINUS = "\N{MINUS SIGN}"
 
@@ -35,39 +35,77 @@ class Facts:
 def explain(facts: Facts) -> str:
     """The verdict, what it rests on, and what it could not have seen."""
     result = facts.result
+    if result["identical"]:
+        return _identical(facts)
+    if result["doubt"]:
+        return (
+            f"The difference to BF16 is {facts.signed(result['difference'])}{_runs(facts)}. Cannot tell "
+            f"whether it is more than chance, because {result['doubt']}."
+        )
     sentences = [_difference(facts), _conclusion(facts), _inside(facts), _seeds(facts)]
     if result["needs"] is not None:
         sentences.append(_needs(facts))
     return " ".join(sentence for sentence in sentences if sentence)
 
 
+def _identical(facts: Facts) -> str:
+    result = facts.result
+    limit = facts.size(result["equivalent_within"])
+    if result["equivalent_within"] > result["margin"]:
+        return (
+            f"Identical to BF16 item by item ({count(result['n'], 'item')}): equivalent within ±{limit}. So "
+            "few items would not show a smaller difference."
+        )
+    return f"Identical to BF16 item by item ({count(result['n'], 'item')}), so the two are equivalent."
+
+
+def _runs(facts: Facts) -> str:
+    runs = facts.result["k_run"]
+    return "" if runs <= 1 else f" (mean of {runs} runs)"
+
+
 def _difference(facts: Facts) -> str:
     result = facts.result
     low, high = result["difference_interval"]
-    runs = "" if result["k_run"] <= 1 else f" (mean of {result['k_run']} runs)"
     return (
-        f"The difference to BF16 is {facts.signed(result['difference'])}{runs}, "
-        f"{level(1.0 - 2.0 * facts.alpha)} interval {facts.signed(low)} to {facts.signed(high)}:"
+        f"The difference to BF16 is {facts.signed(result['difference'])}{_runs(facts)}, "
+        f"{level(result['interval_level'])} interval {facts.signed(low)} to {facts.signed(high)}:"
     )
 
 
 def _conclusion(facts: Facts) -> str:
     result = facts.result
     margin = f"the margin of ±{facts.size(result['margin'])}"
-    of_tasks = "" if result["tasks"] == 1 else f", adjusted for {result['tasks']} tasks"
+    adjusted = _adjusted(facts)
     if result["verdict"] == "equivalent":
+        if result["equivalent_within"] > result["margin"]:
+            return (
+                f"the two are equivalent within ±{facts.size(result['equivalent_within'])}. Within {margin} "
+                "they are not shown to be: that takes own seeds."
+            )
         return f"inside {margin}, so the two are equivalent."
     if result["verdict"] == "worse":
-        return f"worse (p = {result['p_adjusted']:.2g}{of_tasks})."
+        return f"worse (p = {result['p_adjusted']:.2g}{adjusted})."
     if result["verdict"] == "better":
-        return f"better, beyond chance{of_tasks}."
-    return f"neither inside {margin} nor different beyond chance{of_tasks}."
+        return f"better, beyond chance{adjusted}."
+    return f"neither inside {margin} nor different beyond chance{adjusted}."
+
+
+def _adjusted(facts: Facts) -> str:
+    """For what the level of the interval allows besides this task and checkpoint."""
+    tasks, checkpoint = facts.result["tasks"], facts.result["checkpoint"]
+    parts = [] if tasks == 1 else [f"{tasks} tasks"]
+    if facts.result["alpha_share"] < 1.0:
+        parts.append(f"checkpoint {checkpoint} of a run with more")
+    return f", adjusted for {' and '.join(parts)}" if parts else ""
 
 
 def _inside(facts: Facts) -> str:
     """Practice's own criterion as a fact, and the harm that the comparison could have missed."""
     result = facts.result
     detectable = facts.size(result["smallest_detectable"])
+    if result["baseline_interval"] is None:
+        return f"The smallest detectable harm is {detectable}."
     if result["inside"]:
         return (
             f"The score is inside BF16's {level(1.0 - facts.alpha)} interval; a harm below {detectable} "
@@ -84,12 +122,21 @@ def _seeds(facts: Facts) -> str:
     spread = facts.result["seed_spread"]
     if spread["source"] == "own":
         return f"Seed spread from {spread['seeds']} own runs: {facts.size(spread['value'])}."
-    if spread["source"] == "public":
+    if spread["benchmark"]:
         return (
             f"There are no own seeds, so the public seed spread of {spread['benchmark']} is used: "
             f"±{facts.size(spread['value'])} (7B models, Madaan et al. 2024)."
         )
-    return "No own seeds and no public spread for this task: the spread between seeds is not included."
+    whose = "the project's other groups" if spread["source"] == "project" else "public runs"
+    return f"There are no own seeds, so the seed spread of {whose} is used: ±{facts.size(spread['value'])}."
+
+
+def odd_baselines(names: Sequence[str]) -> str:
+    """Which baseline runs were left out."""
+    return (
+        f"Left out, because {'it is' if len(names) == 1 else 'they are'} far from the other baseline runs: "
+        f"{', '.join(names)}."
+    )
 
 
 def _needs(facts: Facts) -> str:
@@ -127,8 +174,8 @@ def summary(verdict: str, counts: Mapping[str, int], worse: Sequence[str], alpha
         )
     if verdict == "equivalent":
         return (
-            f"Equivalent to BF16 on {'all ' if tasks > 1 else ''}{of_tasks}. If one of them were off by its "
-            f"margin, this would be said with at most {error} probability."
+            f"Equivalent to BF16 on {'all ' if tasks > 1 else ''}{of_tasks}. If one of them were off by the "
+            f"limit that its verdict names, this would be said with at most {error} probability."
         )
     if verdict == "better":
         return (

@@ -14,14 +14,16 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from fp8scope_dashboard.analysis.scores import skewness
 from fp8scope_dashboard.analysis.scores.intervals import (
+    UNLIMITED,
     Interval,
     around,
     clopper_pearson,
     error_of_mean,
-    quantile,
     unseen,
 )
+from fp8scope_dashboard.analysis.scores.reference import Reference
 
 Floats = NDArray[np.float64]
 
@@ -51,6 +53,10 @@ class Difference:
         nonzero: the differences of items, if they are few and exactly exchangeable; else None.
         further: variance of the seeds, which is added to `variance`.
         further_noise: square of that variance over its degrees of freedom; its part of Satterthwaite's rule.
+        borrowed: the variance of the seeds is that of other runs; see `Reference`.
+        skewness: of the mean difference over items; 0 if it may be chance.
+        largest_cluster: share of the items in the largest cluster; 0 without clusters.
+        identical: every run has the same score on each item.
     """
 
     method: str
@@ -63,10 +69,14 @@ class Difference:
     nonzero: Floats | None = None
     further: float = 0.0
     further_noise: float = 0.0
+    borrowed: bool = False
+    skewness: float = 0.0
+    largest_cluster: float = 0.0
+    identical: bool = False
 
-    def with_further(self, variance: float, noise: float) -> Difference:
+    def with_further(self, variance: float, noise: float, *, borrowed: bool = False) -> Difference:
         """The difference with the variance of seeds added."""
-        return replace(self, further=variance, further_noise=noise)
+        return replace(self, further=variance, further_noise=noise, borrowed=borrowed)
 
     @property
     def error(self) -> float:
@@ -81,17 +91,34 @@ class Difference:
         parts = self.variance**2 / self.freedom + self.further_noise
         return self.freedom if parts == 0.0 else total**2 / parts
 
+    @property
+    def total_skewness(self) -> float:
+        """Skewness of the difference, with that of the seeds 0."""
+        total = self.variance + self.further
+        return self.skewness * (self.variance / total) ** 1.5 if total > 0.0 else 0.0
+
+    @property
+    def doubt(self) -> str:
+        """Why no interval is reliable, as a part of a sentence; empty if one is."""
+        return skewness.doubt(self.total_skewness, self.largest_cluster)
+
+    @property
+    def reference(self) -> Reference:
+        """The distribution of the difference over its standard error."""
+        if self.discordant is not None and self.further == 0.0:
+            return Reference()
+        return Reference(self.total_freedom, self.borrowed)
+
     def interval(self, alpha: float) -> Interval:
-        """Two-sided interval at level 1 - alpha; never of zero width."""
-        critical = quantile(alpha, self.total_freedom)
-        if self.discordant is not None:
-            if self.further == 0.0:
-                critical = quantile(alpha)
-            return _score_interval(self.discordant, critical, self.further, alpha)
-        if self.variance == 0.0:
-            half = math.hypot(self.span * unseen(self.units, alpha / 2.0), critical * math.sqrt(self.further))
-            return around(self.mean, half)
-        return around(self.mean, critical * math.sqrt(self.variance + self.further))
+        """Two-sided interval at level 1 - alpha; without bounds where none is reliable (`doubt`).
+
+        It excludes 0 just where the one-sided p-value of that side is at most alpha / 2.
+        """
+        return Interval(self._bounds(alpha / 2.0).low, self._bounds(alpha / 2.0).high)
+
+    def bounds(self, low: float, high: float) -> Interval:
+        """The interval with the one-sided levels `low` and `high` of its bounds."""
+        return Interval(self._bounds(low).low, self._bounds(high).high)
 
     def p_below(self) -> float:
         """One-sided p-value of 'the true difference is 0 or more'; small if the run scores less."""
@@ -101,23 +128,60 @@ class Difference:
         """One-sided p-value of 'the true difference is 0 or less'."""
         return self._p_of(1.0)
 
+    def _bounds(self, level: float) -> Interval:
+        """Two bounds of this one-sided level each."""
+        if self.doubt:
+            return UNLIMITED
+        low, high = self._of_items(level)
+        # The tests of few differing items are more exact than these bounds: 0 is excluded only if both do.
+        if low > 0.0 and self.p_above() > level:
+            low = 0.0
+        if high < 0.0 and self.p_below() > level:
+            high = 0.0
+        return Interval(low, high)
+
+    def _of_items(self, level: float) -> Interval:
+        critical = self.reference.quantile(level)
+        if self.discordant is not None:
+            return _score_interval(self.discordant, critical, self.further, 2.0 * level)
+        if self.variance == 0.0:
+            half = math.hypot(self.span * unseen(self.units, level), critical * math.sqrt(self.further))
+            return around(self.mean, half)
+        error, skew = math.sqrt(self.variance + self.further), self.total_skewness
+        low, high = (self.mean - error * skewness.restored(side * critical, skew) for side in (1.0, -1.0))
+        return Interval(low, high)
+
     def _p_of(self, side: float) -> float:
-        variance = self.variance
+        """The smallest one-sided level at which the bound on this side excludes 0."""
+        if self.doubt or side * self.mean <= 0.0 and self.variance == 0.0:
+            return 1.0
         if self.discordant is not None:
             # The variance under the hypothesis of no difference, as in McNemar's test.
             differing = self.discordant.only_run + self.discordant.only_baseline
-            variance = differing / self.discordant.n**2
-        total = variance + self.further
-        if total == 0.0:
-            # Equal differences other than 0: as likely as n events without an exception.
-            return 1.0 if side * self.mean <= 0.0 else max(0.5**self.units, 1e-300)
-        ratio = side * self.mean / math.sqrt(total)
-        if self.discordant is not None:
-            if self.further == 0.0:
-                return mid_p(self.discordant, side)
-            return max(mid_p(self.discordant, side), float(scipy.stats.t.sf(ratio, self.total_freedom)))
-        p = float(scipy.stats.t.sf(ratio, self.total_freedom))
+            error = math.sqrt(differing / self.discordant.n**2 + self.further)
+            return max(mid_p(self.discordant, side), self.reference.above(side * self.mean / error))
+        if self.variance == 0.0:
+            return self._p_of_equal()
+        error = math.sqrt(self.variance + self.further)
+        ratio = skewness.transformed(self.mean / error, self.total_skewness)
+        p = self.reference.above(side * ratio)
         return p if self.nonzero is None else max(p, sign_flip(side * self.nonzero))
+
+    def _p_of_equal(self) -> float:
+        """The level at which the interval of equal differences just reaches 0."""
+
+        def reach(log_level: float) -> float:
+            critical = self.reference.quantile(math.exp(log_level))
+            half = math.hypot(
+                self.span * unseen(self.units, math.exp(log_level)), critical * math.sqrt(self.further)
+            )
+            return half - abs(self.mean)
+
+        # A level of one half has no room on either side.
+        least, most = math.log(1e-300), math.log(0.5)
+        if reach(most) >= 0.0:
+            return 0.5
+        return 1e-300 if reach(least) <= 0.0 else math.exp(scipy.optimize.brentq(reach, least, most))
 
 
 def mid_p(discordant: Discordant, side: float) -> float:
@@ -166,6 +230,9 @@ def paired(
         error.freedom,
         error.units,
         1.0 if proportion else float(max(np.ptp(run), np.ptp(baseline), np.abs(differences).max())),
+        skewness=_skewness(error.skewness, proportion=proportion, clustered=clusters is not None),
+        largest_cluster=error.largest_cluster,
+        identical=bool((run == run[:1]).all() and (baseline == run[:1]).all()),
     )
     if not proportion or clusters is not None:
         return result
@@ -182,6 +249,15 @@ def paired(
         variance=widened,
         nonzero=nonzero if 0 < len(nonzero) <= FEW else None,
     )
+
+
+def _skewness(skew: float, *, proportion: bool, clustered: bool) -> float:
+    """The skewness to correct for. Differences of 0/1 items are bounded: a few of them are no heavy tail."""
+    if not proportion:
+        return skew
+    if not clustered:
+        return 0.0
+    return max(-skewness.MAX_SKEWNESS, min(skewness.MAX_SKEWNESS, skew))
 
 
 def unpaired(
@@ -203,14 +279,20 @@ def unpaired(
     ]
     errors = [error_of_mean(mean, names) for mean, names in zip(padded, clusters, strict=True)]
     variances = [error.value**2 for error in errors]
+    third = errors[0].skewness * errors[0].value ** 3 - errors[1].skewness * errors[1].value ** 3
     parts = sum(v * v / e.freedom for v, e in zip(variances, errors, strict=True))
+    difference = float(means[0].mean() - means[1].mean())
+    skew = third / sum(variances) ** 1.5 if sum(variances) > 0.0 else 0.0
+    clustered = any(names is not None for names in clusters)
     return Difference(
         "difference of means, other items",
-        float(means[0].mean() - means[1].mean()),
+        difference,
         sum(variances),
         sum(variances) ** 2 / parts if parts else min(error.freedom for error in errors),
         min(error.units for error in errors),
-        1.0 if proportion else float(max(np.ptp(run), np.ptp(baseline))),
+        1.0 if proportion else float(max(np.ptp(run), np.ptp(baseline), abs(difference))),
+        skewness=_skewness(skew, proportion=proportion, clustered=clustered),
+        largest_cluster=max(error.largest_cluster for error in errors),
     )
 
 

@@ -14,6 +14,8 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from fp8scope_dashboard.analysis.scores import skewness
+
 Floats = NDArray[np.float64]
 
 # A standard error needs at least so many independent units.
@@ -50,11 +52,20 @@ class Error:
     Attributes:
         freedom: degrees of freedom of Student's t.
         units: independent items or clusters.
+        skewness: of the mean; 0 if it may be chance.
+        largest_cluster: share of the items in the largest cluster; 0 without clusters.
     """
 
     value: float
     freedom: float
     units: int
+    skewness: float = 0.0
+    largest_cluster: float = 0.0
+
+    @property
+    def doubt(self) -> str:
+        """Why no interval of the mean is reliable; empty if one is."""
+        return skewness.doubt(self.skewness, self.largest_cluster)
 
 
 def wilson(successes: int, n: int, alpha: float) -> Interval:
@@ -108,7 +119,9 @@ def error_of_mean(items: Floats, clusters: Sequence[str] | None = None) -> Error
     if clusters is None:
         if len(items) < UNITS:
             raise ValueError("A standard error needs at least two independent items or clusters.")
-        return Error(_spread(items) / math.sqrt(len(items)), len(items) - 1, len(items))
+        spread = _spread(items)
+        lean = skewness.of_mean(items - items.mean()) if spread > 0.0 else 0.0
+        return Error(spread / math.sqrt(len(items)), len(items) - 1, len(items), lean)
     index, sizes = cluster_index(clusters, len(items))
     if len(sizes) < UNITS:
         raise ValueError("A standard error needs at least two independent items or clusters.")
@@ -118,7 +131,8 @@ def error_of_mean(items: Floats, clusters: Sequence[str] | None = None) -> Error
     if math.sqrt(variance) <= ROUNDING * float(np.abs(items).max()):
         variance = 0.0
     freedom = min(_satterthwaite(shares, working) for working in (sizes, sizes**2))
-    return Error(math.sqrt(variance), freedom, len(sizes))
+    lean = skewness.of_mean(sums.astype(np.float64)) if variance > 0.0 else 0.0
+    return Error(math.sqrt(variance), freedom, len(sizes), lean, float(shares.max()))
 
 
 def _satterthwaite(shares: Floats, working: Floats) -> float:
@@ -152,15 +166,21 @@ def mean_interval(
 
     Equal items (or cluster means) show no spread. Their interval allows for values that the n units did not
     show: the mean may differ by the range of the items, or of the limits, times `unseen(n, alpha / 2)`.
+    Skewed items are corrected for; without a reliable interval (`Error.doubt`) it is that of all values.
     """
     error = error_of_mean(items, clusters)
     mean = float(items.mean())
+    if error.doubt:
+        return UNLIMITED.clipped(limits)
     if error.value == 0.0:
         width = limits.high - limits.low if math.isfinite(limits.high - limits.low) else float(np.ptp(items))
         half = width * unseen(error.units, alpha / 2.0)
-    else:
-        half = quantile(alpha, error.freedom) * error.value
-    return around(mean, half).clipped(limits)
+        return around(mean, half).clipped(limits)
+    critical = quantile(alpha, error.freedom)
+    low, high = (
+        mean - error.value * skewness.restored(side * critical, error.skewness) for side in (1.0, -1.0)
+    )
+    return Interval(low, high).clipped(limits)
 
 
 def student_t(scores: Floats, alpha: float, limits: Interval = UNLIMITED) -> Interval:

@@ -23,19 +23,30 @@ _SHARES: Final = frozenset(
     ("acc", "accuracy", "accnorm", "em", "exactmatch", "f1", "precision", "recall", "passat1", "winrate")
     + ("mrr", "ndcg", "auc", "auroc", "bleu", "rouge", "rouge1", "rouge2", "rougel", "mc1", "mc2")
 )
-_LOSSES: Final = frozenset(
-    ("nll", "loss", "crossentropy", "ce", "perplexity", "ppl", "wordperplexity", "byteperplexity")
-    + ("bpb", "bitsperbyte", "bitspercharacter", "bpc", "logloss")
+_PERPLEXITIES: Final = frozenset(("perplexity", "ppl", "wordperplexity", "byteperplexity", "tokenperplexity"))
+_LOSSES: Final = _PERPLEXITIES | frozenset(
+    ("nll", "loss", "crossentropy", "ce", "bpb", "bitsperbyte", "bitspercharacter", "bpc", "logloss")
 )
 
 
 def _key(metric: str) -> str:
-    return re.sub(r"[^a-z0-9]", "", metric.lower().replace("@", "at"))
+    """A metric's name without separators, the name of the data (`eval_loss`), and the filter that lm-eval
+    appends (`exact_match,strict-match`).
+    """
+    name = re.sub(
+        r"^(eval|val|valid|validation|test|held_?out)[-_/ ]", "", metric.split(",")[0].strip().lower()
+    )
+    return re.sub(r"[^a-z0-9]", "", name.replace("@", "at"))
 
 
 def is_loss(metric: str) -> bool:
     """Whether a metric is a loss or a function of it, which the project's margin of the loss applies to."""
     return _key(metric) in _LOSSES
+
+
+def is_perplexity(metric: str) -> bool:
+    """Whether a metric is the exponential of a loss."""
+    return _key(metric) in _PERPLEXITIES
 
 
 def limits_of(kind: str, metric: str, *items: Floats) -> Interval:

@@ -81,6 +81,8 @@ def needs_for(
         runs: seeds in the smaller arm now.
         critical: quantile of the test.
     """
+    if not margin > 0.0:
+        return Needs(None, None)
     allowed = (margin / (critical + float(scipy.stats.norm.ppf(POWER)))) ** 2
     rest = allowed - further
     items = math.ceil(units * variance / rest) if rest > 0.0 else None

@@ -2,24 +2,36 @@
 
 The score of a run is the mean of its items plus an offset of the run. Two runs differ in single items, which
 the variance over items of their paired difference contains already. A comparison has to add the offset.
+
+One or two runs do not show the spread of the offset. As for losses (`analysis.losses.seeds`), it is shrunk
+towards a prior: that of public runs, with the project's other groups. So one run in each arm has one too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 import scipy
 from numpy.typing import NDArray
 
+from fp8scope_dashboard.analysis.losses.seeds import MOST_FREEDOM, PUBLIC, PUBLIC_NATS, Prior, shrunk
 from fp8scope_dashboard.analysis.scores.intervals import ROUNDING, cluster_index
+from fp8scope_dashboard.analysis.scores.metrics import is_loss, is_perplexity
 from fp8scope_dashboard.analysis.scores.public_spreads import SEEDS, spread_of
 
 Floats = NDArray[np.float64]
 
-Source = Literal["own", "public", "unknown"]
+Source = Literal["own", "project", "public", "unknown"]
+# The prior of the offset for metrics that are no loss, in standard deviations of the items, and its degrees
+# of freedom. For a share of 50 % that is 0.3 points. Chosen, not fitted: of the eight benchmarks of
+# `public_spreads` five spread by no more than their items explain, and three by 0.5 to 1.5 points more.
+OFFSET_IN_ITEMS: Final = 0.006
+OFFSET_FREEDOM: Final = 3.0
+# Losses below this have no relative spread; as in `analysis.losses.verdict`.
+NATS_FROM_ZERO: Final = 0.02
 # Size of the test by which a task's seeds spread more than those of the other tasks.
 OUTLYING = 0.05
 
@@ -35,6 +47,7 @@ class SeedSpread:
         freedom: degrees of freedom of `variance`.
         seeds: runs that it comes from.
         benchmark: the name in the table of public spreads.
+        own: the own seeds' variance before it was shrunk and pooled, and its degrees of freedom; 0 without.
     """
 
     source: Source
@@ -44,6 +57,12 @@ class SeedSpread:
     freedom: float = float("inf")
     seeds: int = 0
     benchmark: str = ""
+    own: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def borrowed(self) -> bool:
+        """Whether it is that of other runs only."""
+        return self.source in ("project", "public")
 
     def added_variance(self, run: int, baseline: int) -> tuple[float, float]:
         """Variance of the difference between two arms' means beyond that over items, and its noise.
@@ -79,7 +98,13 @@ def own_spread(arms: Sequence[Floats], clusters: Sequence[str] | None = None) ->
         squares = 0.0
     variance = squares / freedom
     return SeedSpread(
-        "own", variance**0.5, variance, by_items / freedom, freedom, sum(len(arm) for arm in repeated)
+        "own",
+        variance**0.5,
+        variance,
+        by_items / freedom,
+        freedom,
+        sum(len(arm) for arm in repeated),
+        own=(variance, freedom),
     )
 
 
@@ -131,3 +156,69 @@ def pooled(spreads: Sequence[SeedSpread]) -> list[SeedSpread]:
         return replace(each, variance=expected, freedom=freedom)
 
     return [with_pooled(each) for each in spreads]
+
+
+@dataclass(frozen=True)
+class Group:
+    """The seeds of another group of the project on the same task.
+
+    Attributes:
+        score: the mean score of its runs.
+        excess: their variance beyond what items explain; of `freedom` degrees of freedom.
+    """
+
+    score: float
+    excess: float
+    freedom: float
+
+
+def offset_prior(
+    metric: str, score: float, item_spread: float, losses: Prior = PUBLIC, groups: Sequence[Group] = ()
+) -> Prior:
+    """The prior of the offset between seeds, in the unit of the score.
+
+    For losses it is that of the training loss, relative to the score (in nats for a perplexity, whose
+    logarithm is a loss). Other metrics have one relative to the spread of their items.
+
+    Args:
+        score: of the baseline.
+        item_spread: standard deviation of one run's items.
+        losses: the prior of the training loss, from `losses.seeds.pooled_prior`.
+        groups: the project's other groups with this task. They count as one more group each.
+    """
+    relative = is_loss(metric)
+    if is_perplexity(metric):
+        prior = replace(PUBLIC_NATS, spread=PUBLIC_NATS.spread * abs(score))
+    elif relative and abs(score) < NATS_FROM_ZERO:
+        prior = PUBLIC_NATS
+    elif relative:
+        prior = replace(losses, spread=losses.spread * abs(score))
+    else:
+        prior = Prior(OFFSET_IN_ITEMS * item_spread, OFFSET_FREEDOM)
+    freedom = sum(group.freedom for group in groups)
+    if not freedom:
+        return prior
+    squares = sum(
+        group.freedom * group.excess * ((score / group.score) ** 2 if relative and group.score else 1.0)
+        for group in groups
+    )
+    total = prior.freedom + freedom
+    variance = (prior.freedom * prior.spread**2 + squares) / total
+    return Prior(variance**0.5, min(total, MOST_FREEDOM), "project")
+
+
+def with_prior(spread: SeedSpread | None, prior: Prior) -> SeedSpread:
+    """The own spread shrunk towards the prior of the offset; the prior alone without own seeds.
+
+    A spread that is much wider than the prior stays as it is (`losses.seeds.shrunk`).
+    """
+    if spread is None or spread.source == "unknown":
+        source: Source = "project" if prior.source == "project" else "public"
+        return SeedSpread(source, prior.spread, prior.spread**2, 0.0, prior.freedom)
+    if spread.source != "own":
+        return spread
+    # The spread of other tasks says no more about this one than that of so many seeds.
+    freedom = min(spread.freedom, spread.own[1] + MOST_FREEDOM)
+    expected = replace(prior, spread=(prior.spread**2 + spread.by_items) ** 0.5)
+    variance, total, _ = shrunk(spread.variance, freedom, expected)
+    return replace(spread, variance=variance, freedom=total)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
@@ -9,11 +10,20 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fp8scope_dashboard.analysis.losses.seeds import PUBLIC, Prior, odd_seeds, variance_of
 from fp8scope_dashboard.analysis.scores import intervals, quality
 from fp8scope_dashboard.analysis.scores.differences import Difference, paired, unpaired
 from fp8scope_dashboard.analysis.scores.intervals import UNLIMITED, Interval
 from fp8scope_dashboard.analysis.scores.metrics import default_margin, limits_of
-from fp8scope_dashboard.analysis.scores.seeds import SeedSpread, own_spread, pooled, public_spread
+from fp8scope_dashboard.analysis.scores.seeds import (
+    Group,
+    SeedSpread,
+    offset_prior,
+    own_spread,
+    pooled,
+    public_spread,
+    with_prior,
+)
 from fp8scope_dashboard.text import score_verdicts as text
 from fp8scope_dashboard.text.numbers import count, usable
 
@@ -21,9 +31,14 @@ Floats = NDArray[np.float64]
 Verdict = Literal["equivalent", "worse", "better", "cannot_tell"]
 
 # Raise it when results change for the same scores.
-METHOD_VERSION = 2
+METHOD_VERSION = 3
 # With fewer items there is no verdict.
 ITEMS = 2
+# Where the spread between seeds is that of other runs, a run is also equivalent within so many margins: the
+# verdict then names that limit.
+MARGINS_OF_BORROWED = 2.0
+# Identical items with at least so many different values come from the same computation.
+VALUES_OF_COMPUTATION = 3
 
 
 @dataclass(frozen=True)
@@ -34,11 +49,14 @@ class Score:
         items: float64[n]; 0 or 1 each for a proportion.
         item_ids: n names that pair the items of two runs, or None.
         clusters: n names of groups of items that are not independent of each other, or None.
+        run, name: id and name of the run, for results and sentences.
     """
 
     items: Floats
     item_ids: Sequence[str] | None = None
     clusters: Sequence[str] | None = None
+    run: str = ""
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -46,7 +64,10 @@ class Task:
     """The scores of one evaluation: the judged run first, then others of its seed group, and the baseline's.
 
     Attributes:
-        margin: largest difference that counts as none, in the unit of the score; None for the default.
+        margin: largest difference that counts as none, in the unit of the score; None for the default. With 0
+            only identical items are equivalent.
+        losses: the prior of the training loss's spread between seeds.
+        groups: the project's other groups of seeds on this task.
     """
 
     name: str
@@ -56,6 +77,27 @@ class Task:
     arm: Sequence[Score]
     baselines: Sequence[Score]
     margin: float | None = None
+    losses: Prior = PUBLIC
+    groups: Sequence[Group] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnDifference:
+    """One run's score less the baseline's, beside the verdict on its group.
+
+    Attributes:
+        run, name: those of its `Score`.
+        score: over the items that all runs have.
+        left: it is far from the other runs of its group, as of a run that broke down.
+        from_group: its distance from the mean of the others.
+    """
+
+    run: str
+    name: str
+    score: float
+    difference: float
+    left: bool = False
+    from_group: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -64,16 +106,22 @@ class ScoreComparison:
 
     Attributes:
         interval, baseline_interval: at level 1 - alpha, the picture. The baseline's is that of a further
-            seed, or of its run over items.
+            seed, or of its run over items. None where none is reliable.
         inside: whether the score is in the baseline's interval.
-        difference: run - baseline, over the items that all runs have.
-        difference_interval: at level 1 - 2 alpha, which corresponds to one-sided tests at alpha.
-        p_value: one-sided, of the hypothesis that the run is not worse; adjusted in `p_adjusted` (Holm) for
-            the number of tasks, `tasks`.
-        smallest_detectable: harm that the test at alpha finds with probability 80 %.
+        difference: run - baseline, over the items that all runs have: the means of the two arms.
+        difference_interval: the interval that decided, of level `interval_level`: 'worse' and 'better' where
+            it excludes 0, 'equivalent' where it is within the margin. None where none is reliable (`doubt`).
+        equivalent_within: the limit that an 'equivalent' holds for: the margin, or more (see `judge`).
+        p_value: one-sided, of the hypothesis that the run is not worse.
+        p_adjusted: to be compared with alpha: for both sides, the tasks (Holm) and the checkpoints.
+        tasks: their number; checkpoint: the number of this one; alpha_share: its part of alpha.
+        smallest_detectable: harm that this test finds with probability 80 %.
         needs: items, or seeds in each arm, for a difference of the margin; None unless it cannot tell.
-        seed_spread: its value, source and number of seeds.
+        seed_spread: its value, source, number of seeds, and what a project's prior is made of.
         signal_to_noise: score over seed spread.
+        identical: every run has the same score on each item.
+        doubt: why there is no interval.
+        own: the difference of each run, the judged one first; without runs whose items are not finite.
     """
 
     verdict: Verdict
@@ -87,11 +135,15 @@ class ScoreComparison:
     inside: bool | None = None
     difference: float | None = None
     difference_interval: Interval | None = None
+    interval_level: float | None = None
     margin: float | None = None
+    equivalent_within: float | None = None
     p_value: float | None = None
     p_adjusted: float | None = None
     p_better: float | None = None
     tasks: int = 1
+    checkpoint: int = 1
+    alpha_share: float = 1.0
     smallest_detectable: float | None = None
     needs: dict[str, int | None] | None = None
     seed_spread: dict[str, Any] | None = None
@@ -99,6 +151,9 @@ class ScoreComparison:
     n: int = 0
     k_run: int = 0
     k_baseline: int = 0
+    identical: bool = False
+    doubt: str = ""
+    own: list[OwnDifference] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
@@ -116,8 +171,21 @@ class _Evidence:
     base: ScoreComparison
     difference: Difference
     spread: SeedSpread
+    prior: Prior
     margin: float
     arms: tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Measured:
+    """The difference of a task, with the baselines that took part."""
+
+    baselines: Sequence[Score]
+    difference: Difference
+    spread: SeedSpread
+    prior: Prior
+    own: list[OwnDifference]
+    warnings: list[str]
 
 
 def item_interval(
@@ -141,33 +209,73 @@ def item_interval(
 
 
 def compare_scores(task: Task, *, alpha: float, loss_margin: float = 0.0025) -> ScoreComparison:
-    """The verdict on a single task; see `judge`."""
+    """The verdict on a single task at a single checkpoint; see `judge`."""
     return judge([task], alpha=alpha, loss_margin=loss_margin)[0]
 
 
-def judge(tasks: Sequence[Task], *, alpha: float, loss_margin: float = 0.0025) -> list[ScoreComparison]:
+def judge(
+    tasks: Sequence[Task],
+    *,
+    alpha: float,
+    loss_margin: float = 0.0025,
+    checkpoint: int = 1,
+    alpha_share: float = 1.0,
+) -> list[ScoreComparison]:
     """The verdicts on the tasks of one comparison, the same runs at the same step, in their order.
 
-    With d the difference of the arms' means and its error from items and seeds:
-    *equivalent* if the interval of d at level 1 - 2 alpha is inside +-margin (Schuirmann, 1987); else *worse*
-    or *better* if the one-sided p-value, adjusted over the tasks by Holm (1979), is at most alpha; else
-    *cannot tell*. Each error has probability at most alpha: any task wrongly 'worse', any wrongly 'better',
-    and a task wrongly 'equivalent'.
+    With d the difference of the arms' means and its error from items and seeds, and a = alpha * alpha_share:
+    *equivalent* if the interval of d at level 1 - 2 a is inside +-margin (Schuirmann, 1987); else *worse* or
+    *better* if the one-sided p-value, adjusted over the tasks by Holm (1979), is at most a / 2; else
+    *cannot tell*. Over the checkpoints, whose shares sum to 1, each error has probability at most alpha: any
+    task wrongly 'worse' or 'better' at any checkpoint, and a task wrongly 'equivalent' at any.
+
+    Where the spread between seeds is that of other runs, 'equivalent' may hold for two margins; where the
+    items are identical, for what so many items cannot show. `equivalent_within` is that limit.
 
     If items of a run are NaN or infinite, the verdict is 'worse', without figures. Baseline runs with such
     items, and those of the run's seed group, are left out.
+
+    Args:
+        checkpoint: number of this checkpoint of the run, from 1.
+        alpha_share: its share of alpha, from `spending.shares`.
     """
     prepared = [_prepare(task, alpha, loss_margin) for task in tasks]
     evidence = [each for each in prepared if isinstance(each, _Evidence)]
     spreads = pooled([each.spread for each in evidence])
     finished = [_with_seeds(each, spread) for each, spread in zip(evidence, spreads, strict=True)]
-    worse = holm([_p_worse(each) for each in finished])
-    better = holm([_p_better(each) for each in finished])
+    share = alpha * alpha_share
+    worse = _family([_p_worse(each) for each in finished], share / 2.0)
+    better = _family([_p_better(each) for each in finished], share / 2.0)
     verdicts = iter(
-        _verdict(each, p_worse, p_better, alpha, len(finished))
-        for each, p_worse, p_better in zip(finished, worse, better, strict=True)
+        _verdict(each, _Levels(below, above, share, alpha), len(finished), checkpoint)
+        for each, below, above in zip(finished, worse, better, strict=True)
     )
     return [next(verdicts) if isinstance(each, _Evidence) else each for each in prepared]
+
+
+@dataclass(frozen=True)
+class _Levels:
+    """The one-sided levels at which a task is tested: for 'worse', for 'better', and for 'equivalent'."""
+
+    worse: float
+    better: float
+    equivalent: float
+    alpha: float
+
+
+def _family(p_values: Sequence[float], level: float) -> list[float]:
+    """The level of each task's test in Holm's procedure: that of its rank if the ones before are rejected.
+
+    A task is rejected by `holm` just where its p-value is at most this level.
+    """
+    order = np.argsort(p_values, kind="stable")
+    levels = [0.0] * len(p_values)
+    rank = 0
+    for place, index in enumerate(order):
+        levels[index] = level / (len(p_values) - rank)
+        if p_values[index] <= levels[index] and rank == place:
+            rank += 1
+    return levels
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -196,9 +304,10 @@ def _prepare(task: Task, alpha: float, loss_margin: float) -> _Evidence | ScoreC
         return replace(nothing, explanation=explanation)
     limits = limits_of(task.kind, task.metric, *(score.items for score in (*arm, *sound)))
     proportion = task.kind == "proportion"
+    nothing = replace(nothing, score=float(run.items.mean()))
     try:
         interval, _ = item_interval(run, alpha, proportion=proportion, limits=limits)
-        nothing = replace(nothing, score=float(run.items.mean()), interval=interval)
+        nothing = replace(nothing, interval=_bounded(interval))
         if not sound:
             return replace(nothing, explanation="No baseline run has this evaluation at this step yet.")
         return _evidence(task, nothing, arm, sound, alpha, loss_margin, limits)
@@ -216,21 +325,34 @@ def _evidence(
     limits: Interval,
 ) -> _Evidence:
     proportion = task.kind == "proportion"
-    band, method = baseline_interval(sound, alpha, proportion=proportion, limits=limits)
     assert nothing.score is not None
-    difference, spread = _difference(task, arm, sound)
+    measured = _measured(task, arm, sound)
+    sound = measured.baselines
+    band, method = baseline_interval(sound, alpha, proportion=proportion, limits=limits)
     reference = float(np.mean([score.items.mean() for score in sound]))
-    margin = task.margin or default_margin(task.kind, task.metric, reference, limits, loss_margin)
+    margin = task.margin
+    if margin is None:
+        margin = default_margin(task.kind, task.metric, reference, limits, loss_margin)
+    difference = measured.difference
     base = replace(
         nothing,
         method=f"{difference.method}; baseline: {method}",
         baseline_score=reference,
-        baseline_interval=band,
-        inside=band.holds(nothing.score),
+        baseline_interval=_bounded(band),
+        inside=None if _bounded(band) is None else band.holds(nothing.score),
         difference=difference.mean,
         margin=margin,
+        k_baseline=len(sound),
+        identical=difference.identical,
+        own=measured.own,
+        warnings=measured.warnings,
     )
-    return _Evidence(task, base, difference, spread, margin, (len(arm), len(sound)))
+    return _Evidence(task, base, difference, measured.spread, measured.prior, margin, (len(arm), len(sound)))
+
+
+def _bounded(interval: Interval) -> Interval | None:
+    """The interval; None if it has no bounds, because none is reliable."""
+    return interval if math.isfinite(interval.low) and math.isfinite(interval.high) else None
 
 
 def baseline_interval(
@@ -244,30 +366,99 @@ def baseline_interval(
     return item_interval(scores[0], alpha, proportion=proportion, limits=limits)
 
 
-def _difference(task: Task, arm: Sequence[Score], sound: Sequence[Score]) -> tuple[Difference, SeedSpread]:
-    """The difference over items, paired where possible, and the spread between seeds."""
-    proportion = task.kind == "proportion"
-    everyone = [*arm, *sound]
-    aligned = _aligned(everyone)
+def _measured(task: Task, arm: Sequence[Score], sound: Sequence[Score]) -> _Measured:
+    """The difference over items, paired where possible, and the spread between seeds.
+
+    Baseline runs far from the other ones are left out, with a warning, as in comparisons of losses.
+    """
+    aligned = _aligned([*arm, *sound])
     if aligned is None:
-        run, baseline = arm[0], sound[0]
-        sides = (run.items[None, :], baseline.items[None, :])
-        difference = unpaired(*sides, clusters=(run.clusters, baseline.clusters), proportion=proportion)
-        run_scores = [np.array([float(each.items.mean()) for each in side]) for side in (arm, sound)]
-        means = [float(scores.mean()) for scores in run_scores]
-        difference = replace(difference, mean=means[0] - means[1])
-        spread = own_spread([scores[:, None] for scores in run_scores])
-        variance = float(run.items.var() + baseline.items.var())
+        means = [np.array([float(score.items.mean()) for score in each]) for each in (arm, sound)]
+        clusters = None
+        by_items = float(np.mean([each.items.var() / len(each.items) for each in sound]))
     else:
         items, clusters = aligned
+        means = [each.mean(axis=1) for each in (items[: len(arm)], items[len(arm) :])]
+        repeated = own_spread([items[: len(arm)], items[len(arm) :]], clusters)
+        by_items = repeated.by_items if repeated else 0.0
+    prior = offset_prior(
+        task.metric,
+        float(np.median(means[1])),
+        float(np.median([score.items.std() for score in sound])),
+        task.losses,
+        task.groups,
+    )
+    noisy = replace(prior, spread=math.hypot(prior.spread, math.sqrt(by_items)))
+    odd = odd_seeds(means[1], noisy)
+    if odd:
+        rest = [score for index, score in enumerate(sound) if index not in odd]
+        names = [sound[index].name or f"number {index + 1}" for index in odd]
+        measured = _measured(task, arm, rest)
+        return replace(measured, warnings=[*measured.warnings, text.odd_baselines(names)])
+    if aligned is None:
+        difference, spread, variance = _of_other_items(task, arm, sound, means)
+    else:
         sides = (items[: len(arm)], items[len(arm) :])
-        difference = paired(*sides, clusters=clusters, proportion=proportion)
+        difference = paired(*sides, clusters=clusters, proportion=_is_binary(items))
         spread = own_spread(sides, clusters)
         factor = 1.0 / len(arm) + 1.0 / len(sound)
         variance = 2.0 * float(np.var(sides[0].mean(axis=0) - sides[1].mean(axis=0))) / factor
-    if spread is None and proportion:
+    own = _own_differences(arm, means[0], difference.mean, noisy)
+    if spread is None and task.kind == "proportion":
         spread = public_spread(task.name, variance)
-    return difference, spread or SeedSpread("unknown")
+    elif spread is not None and any(each.left for each in own):
+        # What other groups learn from this one must not come from a run that broke down.
+        stayed = [score for score, each in zip(means[0], own, strict=True) if not each.left]
+        spread = replace(spread, own=variance_of([np.array(stayed), means[1]]))
+    return _Measured(
+        baselines=sound,
+        difference=difference,
+        spread=spread or SeedSpread("unknown"),
+        prior=prior,
+        own=own,
+        warnings=[],
+    )
+
+
+def _of_other_items(
+    task: Task, arm: Sequence[Score], sound: Sequence[Score], means: Sequence[Floats]
+) -> tuple[Difference, SeedSpread | None, float]:
+    """The difference of arms whose items cannot be paired, their seed spread, and the variance of items."""
+    run, baseline = arm[0], sound[0]
+    difference = unpaired(
+        run.items[None, :],
+        baseline.items[None, :],
+        clusters=(run.clusters, baseline.clusters),
+        proportion=_is_binary(run.items, baseline.items),
+    )
+    difference = replace(difference, mean=float(means[0].mean()) - float(means[1].mean()))
+    spread = own_spread([scores[:, None] for scores in means])
+    return difference, spread, float(run.items.var() + baseline.items.var())
+
+
+def _is_binary(*items: Floats) -> bool:
+    """Whether all items are 0 or 1, as those of a proportion that was sent as a mean are too."""
+    return all(bool(np.isin(each, (0.0, 1.0)).all()) for each in items)
+
+
+def _own_differences(
+    arm: Sequence[Score], scores: Floats, difference: float, prior: Prior
+) -> list[OwnDifference]:
+    """Each run's difference; their mean is that of the arms. `prior`: of one score, with its items."""
+    left = odd_seeds(scores, prior)
+    others = np.delete(scores, left)
+    shift = difference - float(scores.mean())
+    return [
+        OwnDifference(
+            run=score.run,
+            name=score.name,
+            score=float(scores[index]),
+            difference=difference if len(arm) == 1 else float(scores[index]) + shift,
+            left=index in left,
+            from_group=float(scores[index] - others.mean()) if index in left else 0.0,
+        )
+        for index, score in enumerate(arm)
+    ]
 
 
 def _aligned(scores: Sequence[Score]) -> tuple[Floats, Sequence[str] | None] | None:
@@ -277,9 +468,11 @@ def _aligned(scores: Sequence[Score]) -> tuple[Floats, Sequence[str] | None] | N
     valid error, and the right order a smaller one.
 
     Raises:
-        ValueError: if names are given, but fewer than two are in common.
+        ValueError: if names are given, but one of them repeats, or fewer than two are in common.
     """
     if all(score.item_ids is not None for score in scores):
+        for score in scores:
+            _check_ids(score.item_ids or ())
         positions = [{name: i for i, name in enumerate(score.item_ids or ())} for score in scores]
         common = [name for name in positions[0] if all(name in each for each in positions[1:])]
         if len(common) < ITEMS:
@@ -294,6 +487,17 @@ def _aligned(scores: Sequence[Score]) -> tuple[Floats, Sequence[str] | None] | N
     return np.stack([score.items for score in scores]), clusters
 
 
+def _check_ids(names: Sequence[str]) -> None:
+    """Raise ValueError if names of items repeat: it is not known then which ones are pairs."""
+    repeated = len(names) - len(set(names))
+    if repeated:
+        raise ValueError(
+            f"{count(repeated, 'item id')} of {len(names):,} "
+            f"{'repeats' if repeated == 1 else 'repeat'} an earlier one, so items cannot be paired. Give "
+            "each item its own id, and each filter of a task an evaluation of its own."
+        )
+
+
 def _clusters_of(
     scores: Sequence[Score], positions: Sequence[Mapping[str, int]], names: Sequence[str]
 ) -> Sequence[str] | None:
@@ -305,8 +509,10 @@ def _clusters_of(
 
 
 def _with_seeds(each: _Evidence, spread: SeedSpread) -> _Evidence:
+    spread = with_prior(spread, each.prior)
     further, noise = spread.added_variance(*each.arms)
-    return replace(each, difference=each.difference.with_further(further, noise), spread=spread)
+    difference = each.difference.with_further(further, noise, borrowed=spread.borrowed)
+    return replace(each, difference=difference, spread=spread)
 
 
 def _p_worse(each: _Evidence) -> float:
@@ -317,47 +523,106 @@ def _p_better(each: _Evidence) -> float:
     return each.difference.p_above() if each.task.higher_is_better else each.difference.p_below()
 
 
-def _verdict(each: _Evidence, p_worse: float, p_better: float, alpha: float, tasks: int) -> ScoreComparison:
-    difference, margin = each.difference, each.margin
-    interval = difference.interval(2.0 * alpha)
-    verdict: Verdict = "cannot_tell"
-    if -margin < interval.low and interval.high < margin:
-        verdict = "equivalent"
-    elif p_worse <= alpha:
-        verdict = "worse"
-    elif p_better <= alpha:
-        verdict = "better"
-    detectable = intervals.smallest_detectable(
-        difference.error, alpha, difference.total_freedom, one_sided=True
-    )
-    needs = None
-    if verdict == "cannot_tell":
-        needs = quality.needs_for(
-            margin,
-            variance=difference.error**2 - difference.further,
-            units=difference.units,
-            further=difference.further,
-            runs=min(each.arms),
-            critical=intervals.quantile(2.0 * alpha, difference.total_freedom),
-        )
-    result = replace(
-        each.base,
-        verdict=verdict,
-        difference_interval=interval,
-        p_value=_p_worse(each),
-        p_adjusted=p_worse,
-        p_better=_p_better(each),
+def _verdict(each: _Evidence, levels: _Levels, tasks: int, checkpoint: int) -> ScoreComparison:
+    difference = each.difference
+    if difference.identical:
+        decided = _identical(each, levels.equivalent)
+    elif difference.doubt:
+        decided = replace(each.base, doubt=difference.doubt)
+    else:
+        decided = _decided(each, levels)
+    decided = replace(
+        decided,
         tasks=tasks,
-        smallest_detectable=detectable,
-        needs=None if needs is None else asdict(needs),
-        seed_spread={
-            "value": each.spread.value,
-            "source": each.spread.source,
-            "seeds": each.spread.seeds,
-            "benchmark": each.spread.benchmark,
-        },
+        checkpoint=checkpoint,
+        alpha_share=levels.equivalent / levels.alpha,
+        seed_spread=_as_dict(each.spread),
         signal_to_noise=quality.signal_to_noise(each.base.baseline_score or 0.0, each.spread.value),
     )
-    in_percent = each.task.kind == "proportion"
-    facts = text.Facts(result.as_dict(), in_percent, alpha)
-    return replace(result, explanation=text.explain(facts))
+    facts = text.Facts(decided.as_dict(), each.task.kind == "proportion", levels.alpha)
+    return replace(decided, explanation=text.explain(facts))
+
+
+def _decided(each: _Evidence, levels: _Levels) -> ScoreComparison:
+    """The verdict from the interval: at the level for 'equivalent', else at those of the two sides."""
+    difference, margin = each.difference, each.margin
+    narrow = difference.interval(2.0 * levels.equivalent)
+    limits = [margin] + ([MARGINS_OF_BORROWED * margin] if each.spread.borrowed else [])
+    within = next((limit for limit in limits if -limit < narrow.low and narrow.high < limit), None)
+    reach = difference.reference.quantile(levels.worse)
+    power = -difference.reference.quantile(intervals.POWER)
+    result = replace(
+        each.base,
+        p_value=_p_worse(each),
+        p_adjusted=min(1.0, _p_worse(each) / levels.worse * levels.alpha),
+        p_better=_p_better(each),
+        smallest_detectable=_detectable(difference, levels.worse, reach, power),
+    )
+    if within is not None:
+        return replace(
+            result,
+            verdict="equivalent",
+            difference_interval=narrow,
+            interval_level=1.0 - 2.0 * levels.equivalent,
+            equivalent_within=within,
+        )
+    sides = (levels.better, levels.worse) if each.task.higher_is_better else (levels.worse, levels.better)
+    interval = difference.bounds(*sides)
+    result = replace(result, difference_interval=interval, interval_level=1.0 - levels.worse - levels.better)
+    if interval.low > 0.0 or interval.high < 0.0:
+        is_better = (interval.low > 0.0) == each.task.higher_is_better
+        return replace(result, verdict="better" if is_better else "worse")
+    needs = quality.needs_for(
+        margin,
+        variance=difference.error**2 - difference.further,
+        units=difference.units,
+        further=difference.further,
+        runs=min(each.arms),
+        critical=reach,
+    )
+    return replace(result, needs=asdict(needs))
+
+
+def _detectable(difference: Difference, level: float, reach: float, power: float) -> float:
+    """The harm that a test of this one-sided level finds with probability POWER."""
+    if difference.borrowed:
+        return (reach + power) * difference.error
+    return intervals.smallest_detectable(difference.error, level, difference.total_freedom, one_sided=True)
+
+
+def _identical(each: _Evidence, level: float) -> ScoreComparison:
+    """'Equivalent', for runs that agree on each item.
+
+    Scores with several values agree only if the runs compute the same. Equal answers of yes and no show that
+    at most a part of all items differs, the largest share that so many items would not have shown.
+    """
+    difference = each.difference.with_further(0.0, 0.0)
+    result = replace(
+        each.base,
+        verdict="equivalent",
+        equivalent_within=each.margin,
+        p_value=1.0,
+        p_adjusted=1.0,
+        p_better=1.0,
+    )
+    if len(np.unique(each.task.arm[0].items)) >= VALUES_OF_COMPUTATION or difference.span == 0.0:
+        return result
+    interval = difference.interval(2.0 * level)
+    return replace(
+        result,
+        difference_interval=interval,
+        interval_level=1.0 - 2.0 * level,
+        equivalent_within=max(each.margin, interval.high),
+    )
+
+
+def _as_dict(spread: SeedSpread) -> dict[str, Any]:
+    """The stored facts about a spread; `own` and `by_items` are what the project's prior is made of."""
+    return {
+        "value": spread.value,
+        "source": spread.source,
+        "seeds": spread.seeds,
+        "benchmark": spread.benchmark,
+        "own": list(spread.own),
+        "by_items": spread.by_items,
+    }

@@ -117,9 +117,11 @@ def _points(evaluations: Sequence[Evaluation], arms: Arms, alpha: float) -> list
         limits = limits_of(evaluation.kind, evaluation.metric, score.items)
         try:
             proportion = evaluation.kind == "proportion"
-            (low, high), _ = item_interval(score, alpha, proportion=proportion, limits=limits)
+            interval, _ = item_interval(score, alpha, proportion=proportion, limits=limits)
+            if np.isfinite(interval).all():
+                low, high = interval
         except ValueError:
-            # Too few items for an interval: the point is drawn without one.
+            # Too few items for an interval: the point is drawn without one, as where none is reliable.
             pass
         points[str(evaluation.run_id), evaluation.step] = CheckpointPoint(
             evaluation.step,

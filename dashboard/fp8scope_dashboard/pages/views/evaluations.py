@@ -31,6 +31,7 @@ from fp8scope_dashboard.pages.forest import (
     forest_rows,
     latest_comparisons,
     signed,
+    wider_limit,
 )
 from fp8scope_dashboard.pages.formatting import count as count_text
 from fp8scope_dashboard.pages.formatting import number, percent
@@ -325,7 +326,7 @@ def _checkpoints(rows: Sequence[EvaluationComparison], arms: Arms, *, in_percent
                 run=row.run,
                 arm=arms.of(row.run),
                 step=row.step,
-                badge=score_badge(judgement),
+                badge=score_badge(judgement, wider_limit(result, size)),
                 share=in_short(judgement.coverage),
                 score=size(result.get("score")),
                 baseline_score=size(result.get("baseline_score")),
