@@ -208,8 +208,10 @@ class FlightRecorder:
                 return
             first, last = Row.decode(payloads[0]).step, Row.decode(payloads[-1]).step
             onset = None if alert is None else alert.step if alert.onset_step is None else alert.onset_step
-            # A resumed run gets the alerts of its earlier attempts once more.
-            is_old = alert is not None and (onset is None or not first <= onset <= last)
+            # A resumed run gets the alerts of its earlier attempts once more. What is old is told by the step
+            # at which the alert was noticed: its onset may be long before, where a slow rise began.
+            noticed = onset if alert is None or alert.step is None else alert.step
+            is_old = alert is not None and (noticed is None or not first <= noticed <= last)
             if is_old or (onset if onset is not None else last) <= self._covered:
                 return
             if self._count >= MAX_INCIDENTS:

@@ -179,10 +179,14 @@ class Incident:
 
 
 def target_of(rows: Sequence[Row], onset: int | None) -> int:
-    """The step to replay: the alert's onset, else the first loss that is not finite, else the last step."""
+    """The step to replay: the alert's onset, else the first loss that is not finite, else the last step.
+
+    Of an onset before the first step, that is the first: it is the nearest that can be replayed. An onset
+    between two steps that were recorded is at the later one.
+    """
     steps = [row.step for row in rows]
-    if onset is not None and onset in steps:
-        return onset
+    if onset is not None and onset <= steps[-1]:
+        return next(step for step in steps if step >= onset)
     for row in rows:
         if not math.isfinite(row.scalars.get("loss", 0.0)):
             return row.step

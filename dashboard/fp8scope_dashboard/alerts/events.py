@@ -7,13 +7,13 @@ tensors: the first one opens the event, the others become further evidence of it
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 from django.db import transaction
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 
 from fp8scope_dashboard.alerts import life, rules, signals
 from fp8scope_dashboard.alerts.delivery import routing
@@ -220,13 +220,14 @@ def _add_evidence(event: Event, each: Detection, *, notifies: bool = True) -> No
     if is_new:
         event.seen_by = [*event.seen_by, each.further_holder]
     evidence.add_further(event, each.rule, each.finding)
+    _begin_earlier(event, each.finding)
     is_worse = event.severity == Severity.WARNING and each.rule.severity == Severity.CRITICAL
     if is_worse:
         event.severity = each.rule.severity
         event.message = f"{each.rule.title}: {each.finding.message} {event.message}"[
             : evidence.MESSAGE_LENGTH
         ]
-    event.save(update_fields=["seen_by", "evidence", "severity", "message"])
+    event.save(update_fields=["seen_by", "evidence", "severity", "message", "onset_step"])
     if is_new:
         life.write(event, EntryKind.UPDATED, text=f"{each.rule.title}: {each.finding.message}")
     if is_worse and notifies:
@@ -243,7 +244,9 @@ def _join(event: Event, each: Detection) -> None:
         event.seen_by = [*event.seen_by, each.holder]
     before = int(event.evidence.get("tensors_over", 0))
     evidence.complete(event, each.finding)
-    event.save(update_fields=["seen_by", "evidence", "message", "value"])
+    if "tensors" in each.finding.evidence:
+        _begin_earlier(event, each.finding)
+    event.save(update_fields=["seen_by", "evidence", "message", "value", "onset_step"])
     # Not each tensor is an entry: a cause may reach hundreds.
     if before and event.evidence["tensors_over"] >= 2 * before:
         life.write(event, EntryKind.UPDATED, text=event.message)
@@ -279,25 +282,16 @@ def _came_back(each: Detection) -> str:
 
 
 def _create(run: Run, each: Detection) -> Event | None:
-    finding = each.finding
-    event, created = Event.objects.get_or_create(
-        run=run,
-        kind=each.rule.kind,
-        rule_name=each.rule.name,
-        generation=each.generation,
-        onset_step=finding.onset_step,
-        defaults={
-            "rule": each.rule,
-            "severity": each.rule.severity,
-            "step": finding.step,
-            "step_time": _time_of(run, finding.step),
-            "value": finding.value,
-            "threshold": finding.threshold,
-            "message": finding.message[: evidence.MESSAGE_LENGTH],
-            "evidence": evidence.gather(run, each.rule, finding),
-            "seen_by": [each.holder],
-        },
-    )
+    same = {
+        "run": run, "kind": each.rule.kind, "rule_name": each.rule.name, "generation": each.generation
+    }  # fmt: skip
+    finding = _since_its_beginning(run, each)
+    event = Event.objects.filter(**same, evidence__own_onset=each.finding.onset_step).first()
+    created = False
+    if event is None:
+        event, created = Event.objects.get_or_create(
+            **same, onset_step=finding.onset_step, defaults=_fields(run, each, finding)
+        )
     if created:
         life.note_opened(event)
         return event
@@ -308,6 +302,60 @@ def _create(run: Run, each: Detection) -> Event | None:
     event.seen_by = [*event.seen_by, each.holder]
     event.save(update_fields=["seen_by"])
     return None
+
+
+def _fields(run: Run, each: Detection, finding: Finding) -> dict[str, Any]:
+    """The fields of a new event, beside those that identify it."""
+    return {
+        "rule": each.rule,
+        "severity": each.rule.severity,
+        "step": finding.step,
+        "step_time": _time_of(run, finding.step),
+        "value": finding.value,
+        "threshold": finding.threshold,
+        "message": finding.message[: evidence.MESSAGE_LENGTH],
+        "evidence": evidence.gather(run, each.rule, finding),
+        "seen_by": [each.holder],
+    }
+
+
+def _since_its_beginning(run: Run, each: Detection) -> Finding:
+    """A finding that opens an event, from the earliest step at which its condition was seen.
+
+    That is the onset of its first tensor, or of a condition that was its beginning (`Kind.begins_as`) and
+    still lasted. The finding's own onset, by which its detector knows it, is kept as `own_onset`.
+    """
+    finding, kind = each.finding, rules.kind_of(each.rule.kind)
+    began = Event.objects.filter(
+        Q(resolved_step__gte=finding.onset_step) | ~Q(seen_by=[]),
+        run=run,
+        kind__in=kind.begins_as,
+        generation=each.generation,
+        onset_step__lt=finding.onset_step,
+    )
+    first = began.order_by("onset_step").first() if kind.begins_as else None
+    onset, message = evidence.first_onset(finding), finding.message
+    if first is not None:
+        onset = first.onset_step
+        message = f"{message} It began at step {onset:,}, as the alert '{first.title}' says."
+    if onset == finding.onset_step:
+        return finding
+    own = {**finding.evidence, "own_onset": finding.onset_step}
+    return replace(finding, onset_step=onset, message=message, evidence=own)
+
+
+def _begin_earlier(event: Event, finding: Finding) -> None:
+    """Let an event begin at a finding's onset if that is earlier. The caller saves it."""
+    onset = evidence.first_onset(finding)
+    if onset >= event.onset_step:
+        return
+    same = Event.objects.filter(
+        run=event.run_id, kind=event.kind, rule_name=event.rule_name, generation=event.generation
+    )
+    if same.filter(onset_step=onset).exists():
+        return
+    event.evidence = {"own_onset": event.onset_step, **event.evidence}
+    event.onset_step = onset
 
 
 def _leave(run: Run, end: Detection) -> None:

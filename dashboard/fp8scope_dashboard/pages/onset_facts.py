@@ -10,6 +10,7 @@ import numpy as np
 from django.urls import reverse
 
 from fp8scope_dashboard.alerts.models import Event, EventState
+from fp8scope_dashboard.alerts.watching.evidence import first_tensor
 from fp8scope_dashboard.analysis.coverage import Standing
 from fp8scope_dashboard.control.models import Command, CommandKind, Report, ReportKind, ResultState
 from fp8scope_dashboard.diagnosis.conclusion import CAUSES
@@ -90,7 +91,7 @@ def _alerts(run: Run) -> list[AlertFact]:
 
 def _alert(event: Event, address: str) -> AlertFact:
     tensors = event.evidence.get("tensors") or []
-    first = [tensor for tensor in tensors if tensor.get("onset_step") == event.onset_step]
+    first = first_tensor(event.evidence, event.onset_step)
     return AlertFact(
         kind=event.kind,
         onset=event.onset_step,
@@ -100,7 +101,7 @@ def _alert(event: Event, address: str) -> AlertFact:
         name=event.rule_name or str(event.get_kind_display()).lower(),
         tensors=tuple(str(tensor["name"]) for tensor in tensors),
         tensors_over=int(event.evidence.get("tensors_over", len(tensors))),
-        after=first[0].get("after_step") if first else None,
+        after=first.get("after_step") if first else None,
         is_resolved=event.state == EventState.RESOLVED,
     )
 

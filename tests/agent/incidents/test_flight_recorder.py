@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from agent.helpers.commanding import begin, steps_until
@@ -14,7 +15,8 @@ import fp8scope
 from fp8scope.config import ConfigurationError, Settings
 from fp8scope.incidents import batches as batches_of
 from fp8scope.incidents import flight_recorder
-from fp8scope.incidents.folder import Incident, IncidentError
+from fp8scope.incidents.folder import Incident, IncidentError, target_of
+from fp8scope.recording.records import Row
 
 
 def alert(number: int, step: int, severity: str = "critical") -> dict[str, Any]:
@@ -55,6 +57,27 @@ def test_a_critical_alert_keeps_the_steps(server: WireServer, settings: Settings
     # The training goes on, and the end of a healthy run keeps nothing more.
     assert run.finish().complete
     assert incidents(settings) == [folder]
+
+
+@pytest.mark.parametrize(("onset", "target"), [(30, 45), (47, 50), (60, 60), (61, 60)])
+def test_the_target_is_the_recorded_step_nearest_to_the_onset(onset: int, target: int) -> None:
+    rows = [Row(step, 0, 0, {"loss": 2.0}, np.zeros((0, 1))) for step in range(45, 65, 5)]
+    assert target_of(rows, onset) == target
+
+
+def test_an_alert_that_began_before_the_recorded_steps_keeps_them(
+    server: WireServer, settings: Settings
+) -> None:
+    """A rise that is noticed now may have begun long before."""
+    run = begin(settings)
+    for _ in range(20):
+        with run.step() as step:
+            step.log(loss=2.0)
+    server.alerts.append({**alert(1, 17), "onset_step": 0})
+    steps_until(run, lambda: kept(server))
+    (folder,) = incidents(settings)
+    assert Incident(folder).target == 1
+    run.finish()
 
 
 @pytest.mark.parametrize(

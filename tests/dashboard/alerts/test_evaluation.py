@@ -376,3 +376,26 @@ def test_an_open_alert_of_the_earlier_loss_detectors_ends_and_they_read_on(proje
     assert rule.parameters == {"span": 50}
     recorder.rows(STEPS[250:], {"loss": losses[250:]})
     assert evaluate(run.id) == []
+
+
+def test_a_divergence_begins_with_the_spike_that_it_follows(project: Project) -> None:
+    """The loss rises too slowly at first to be dated by the divergence; the spike has its first step."""
+    run = make_run(project)
+    losses = noisy_loss(3)
+    losses[220:] += np.concatenate([np.full(6, 0.4), np.full(74, 2.0)])
+    Recorder(run).rows(STEPS, {"loss": losses})
+    spike, divergence = sorted(evaluate(run.id), key=lambda event: event.step)
+    assert (spike.kind, divergence.kind) == ("loss_spike", "loss_divergence")
+    assert divergence.onset_step == spike.onset_step == 221
+    assert divergence.message.endswith("It began at step 221, as the alert 'Loss spike' says.")
+    assert divergence.evidence["own_onset"] > 221
+    assert evaluate(run.id) == []
+
+
+def test_an_early_divergence_is_an_alert_at_its_first_step(project: Project) -> None:
+    run = make_run(project)
+    losses = noisy_loss(4)
+    losses[62:] = 138.7
+    Recorder(run).rows(STEPS, {"loss": losses})
+    onsets = {event.kind: event.onset_step for event in evaluate(run.id)}
+    assert onsets["loss_divergence"] == 63 == onsets.get("loss_spike", 63)

@@ -111,6 +111,44 @@ def test_a_lasting_shift_closes_and_a_later_rise_is_found(kind: str) -> None:
     assert later[0].opened and 1400 <= later[0].onset_step <= later[0].step < 1440
 
 
+def every(spacing: int, losses: np.ndarray, offset: int = 0) -> list[Finding]:
+    """The findings of a run that logs only every so many steps."""
+    steps = np.arange(len(losses))[offset::spacing]
+    return run("loss_spike", losses[steps], steps=steps)
+
+
+@pytest.mark.parametrize("offset", range(5))
+def test_a_spike_of_ten_steps_is_found_where_every_fifth_is_logged(offset: int) -> None:
+    losses = noisy(2000)
+    losses[1000:1010] += 1.0
+    opened, closed = every(5, losses, offset)
+    assert 1000 <= opened.onset_step <= 1004 and opened.step == opened.onset_step + 5
+    assert opened.value is not None and opened.threshold is not None and opened.value > opened.threshold
+    assert not closed.opened
+
+
+def test_a_spike_that_decays_is_found_where_every_fifth_step_is_logged() -> None:
+    """The second logged point is above half of the limit only."""
+    losses = noisy(2000)
+    losses[1000:1010] += 0.6 * np.exp(-np.arange(10) / 5.0)
+    assert every(5, losses)[0].onset_step == 1000
+
+
+@pytest.mark.parametrize("spacing", [2, 5, 10])
+def test_single_hard_batches_are_no_spike_where_few_steps_are_logged(spacing: int) -> None:
+    losses = noisy(4000)
+    losses[np.arange(500, 3900, 97)] += 1.5
+    for offset in range(spacing):
+        assert every(spacing, losses, offset) == []
+
+
+def test_two_hard_batches_in_a_row_are_no_spike_in_a_run_that_has_many() -> None:
+    losses = noisy(4000)
+    losses[np.arange(300, 3900, 60)] += 1.5
+    losses[[3300, 3305]] += 1.5
+    assert every(5, losses) == []
+
+
 def test_a_fall_is_not_a_spike() -> None:
     losses = noisy()
     losses[200:] -= 1.0
@@ -140,6 +178,53 @@ def test_a_rise_of_one_nat_is_found_within_forty_points(change: int) -> None:
     losses[change:] += 1.0
     finding = run("loss_divergence", losses)[0]
     assert change <= finding.onset_step <= finding.step < change + 40
+
+
+def early_curve(at: int, rise: np.ndarray | float, first: float = 4.5) -> np.ndarray:
+    """A loss that learns from `first` on, and leaves its course at a step."""
+    steps = np.arange(400)
+    losses = 1.5 + (first - 1.5) * np.exp(-steps / 30.0)
+    losses += np.random.default_rng(at).normal(0.0, 0.05, len(steps))
+    losses[at:] += rise
+    return losses
+
+
+@pytest.mark.parametrize("at", [3, 7, 20, 63, 90, 100])
+def test_an_early_divergence_is_found_at_its_onset(at: int) -> None:
+    """Before, nothing was judged in the first 104 points, and the onset was where that began."""
+    finding = run("loss_divergence", early_curve(at, 136.0))[0]
+    assert finding.opened and finding.onset_step == at and finding.step <= at + 12
+    assert "judged against the first losses, of about" in finding.message
+
+
+@pytest.mark.parametrize("at", [25, 40, 63, 90])
+def test_an_early_loss_of_what_was_learned_is_a_divergence(at: int) -> None:
+    finding = run("loss_divergence", early_curve(at, 3.0))[0]
+    assert finding.onset_step == at and finding.step <= at + 12
+
+
+def test_a_loss_that_explodes_from_its_first_steps_is_found() -> None:
+    losses = np.full(60, 2.4e10)
+    losses[:6] = [4.2, 4.5, 8.0, 60.0, 3e3, 1e6]
+    finding = run("loss_divergence", losses)[0]
+    assert finding.onset_step in (2, 3) and finding.step < 20 and "times as high" in finding.message
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_loss_that_rises_after_initialisation_is_no_divergence(seed: int) -> None:
+    """It rises by 60 % for ten steps, or to five times its first value for four."""
+    steps = np.arange(600)
+    noise = np.random.default_rng(seed).normal(0.0, 0.1, len(steps))
+    for hump in (6.5 * np.exp(-0.5 * ((steps - 6) / 3.0) ** 2), 44.0 * ((steps > 1) & (steps < 6))):
+        assert run("loss_divergence", 4.0 + 7.0 * np.exp(-steps / 60.0) + hump + noise) == []
+
+
+def test_an_early_divergence_that_recovers_closes_and_a_later_one_is_found() -> None:
+    losses = np.concatenate([early_curve(40, 10.0)[:70], early_curve(399, 0.0)[40:]])
+    losses[300:] += 4.0
+    opened, closed, again = run("loss_divergence", losses)
+    assert opened.onset_step == 40 and 70 < closed.step < 100 and not closed.opened
+    assert again.opened and 300 <= again.onset_step < 305
 
 
 def test_a_slow_divergence_is_found() -> None:

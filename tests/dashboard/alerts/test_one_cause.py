@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 from dashboard.helpers.recording import make_run
 
@@ -135,3 +137,25 @@ def test_a_rule_with_an_order_or_another_escalation_has_its_own_alert(
     Rule.objects.filter(project=run.project, kind="scale_frozen").update(**change)
     apply(run, OVERFLOW)
     assert [event.kind for event in apply(run, FROZEN)] == ["scale_frozen"]
+
+
+def test_an_alert_begins_with_the_earliest_evidence_of_its_rules(run: Run) -> None:
+    apply(run, OVERFLOW)
+    apply(run, ("scale_frozen", finding(290, f"{UP}.input", f"{UP}.weight")))
+    (event,) = Event.objects.all()
+    assert event.onset_step == 290 and event.evidence["own_onset"] == 300
+    # What the first rule finds further still belongs to the alert, and ends it.
+    more = Finding(**{**asdict(OVERFLOW[1]), "update": True})
+    apply(run, ("saturation_rate", more), ("saturation_rate", Finding(False, 300, 340)))
+    apply(run, ("scale_frozen", Finding(False, 290, 341)))
+    event.refresh_from_db()
+    assert Event.objects.count() == 1 and event.state == EventState.RESOLVED
+
+
+def test_an_alert_begins_with_its_first_tensor(run: Run) -> None:
+    """The tensor that is sure first is not always the one that began first."""
+    late = finding(300, f"{UP}.input")
+    late.evidence["first"] = {"name": f"{DOWN}.input", "onset_step": 240, "after_step": 239}
+    (event,) = apply(run, ("saturation_rate", late))
+    assert event.onset_step == 240
+    assert apply(run, ("saturation_rate", late)) == [] and Event.objects.count() == 1

@@ -12,6 +12,7 @@ from fp8scope_dashboard.alerts.delivery import chart, picture_links
 from fp8scope_dashboard.alerts.delivery.channels import Message, Notice
 from fp8scope_dashboard.alerts.delivery.channels.wording import headline
 from fp8scope_dashboard.alerts.models import Delivery, EntryKind, Event, Reason
+from fp8scope_dashboard.alerts.watching.evidence import first_tensor
 from fp8scope_dashboard.diagnosis.models import Diagnosis
 from fp8scope_dashboard.runs.services import page_url
 
@@ -68,7 +69,7 @@ def _notice(delivery: Delivery, event: Event) -> Notice:
         run_url=page_url(run),
         tensors=tensors,
         tensors_over=max(len(tensors), int(event.evidence.get("tensors_over", 0))),
-        after_step=int(tensors[0].get("after_step", -1)) if tensors else -1,
+        after_step=int(first_tensor(event.evidence, event.onset_step).get("after_step", -1)),
         note=_note(event, delivery.reason),
         cause=_suspected_cause(event),
         also=tuple(

@@ -15,6 +15,9 @@ fraction, is judged by the levels up to the lowest recent one alone.
 A rise of that size is a divergence after `points` points. A rise of half that size is one if it keeps rising:
 its last third is above its middle third, which is above its first.
 
+The past is known after some 100 points. Until then the loss is judged against its first values
+(`first_losses`).
+
 A divergence ends when the level falls to half of the limit. It also ends when the loss has been stable for
 `settle` points: the new level is the past from then on, so that a later rise is found.
 """
@@ -30,7 +33,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fp8scope_dashboard.alerts.detectors import levels
+from fp8scope_dashboard.alerts.detectors import first_losses, levels
 from fp8scope_dashboard.alerts.detectors.base import Finding, State, in_words, percent, usable
 from fp8scope_dashboard.alerts.detectors.levels import Past
 
@@ -40,6 +43,10 @@ DESCENT = 0.05
 GROSS = 1.5
 # A slow rise takes at least so many points, and this share of the run.
 SLOW_POINTS, SLOW_SHARE = 100, 0.05
+# Points after which the past is known.
+PAST_POINTS = levels.FINE * (levels.LEAST_LEVELS + levels.DELAY)
+# A rise to more than this many times the level is written as a factor.
+MOST_PERCENT = 5.0
 # Share of its level, and deviations of a level, by which a settled loss may still change.
 SETTLED_SHARE, SETTLED_SIGMAS = 0.02, 2.0
 
@@ -77,6 +84,8 @@ def _fresh() -> State:
         "window": [],
         "window_steps": [],
         "levels": levels.fresh(),
+        # The first losses, until the past is known.
+        "early": first_losses.fresh(),
         # The lowest past level, the limit, and the deviation of a level; None while too little is known.
         "low": None,
         "limit": None,
@@ -107,13 +116,15 @@ def _watch(
 ) -> Finding | None:
     if state["first_step"] is None:
         state["first_step"] = step
+    early = _early(state, step, loss, parameters)
+    if early:
+        return early
     changed = levels.add(state["levels"], loss)
     limit = state["limit"]
     elevated = limit is not None and median > limit
     state["above"] = state["above"] + 1 if elevated else 0
     if state["above"] >= parameters["points"]:
-        window = zip(state["window_steps"], state["window"], strict=True)
-        return _open(state, next(s for s, value in window if value > limit), step, median)
+        return _open(state, _onset(state, limit, step), step, median)
     if elevated or not changed:
         return None
     past = levels.past(state["levels"])
@@ -125,8 +136,41 @@ def _watch(
     if not points:
         return None
     state["limit"] = _limit(past, 0.5, parameters, high=past.low)
-    spacing = (step - state["first_step"]) / state["count"]
-    return _open(state, step - round(points * spacing), step, median)
+    return _open(state, step - round(points * _spacing(state, step)), step, median)
+
+
+def _early(state: State, step: int, loss: float, parameters: Mapping[str, float]) -> Finding | None:
+    """Judge a point against the first losses, while the past is unknown or a rise is being judged."""
+    early = state["early"]
+    if early is None:
+        return None
+    if state["limit"] is not None and not first_losses.is_rising(early):
+        state["early"] = None
+        return None
+    rise = first_losses.judge(early, step, loss, parameters)
+    if rise is None:
+        return None
+    state.update(low=rise.low, limit=rise.limit, sigma=rise.sigma)
+    note = (
+        f" It is judged against the first losses, of about {in_words(rise.reference)}: the run's own past is "
+        f"known after {PAST_POINTS} points."
+    )
+    return _open(state, rise.onset, step, rise.level, note)
+
+
+def _onset(state: State, limit: float, step: int) -> int:
+    """The first step of the rise: in the window, or as many levels back as are above the limit."""
+    steps, window = state["window_steps"], state["window"]
+    first = next(i for i, value in enumerate(window) if value > limit)
+    points = levels.points_above(state["levels"], limit)
+    if first > 0 or points <= len(window):
+        return int(steps[first])
+    return max(int(state["first_step"]), step - round(points * _spacing(state, step)))
+
+
+def _spacing(state: State, step: int) -> float:
+    """Mean number of steps from one point to the next."""
+    return float(step - state["first_step"]) / float(state["count"])
 
 
 def _rising_points(state: State, past: Past, median: float, parameters: Mapping[str, float]) -> int:
@@ -164,15 +208,20 @@ def _gross_limit(state: State, parameters: Mapping[str, float]) -> float:
     return max(least, _limit(before, 1.0, parameters))
 
 
-def _open(state: State, onset: int, step: int, median: float) -> Finding:
+def _open(state: State, onset: int, step: int, median: float, note: str = "") -> Finding:
     low, limit = state["low"], state["limit"]
     state.update(open=True, onset=onset, calm=0, block=[], since=[])
-    above = f", {percent(median / low - 1.0)} higher" if low > 0 else ""
+    above = f", {_higher(median / low)}" if low > 0 else ""
     message = (
         f"Loss rose from a level of {in_words(low)} to {in_words(median)} at step {step:,}{above}; it is "
-        f"above the limit of {in_words(limit)}, since about step {onset:,}."
+        f"above the limit of {in_words(limit)}, since about step {onset:,}.{note}"
     )
     return Finding(True, onset, step, median, limit, message, {"minimum": low, "sigma": state["sigma"]})
+
+
+def _higher(factor: float) -> str:
+    """A rise in words. Beyond a few hundred per cent a factor is easier to read."""
+    return f"{percent(factor - 1.0)} higher" if factor < MOST_PERCENT else f"{in_words(factor)} times as high"
 
 
 def _while_open(
@@ -205,5 +254,7 @@ def _is_settled(since: Sequence[float]) -> bool:
 
 
 def _close(state: State, past: State, step: int, median: float, message: str) -> Finding:
+    if levels.past(past) is not None:
+        state["early"] = None
     state.update(open=False, above=0, block=[], since=[], limit=None, levels=past)
     return Finding(False, state["onset"], step, median, None, message)

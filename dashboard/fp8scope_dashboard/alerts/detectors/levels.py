@@ -103,6 +103,13 @@ def before_rise(state: State) -> Past | None:
     return Past(state["first"], min(recent), max(stretch), spread)
 
 
+def points_above(state: State, limit: float) -> int:
+    """How many of the latest points are in levels above a limit, counted in whole levels without a gap."""
+    latest = [*state["fine"], *state["waiting"]]
+    lower = next((i for i, level in enumerate(reversed(latest)) if level <= limit), len(latest))
+    return lower * FINE + len(state["block"])
+
+
 def recent_half(state: State) -> list[float]:
     """The coarse levels of the recent half of the past, at least LEAST_LEVELS of them if there are."""
     coarse: list[float] = state["coarse"]

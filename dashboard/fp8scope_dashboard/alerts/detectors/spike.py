@@ -17,13 +17,22 @@ Parameters = Mapping[str, float]
 # The median absolute deviation times this estimates the standard deviation of a normal distribution.
 MAD_TO_SIGMA = 1.4826
 SMALLEST_SIGMA = 1e-12
+# The share of the height above which a neighbour belongs to a spike of sparse points, and most such points.
+SHOULDER = 0.5
+MOST_ELEVATED = 8
+# Rows of so many hard batches that a run may have had by chance before a further one is a spike.
+MOST_CHANCE = 0.01
 
 
 def spike(
     state: State, steps: NDArray[np.int64], losses: NDArray[np.float64], parameters: Parameters
 ) -> tuple[State, list[Finding]]:
-    """Open when the loss is above its recent median by `z` sigma and by `fraction` on `points` points in a
-    row.
+    """Open when the loss is above its recent median by `z` sigma and by `fraction` for `points` steps.
+
+    Where every step is logged, these are `points` points in a row. Where only every second step or fewer are,
+    one point says nothing about the steps beside it, and a single one may be a hard batch: several in a row
+    must be above half of that height and one above all of it, and span as many steps. Two are enough unless
+    the run has shown so many hard batches that two in a row happen by chance (MOST_CHANCE).
 
     sigma is the larger of 1.4826 times the median absolute deviation of the last `window` points, and the
     deviation of the loss's level, slow variations included (`levels`): noise that lasts longer than the
@@ -37,7 +46,7 @@ def spike(
     Args:
         steps: int64[n]; those that are not above the last one are ignored.
         losses: float64[n]; those that are not finite are ignored: see `not_finite`.
-        parameters: `z`; `fraction` of the median; `points`, `window`, `recover` in points.
+        parameters: `z`; `fraction` of the median; `points` in steps; `window`, `recover` in points.
     """
     state = {**_fresh(), **copy.deepcopy(state)}
     ordered = sorted(state["window"])
@@ -57,6 +66,11 @@ def _fresh() -> State:
         "last_step": None,
         "window": [],
         "suspects": [],
+        # Steps and shares of the height of the latest points in a row that are above SHOULDER of it.
+        "elevated": [],
+        # Points that were judged, and those of them above SHOULDER.
+        "judged": 0,
+        "high": 0,
         "levels": levels.fresh(),
         "slow": 0.0,
         "open": False,
@@ -72,21 +86,47 @@ def _watch(
         return None
     median, sigma = _centre_and_sigma(state, ordered)
     height = max(parameters["z"] * sigma, parameters["fraction"] * abs(median))
-    if loss - median <= height:
-        _accept(state, ordered, [value for _, value in state["suspects"]] + [loss], parameters)
-        state["suspects"] = []
+    share = (loss - median) / height
+    state["judged"] += 1
+    if share > SHOULDER:
+        state["elevated"] = [*state["elevated"], [step, share]][-MOST_ELEVATED:]
+    else:
+        state["high"] += len(state["elevated"])
+        state["elevated"] = []
+    if share > 1.0:
+        state["suspects"] = [*state["suspects"], [step, loss]]
+    sparse = _is_sparse_spike(state, parameters["points"])
+    if share <= 1.0:
+        values = [value for _, value in state["suspects"]] + [loss]
+        if not sparse:
+            _accept(state, ordered, values, parameters)
+            state["suspects"] = []
+            return None
+        onset, since = state["elevated"][0][0], values
+    elif sparse or len(state["suspects"]) >= parameters["points"]:
+        onset = state["elevated"][0][0] if sparse else state["suspects"][0][0]
+        since = [value for _, value in state["suspects"]]
+    else:
         return None
-    state["suspects"] = [*state["suspects"], [step, loss]]
-    if len(state["suspects"]) < parameters["points"]:
-        return None
-    onset, since = state["suspects"][0][0], [value for _, value in state["suspects"]]
-    state.update(open=True, onset=onset, calm=0, half=median + height / 2.0, since=since, suspects=[])
+    state.update(open=True, onset=onset, calm=0, half=median + height / 2.0, since=since)
+    state.update(suspects=[], elevated=[])
     message = (
         f"Loss rose from about {in_words(median)} to {in_words(max(since))} at step {onset:,}, "
         f"{(max(since) - median) / sigma:.0f} times its usual deviation of {in_words(sigma)}."
     )
     evidence = {"median": median, "sigma": sigma}
     return Finding(True, onset, step, max(since), median + height, message, evidence)
+
+
+def _is_sparse_spike(state: State, points: float) -> bool:
+    """Whether points in a row, of which no two are of neighbouring steps, last for `points` steps."""
+    elevated = state["elevated"]
+    steps = [int(step) for step, _ in elevated]
+    if len(steps) < 2 or min(b - a for a, b in zip(steps, steps[1:], strict=False)) < 2:
+        return False
+    # Expected number of such rows so far, if high points are independent of each other.
+    chance = state["judged"] * ((state["high"] + 0.5) / state["judged"]) ** len(steps)
+    return chance <= MOST_CHANCE and steps[-1] - steps[0] >= points - 1 and max(s for _, s in elevated) > 1.0
 
 
 def _while_open(

@@ -320,6 +320,8 @@ class _Board:
             "tensors_over": len(members),
             "layers": _layers(names[i] for i in members.tolist())[:MOST_LAYERS],
             "last_onset": self.last_onset[group],
+            # The worst tensors, which are named above, may not have the first one.
+            "first": {"name": names[first], "onset_step": onset, "after_step": after},
         }
         return Finding(True, group, step, peak, wording.threshold, message, evidence, update=not new)
 

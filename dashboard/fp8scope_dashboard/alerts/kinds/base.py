@@ -29,6 +29,9 @@ class Kind:
     description: str
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     outranks: tuple[str, ...] = ()
+    # Kinds whose condition may be the beginning of this one: while one lasts, an event of this kind begins
+    # where that began.
+    begins_as: tuple[str, ...] = ()
     # Whether its evidence names tensors, so that a command can compute their layers in BF16.
     names_tensors: bool = False
     # The statistic of these tensors, or the scalar, that the evidence shows.

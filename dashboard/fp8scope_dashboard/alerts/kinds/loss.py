@@ -38,7 +38,9 @@ LOSS_SPIKE = Kind(
     {
         "z": Parameter(6.0, 3.0, 100.0, "Robust standard deviations above the median of recent losses."),
         "fraction": Parameter(0.15, 0.001, 10.0, "Least height above the median, relative to it."),
-        "points": points(3, "Points in a row that must be that high."),
+        "points": points(
+            3, "Steps that it must last; at least two points in a row where not every step is logged."
+        ),
         "window": Parameter(50, 10, 10_000, "Recent points that a loss is compared with.", whole=True),
         "recover": points(10, "Points in a row below half of that height that end it."),
     },
@@ -57,6 +59,7 @@ LOSS_DIVERGENCE = Kind(
         ),
     },
     outranks=("loss_spike", "above_baseline"),
+    begins_as=("loss_spike",),
 )
 ABOVE_BASELINE = Kind(
     "above_baseline",

@@ -55,6 +55,21 @@ def gather(run: Run, rule: Rule, finding: Finding) -> dict[str, Any]:
     return gathered
 
 
+def first_onset(finding: Finding) -> int:
+    """The step at which the condition of a finding began: that of its first tensor, if it has tensors."""
+    first = finding.evidence.get("first")
+    return finding.onset_step if first is None else min(finding.onset_step, int(first["onset_step"]))
+
+
+def first_tensor(evidence: Mapping[str, Any], onset: int) -> dict[str, Any]:
+    """The entry of the tensor with which an event begins; empty if it is not known.
+
+    Events of earlier versions name only their worst tensors.
+    """
+    listed = [*([evidence["first"]] if evidence.get("first") else []), *evidence.get("tensors", [])]
+    return next((dict(tensor) for tensor in listed if tensor.get("onset_step") == onset), {})
+
+
 def overlaps(event: Event, finding: Finding) -> bool:
     """Whether a finding of tensors has the cause of an event: it began at most SAME_CAUSE steps apart."""
     last = int(event.evidence.get("last_onset", event.onset_step))
@@ -101,12 +116,19 @@ def add_further(event: Event, rule: Rule, finding: Finding) -> None:
     others = [each for each in event.evidence.get("further", []) if each["title"] != rule.title]
     event.evidence = {
         **event.evidence,
+        **_earlier_first(event.evidence, finding.evidence),
         "further": [*others, entry],
         "last_onset": max(
             int(event.evidence.get("last_onset", event.onset_step)),
             int(finding.evidence.get("last_onset", 0)),
         ),
     }
+
+
+def _earlier_first(before: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """The first tensor of two evidences, as an entry; nothing if neither names it."""
+    named = [each["first"] for each in (before, other) if each.get("first")]
+    return {"first": min(named, key=lambda first: int(first["onset_step"]))} if named else {}
 
 
 def complete(event: Event, finding: Finding) -> None:
@@ -121,6 +143,7 @@ def complete(event: Event, finding: Finding) -> None:
     event.evidence = {
         **before,
         **(finding.evidence if more else {}),
+        **_earlier_first(before, finding.evidence),
         "tensors": [*tensors, *others][:NAMED],
         "last_onset": max(
             int(before.get("last_onset", event.onset_step)), int(finding.evidence.get("last_onset", 0))
