@@ -67,7 +67,7 @@ project = Project.objects.filter(slug='default').first() or create_project('defa
 Channel.objects.create(
     project=project, name='benchmark', sealed=encrypt_json({'url': sys.argv[1]}), per_minute=600
 )
-print(create_token(project, 'benchmark')[1])
+print(create_token(project, 'benchmark', scopes=('write', 'read'))[1])
 """
 # Prints the number of stored messages, and when the alerts of each run opened, in Unix seconds.
 STORED = """

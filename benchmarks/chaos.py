@@ -156,7 +156,7 @@ def make_token(supervisor: Any) -> str:
         "from fp8scope_dashboard.accounts.models import Project\n"
         "from fp8scope_dashboard.accounts.services import create_project, create_token\n"
         "project = Project.objects.filter(slug='default').first() or create_project('default', 'Default')\n"
-        "print(create_token(project, 'chaos')[1])\n"
+        "print(create_token(project, 'chaos', scopes=('write', 'read'))[1])\n"
     )
     environment = {**os.environ, **supervisor.environment}
     done = subprocess.run(

@@ -92,14 +92,15 @@ def web_process(
 
 @pytest.fixture
 def server(transactional_db: None, web_process: tuple[str, subprocess.Popen[bytes], Path]) -> Server:
-    """A running web server with a project 'default' and a token for it."""
+    """A running web server with a project 'default' and a token for it that may do everything."""
     from helpers.live_servers import Server
 
+    from fp8scope_dashboard.accounts.models import Scope
     from fp8scope_dashboard.accounts.services import create_project, create_token
 
     url, process, log = web_process
     project = create_project("default", "Default")
-    return Server(url, create_token(project, "tests")[1], project, process, log)
+    return Server(url, create_token(project, "tests", scopes=list(Scope))[1], project, process, log)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from django.db import connection
 from django.db.migrations.executor import MigrationExecutor
 from django.utils import timezone
 
-from fp8scope_dashboard.accounts.models import Role, User
+from fp8scope_dashboard.accounts.models import ApiToken, Role, User
 from fp8scope_dashboard.accounts.services import (
     create_project,
     create_sign_in_link,
@@ -182,3 +182,19 @@ def test_limits_of_rises_stay_as_strict() -> None:
     migrate()
     stored = dict(Rule.objects.filter(project=project).values_list("kind", "parameters"))
     assert stored["saturation_rise"] == {"z": 11.0, "points": 3} and stored["underflow_rise"] == {"z": 100.0}
+
+
+def test_tokens_of_version_0_1_go_on_to_write_and_read() -> None:
+    migrate(("accounts", "0005_time_zone_and_default_baseline"))
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO accounts_project (slug, name, margin, alpha, created_at) VALUES "
+            "('p', 'P', 0.1, 0.1, now()) RETURNING id"
+        )
+        cursor.execute(
+            "INSERT INTO accounts_apitoken (project_id, name, prefix, digest, created_at) "
+            "VALUES (%s, 't', 'fp8s_x', 'x'::bytea, now())",
+            [cursor.fetchone()[0]],
+        )
+    migrate()
+    assert ApiToken.objects.get().scopes == ["write", "read"]

@@ -3,6 +3,7 @@
 from typing import ClassVar
 
 from django.contrib.auth.models import AbstractUser
+from django.contrib.postgres.fields import ArrayField
 from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models
 from django.utils import timezone
@@ -70,6 +71,20 @@ class Membership(models.Model):
         ]
 
 
+class Scope(models.TextChoices):
+    """What a token may do. docs/wire.md has the scope that each endpoint needs."""
+
+    WRITE = "write", "write runs"
+    READ = "read", "read"
+    # Includes reading: nobody can change rules without seeing them.
+    ADMINISTER = "administer", "administer"
+
+
+def default_scopes() -> list[str]:
+    """The scopes of a token for training processes."""
+    return [Scope.WRITE.value]
+
+
 class ApiToken(models.Model):
     """A token of a project. Only its SHA-256 is stored; with 256 random bits it needs no slow hash."""
 
@@ -77,10 +92,20 @@ class ApiToken(models.Model):
     name = models.CharField(max_length=128)
     prefix = models.CharField(max_length=16, help_text="The first characters, to identify the token.")
     digest = models.BinaryField(max_length=32, unique=True)
+    scopes = ArrayField(models.CharField(max_length=16, choices=Scope.choices), default=default_scopes)
     created_by = models.ForeignKey(User, null=True, on_delete=models.SET_NULL, related_name="+")
     created_at = models.DateTimeField(default=timezone.now)
     last_used_at = models.DateTimeField(null=True, blank=True)
     revoked_at = models.DateTimeField(null=True, blank=True)
+
+    def may(self, scope: Scope) -> bool:
+        """Whether the token has this scope. *Administer* includes *read*."""
+        return scope in self.scopes or (scope == Scope.READ and Scope.ADMINISTER in self.scopes)
+
+    @property
+    def scope_labels(self) -> str:
+        """The scopes in words: `write runs, read`."""
+        return ", ".join(str(Scope(scope).label) for scope in Scope.values if scope in self.scopes)
 
 
 class SignInLink(models.Model):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
+from collections.abc import Collection
 from datetime import timedelta
 
 from django.core.exceptions import PermissionDenied
@@ -13,7 +14,15 @@ from django.db.models import QuerySet
 from django.http import Http404
 from django.utils import timezone
 
-from fp8scope_dashboard.accounts.models import ApiToken, Membership, Project, Role, SignInLink, User
+from fp8scope_dashboard.accounts.models import (
+    ApiToken,
+    Membership,
+    Project,
+    Role,
+    Scope,
+    SignInLink,
+    User,
+)
 from fp8scope_dashboard.accounts.signals import project_created
 from fp8scope_dashboard.db import replica, sql
 
@@ -33,7 +42,8 @@ _TOKEN_OF_DIGEST = f"""
         {", ".join(f"project.{name}" for name in _PROJECT_FIELDS)}
     FROM {ApiToken._meta.db_table} token
     JOIN {Project._meta.db_table} project ON project.id = token.project_id
-    WHERE token.digest = %(digest)s AND token.revoked_at IS NULL
+    LEFT JOIN {User._meta.db_table} creator ON creator.id = token.created_by_id
+    WHERE token.digest = %(digest)s AND token.revoked_at IS NULL AND creator.is_active IS NOT FALSE
 """
 _RANKS = {Role.VIEWER.value: 0, Role.MEMBER.value: 1, Role.ADMIN.value: 2}
 
@@ -54,16 +64,23 @@ def create_project(slug: str, name: str, owner: User | None = None) -> Project:
     return project
 
 
-def create_token(project: Project, name: str, user: User | None = None) -> tuple[ApiToken, str]:
+def create_token(
+    project: Project, name: str, user: User | None = None, scopes: Collection[str] = (Scope.WRITE,)
+) -> tuple[ApiToken, str]:
     """Create a token of a project. Returns it with its secret, of which only the hash is stored.
 
     Raises:
-        ValidationError: the name is empty or too long.
+        ValidationError: the name is empty or too long, or there is no scope.
     """
     label = "".join(secrets.choice(_ALPHABET) for _ in range(8))
     secret = f"fp8s_{label}_{secrets.token_urlsafe(32)}"
     token = ApiToken(
-        project=project, name=name, prefix=f"fp8s_{label}", digest=_digest(secret), created_by=user
+        project=project,
+        name=name,
+        prefix=f"fp8s_{label}",
+        digest=_digest(secret),
+        scopes=[scope.value for scope in Scope if scope in scopes],
+        created_by=user,
     )
     token.full_clean(exclude=["created_by"])
     token.save()
@@ -71,7 +88,10 @@ def create_token(project: Project, name: str, user: User | None = None) -> tuple
 
 
 def authenticate_token(secret: str) -> ApiToken | None:
-    """Return the token of a secret, with its project; None if it is unknown or revoked."""
+    """Return the token of a secret, with its project; None if it is unknown or revoked.
+
+    Tokens of a deactivated account do not work.
+    """
     if not TOKEN_FORM.fullmatch(secret):
         return None
     rows = sql.fetch(_TOKEN_OF_DIGEST, {"digest": _digest(secret)}, replica.PRIMARY)
@@ -86,7 +106,7 @@ def authenticate_token(secret: str) -> ApiToken | None:
 
 def is_token(secret: str) -> bool:
     """Whether a secret is a valid token. Unlike `authenticate_token`, writes nothing."""
-    return ApiToken.objects.filter(digest=_digest(secret), revoked_at=None).exists()
+    return bool(sql.fetch(_TOKEN_OF_DIGEST, {"digest": _digest(secret)}, replica.PRIMARY))
 
 
 def revoke_token(token: ApiToken) -> None:

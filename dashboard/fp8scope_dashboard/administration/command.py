@@ -24,7 +24,7 @@ class AdminError(Exception):
 
 
 def admin(argv: list[str]) -> int:
-    """Create a sign-in link, set a password, invite a user or change keys, on the server's machine."""
+    """Create a sign-in link, set a password, invite or remove a user, or change keys, on the server."""
     options = _parser().parse_args(argv)
     data = DataDir(options.data_dir.expanduser().absolute())
     try:
@@ -48,7 +48,7 @@ def _run_action(options: argparse.Namespace, data: DataDir, is_running: bool) ->
     # Models can be imported only once Django is set up; this also applies below.
     from fp8scope_dashboard.accounts.people import PeopleError
 
-    actions = {"link": _link, "password": _password, "invite": _invite, "rekey": _rekey}
+    actions = {"link": _link, "password": _password, "invite": _invite, "remove": _remove, "rekey": _rekey}
     try:
         actions[options.action](options, data)
     except PeopleError as error:
@@ -90,6 +90,34 @@ def _invite(options: argparse.Namespace, data: DataDir) -> None:
     )
     _note(f"Invited {user.username}, {member}.")
     _print_link(user.username, address)
+
+
+def _remove(options: argparse.Namespace, data: DataDir) -> None:
+    from fp8scope_dashboard.accounts.members import live_tokens
+    from fp8scope_dashboard.accounts.models import Membership
+    from fp8scope_dashboard.accounts.people import person_named, project_named
+    from fp8scope_dashboard.audit.log import Actor
+    from fp8scope_dashboard.audit.member_changes import counted, remove_member
+    from fp8scope_dashboard.shared_reports.services import links_of
+
+    project = project_named(options.project)
+    membership = Membership.objects.filter(project=project, user__username=options.name).first()
+    if membership is None:
+        raise AdminError(f"{options.name!r} is not a member of {project.slug}")
+    tokens = list(live_tokens(membership).values_list("pk", flat=True))
+    links = list(links_of(project, membership.user).values_list("pk", flat=True))
+    theirs = counted({"tokens": tokens, "links": links})
+    keep = options.keep_tokens or (bool(theirs) and not _confirm(f"Revoke their {theirs}?"))
+    remove_member(Actor(), membership, person_named(None) if keep else None)
+    outcome = f" {theirs}: {'kept, as those of the administrator' if keep else 'revoked'}." if theirs else ""
+    _note(f"Removed {options.name} from {project.slug}.{outcome} The project's settings page can undo it.")
+
+
+def _confirm(question: str) -> bool:
+    """Ask at a terminal; without one the answer is yes."""
+    if not sys.stdin.isatty():
+        return True
+    return not input(f"{question} [Y/n] ").strip().lower().startswith("n")
 
 
 def _rekey(options: argparse.Namespace, data: DataDir) -> None:
@@ -164,10 +192,13 @@ def _parser() -> argparse.ArgumentParser:
         default=default_data_dir(),
         help="the directory of `fp8scope up` (default: FP8SCOPE_DATA_DIR, else ~/.fp8scope)",
     )
-    actions = parser.add_subparsers(dest="action", required=True, metavar="{link,password,invite,rekey}")
+    actions = parser.add_subparsers(
+        dest="action", required=True, metavar="{link,password,invite,remove,rekey}"
+    )
     link = actions.add_parser("link", help="print a one-time sign-in link for a user")
     password = actions.add_parser("password", help="set a user's password")
     invite = actions.add_parser("invite", help="create a user and print a sign-in link for them")
+    remove = actions.add_parser("remove", help="remove a user from a project")
     actions.add_parser(
         "rekey", help="encrypt the channels' settings with the present secret key, after it was changed"
     )
@@ -182,6 +213,14 @@ def _parser() -> argparse.ArgumentParser:
         "--role", choices=ROLES, default="member", help="role in the project (default: %(default)s)"
     )
     invite.add_argument("--email", default="", metavar="ADDRESS")
+    remove.add_argument("name", metavar="NAME")
+    remove.add_argument("--project", metavar="SLUG", required=True, help="the project to remove them from")
+    remove.add_argument(
+        "--keep-tokens",
+        action="store_true",
+        help="their API tokens and links to reports go on, as those of the administrator"
+        " (default: they are revoked; asked at a terminal)",
+    )
     for command in (link, invite):
         command.add_argument(
             "--url", type=_url, help="the server's address (default: FP8SCOPE_BASE_URL, or `up`'s)"

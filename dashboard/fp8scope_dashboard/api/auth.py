@@ -1,14 +1,17 @@
-"""Authentication: a bearer token, which belongs to a project."""
+"""Authentication: a bearer token, which belongs to a project and has scopes.
+
+Each router and each endpoint names the scope that it needs. One that names none needs *administer*.
+"""
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Final, cast
 from uuid import UUID
 
 from django.http import HttpRequest
 from ninja.security import HttpBearer
 
-from fp8scope_dashboard.accounts.models import ApiToken, Project
+from fp8scope_dashboard.accounts.models import ApiToken, Project, Scope
 from fp8scope_dashboard.accounts.services import authenticate_token
 from fp8scope_dashboard.admission import callers
 from fp8scope_dashboard.db import replica, sql
@@ -16,6 +19,7 @@ from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.runs.services import is_undoable
 from fp8scope_dashboard.wire.errors import (
     BadTokenError,
+    ForbiddenError,
     NoTokenError,
     RefusalError,
     UnavailableError,
@@ -25,14 +29,33 @@ from fp8scope_dashboard.wire.errors import (
 # Runs before every response with telemetry: a single statement, without the cost of composing it with the
 # ORM.
 RUN_AND_TENSOR = """
-    SELECT tensor.index FROM runs_run run
+    SELECT tensor.index, run.registered_with_id FROM runs_run run
     LEFT JOIN runs_tensor tensor ON tensor.run_id = run.id AND tensor.name = %(name)s
     WHERE run.id = %(run)s AND run.project_id = %(project)s
 """
 
 
+NEEDED_SCOPE: Final = "fp8scope.scope"
+"""The entry of `request.META` with the scope that the endpoint needs."""
+CAPABILITIES: Final = {
+    Scope.WRITE: "register and write runs",
+    Scope.READ: "read runs that other tokens registered, or rules",
+    Scope.ADMINISTER: "change alert rules or delete runs",
+}
+
+
 class Token(HttpBearer):
-    """`Authorization: Bearer fp8s_…`"""
+    """`Authorization: Bearer fp8s_…`, with a token that has a scope.
+
+    Args:
+        own_runs: for endpoints that read one run. A token that only writes runs is accepted as well; `run_of`
+            and `tensor_of` then refuse the runs that it did not register.
+    """
+
+    def __init__(self, scope: Scope, *, own_runs: bool = False) -> None:
+        super().__init__()
+        self._scope = scope
+        self._own_runs = own_runs
 
     def __call__(self, request: HttpRequest) -> ApiToken:
         scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
@@ -47,12 +70,36 @@ class Token(HttpBearer):
             callers.tokens.discard(secret)
             raise BadTokenError
         callers.tokens.add(secret)
+        if not self._own_runs and not authenticated.may(self._scope):
+            raise forbidden(authenticated, self._scope)
+        request.META[NEEDED_SCOPE] = self._scope
         return authenticated
+
+
+WRITER: Final = Token(Scope.WRITE)
+READER: Final = Token(Scope.READ)
+RUN_READER: Final = Token(Scope.READ, own_runs=True)
+ADMINISTRATOR: Final = Token(Scope.ADMINISTER)
+
+
+def forbidden(token: ApiToken, scope: Scope) -> ForbiddenError:
+    """The answer to a token without a scope."""
+    return ForbiddenError(
+        f"The token “{token.name}” may not {CAPABILITIES[scope]}: it has the scopes "
+        f"{token.scope_labels or 'none'}.",
+        f"Create a token with the scope “{scope.label}” on the settings page of the project "
+        f"{token.project.name}, then set FP8SCOPE_TOKEN to it for this command.",
+    )
+
+
+def token_of(request: HttpRequest) -> ApiToken:
+    """The token of the request."""
+    return cast("ApiToken", request.auth)  # type: ignore[attr-defined]
 
 
 def project_of(request: HttpRequest) -> Project:
     """The project of the request's token."""
-    return cast("ApiToken", request.auth).project  # type: ignore[attr-defined]
+    return token_of(request).project
 
 
 def run_of(request: HttpRequest, run_id: UUID) -> Run:
@@ -60,11 +107,13 @@ def run_of(request: HttpRequest, run_id: UUID) -> Run:
 
     Raises:
         UnknownRunError: if there is none, or it belongs to another project.
+        ForbiddenError: if the endpoint reads the run, and the token may read only those that it registered.
     """
     project = project_of(request)
     stored = Run.objects.filter(pk=run_id, project=project).first()
     if stored is None:
         raise _unknown(project, run_id)
+    _check_scope(request, stored.registered_with_id)
     stored.project = project
     return stored
 
@@ -73,7 +122,7 @@ def check_run(request: HttpRequest, run_id: UUID) -> None:
     """Check that the token's project has this run; cheaper than `run_of`.
 
     Raises:
-        UnknownRunError: if it does not.
+        UnknownRunError, ForbiddenError: as `run_of`.
     """
     tensor_of(request, run_id, None)
 
@@ -83,14 +132,23 @@ def tensor_of(request: HttpRequest, run_id: UUID, name: str | None) -> int | Non
     none.
 
     Raises:
-        UnknownRunError: if the token's project does not have this run.
+        UnknownRunError, ForbiddenError: as `run_of`.
     """
     project = project_of(request)
     rows = sql.fetch(RUN_AND_TENSOR, {"run": run_id, "project": project.pk, "name": name}, replica.PRIMARY)
     if not rows:
         raise _unknown(project, run_id)
-    index: int | None = rows[0][0]
+    index: int | None
+    ((index, registered_with),) = rows
+    _check_scope(request, registered_with)
     return index
+
+
+def _check_scope(request: HttpRequest, registered_with: int | None) -> None:
+    token, scope = token_of(request), request.META[NEEDED_SCOPE]
+    is_own = Scope.WRITE in token.scopes and registered_with == token.pk
+    if not token.may(scope) and not (scope == Scope.READ and is_own):
+        raise forbidden(token, scope)
 
 
 def _unknown(project: Project, run_id: UUID) -> RefusalError:

@@ -10,7 +10,7 @@ from uuid import UUID
 from django.http import HttpRequest
 from ninja import Body, Query, Router, Schema, Status
 
-from fp8scope_dashboard.api.auth import run_of
+from fp8scope_dashboard.api.auth import RUN_READER, WRITER, run_of
 from fp8scope_dashboard.api.responses import ANSWERS, ERRORS, Known, take
 from fp8scope_dashboard.control import reports, schemas
 from fp8scope_dashboard.control.commands import giver_of, state_of
@@ -21,7 +21,7 @@ from fp8scope_dashboard.wire import limits
 from fp8scope_dashboard.wire import schemas as wire
 from fp8scope_dashboard.wire.errors import InvalidError
 
-router = Router(tags=["control"])
+router = Router(tags=["control"], auth=RUN_READER)
 
 
 LATEST = 1_000
@@ -128,7 +128,7 @@ def _command(command: Command) -> dict[str, Any]:
     }
 
 
-@router.post("/runs/{run}/reports", response=ANSWERS)
+@router.post("/runs/{run}/reports", response=ANSWERS, auth=WRITER)
 def send_report(
     request: HttpRequest, run: UUID, body: Body[schemas.ReportIn], known: Query[Known]
 ) -> Status[Any]:

@@ -8,14 +8,14 @@ from uuid import UUID
 from django.http import HttpRequest
 from ninja import Router, Schema
 
-from fp8scope_dashboard.api.auth import run_of
+from fp8scope_dashboard.api.auth import RUN_READER, run_of
 from fp8scope_dashboard.api.responses import ERRORS
 from fp8scope_dashboard.diagnosis.models import Diagnosis
 from fp8scope_dashboard.diagnosis.reading import inputs_of
 from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.wire import schemas
 
-router = Router(tags=["runs"])
+router = Router(tags=["runs"], auth=RUN_READER)
 
 
 class LinkOut(Schema):

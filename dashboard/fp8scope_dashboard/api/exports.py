@@ -8,12 +8,12 @@ from uuid import UUID
 from django.http import HttpRequest, StreamingHttpResponse
 from ninja import Router, Schema
 
-from fp8scope_dashboard.api.auth import run_of
+from fp8scope_dashboard.api.auth import RUN_READER, run_of
 from fp8scope_dashboard.api.responses import ERRORS
 from fp8scope_dashboard.exports import formats, streaming
 from fp8scope_dashboard.wire.schemas import ErrorOut
 
-router = Router(tags=["exports"])
+router = Router(tags=["exports"], auth=RUN_READER)
 
 
 class ExportProgress(Schema):

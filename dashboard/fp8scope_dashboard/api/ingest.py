@@ -9,7 +9,7 @@ from uuid import UUID
 from django.http import HttpRequest
 from ninja import Query, Router, Status
 
-from fp8scope_dashboard.api.auth import run_of
+from fp8scope_dashboard.api.auth import WRITER, run_of
 from fp8scope_dashboard.api.responses import ANSWERS, ERRORS, Known, answer, news_for, take
 from fp8scope_dashboard.evaluations.services import Scores, store_evaluation
 from fp8scope_dashboard.ingest import services
@@ -27,7 +27,7 @@ from fp8scope_dashboard.wire.errors import InvalidError, MalformedError, NotArro
 ARROW = "application/vnd.apache.arrow.stream"
 JSON = "application/json"
 
-router = Router(tags=["ingest"])
+router = Router(tags=["ingest"], auth=WRITER)
 
 BATCH_BODY = {
     "required": True,

@@ -23,14 +23,14 @@ from fp8scope_dashboard.analysis.what_if.readiness import (
     worst_first,
 )
 from fp8scope_dashboard.analysis.what_if.targets import MAX_BLOCK, MAX_MARGIN, make_target
-from fp8scope_dashboard.api.auth import check_run
+from fp8scope_dashboard.api.auth import RUN_READER, check_run
 from fp8scope_dashboard.api.responses import ERRORS
 from fp8scope_dashboard.wire import limits, schemas
 from fp8scope_dashboard.wire.errors import InvalidError
 
 MOST_TENSORS = 2_000
 
-router = Router(tags=["analysis"])
+router = Router(tags=["analysis"], auth=RUN_READER)
 Step = Annotated[
     int | None, Query(ge=0, le=limits.LARGEST_INT, description="Default: the last sampled step.")
 ]

@@ -17,7 +17,7 @@ from fp8scope_dashboard.receipts.dedup import MessageId, MessageKind, identify
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.wire import limits, schemas
 
-ERRORS = frozenset({400, 401, 404, 409, 413, 422, 429, 500, 503, 507})
+ERRORS = frozenset({400, 401, 403, 404, 409, 413, 422, 429, 500, 503, 507})
 ANSWERS: dict[Any, Any] = {201: schemas.Receipt, 200: schemas.Receipt, ERRORS: schemas.ErrorOut}
 
 

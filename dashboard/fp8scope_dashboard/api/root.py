@@ -10,7 +10,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from ninja import NinjaAPI
 from ninja.errors import HttpError, ValidationError
 
-from fp8scope_dashboard.api.auth import Token
+from fp8scope_dashboard.api.auth import ADMINISTRATOR
 from fp8scope_dashboard.api.control import router as control
 from fp8scope_dashboard.api.diagnosis import router as diagnosis
 from fp8scope_dashboard.api.exports import router as exports
@@ -37,7 +37,7 @@ api = NinjaAPI(
     version=version("fp8scope"),
     description="The API for training processes. docs/wire.md describes the protocol.",
     urls_namespace="api",
-    auth=Token(),
+    auth=ADMINISTRATOR,
 )
 api.add_router("", runs)
 api.add_router("", diagnosis)

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from ninja import Query, Router, Schema
 
 from fp8scope_dashboard.alerts.user_rules import rule_files, rule_store
+from fp8scope_dashboard.alerts.user_rules.rule_audit import record_rules
 from fp8scope_dashboard.alerts.user_rules.rule_documents import RuleDocumentError
-from fp8scope_dashboard.api.auth import project_of
+from fp8scope_dashboard.api.auth import ADMINISTRATOR, READER, project_of
 from fp8scope_dashboard.api.responses import ERRORS
+from fp8scope_dashboard.audit.log import actor_of
 from fp8scope_dashboard.wire import schemas
 from fp8scope_dashboard.wire.errors import InvalidError
 
 HINT = "Correct the file, then apply it again. docs/alerts.md has the fields."
 YAML = "application/yaml"
 
-router = Router(tags=["rules"])
+router = Router(tags=["rules"], auth=ADMINISTRATOR)
 
 
 class ChangeOut(Schema):
@@ -33,7 +36,7 @@ class ChangesOut(Schema):
     changes: list[ChangeOut]
 
 
-@router.get("/rules", response={200: None, ERRORS: schemas.ErrorOut})
+@router.get("/rules", response={200: None, ERRORS: schemas.ErrorOut}, auth=READER)
 def get_rules(request: HttpRequest) -> HttpResponse:
     """The rules of the project as a YAML file."""
     return HttpResponse(rule_files.export(rule_store.rules_in(project_of(request))), content_type=YAML)
@@ -50,7 +53,10 @@ def put_rules(
     try:
         text = request.body.decode()
         drafts = rule_files.read(project, text)
-        changes = rule_store.apply(project, drafts, prune=prune, check=check)
+        with transaction.atomic():
+            changes = rule_store.apply(project, drafts, prune=prune, check=check)
+            if not check:
+                record_rules(actor_of(request), project, changes)
     except UnicodeDecodeError:
         raise InvalidError("The file is not UTF-8.", HINT) from None
     except (rule_files.RuleFileError, RuleDocumentError) as error:

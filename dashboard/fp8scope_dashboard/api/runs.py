@@ -13,8 +13,19 @@ from fp8scope_dashboard.accounts.addresses import server_address
 from fp8scope_dashboard.alerts.services import alerts_after
 from fp8scope_dashboard.analysis.judging import judged_now
 from fp8scope_dashboard.analysis.score_comparisons import summary_of
-from fp8scope_dashboard.api.auth import deleted_recently, project_of, run_of
+from fp8scope_dashboard.api.auth import (
+    ADMINISTRATOR,
+    READER,
+    RUN_READER,
+    WRITER,
+    deleted_recently,
+    project_of,
+    run_of,
+    token_of,
+)
 from fp8scope_dashboard.api.responses import ERRORS
+from fp8scope_dashboard.audit.log import actor_of, record
+from fp8scope_dashboard.audit.models import Action
 from fp8scope_dashboard.runs import catalogue, notes, services
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.runs.search import MAX_LENGTH, read, search, vocabulary_of
@@ -47,6 +58,7 @@ COUNTERS = (
 @router.put(
     "/runs/{run}",
     response={201: schemas.RunRegistered, 200: schemas.RunRegistered, ERRORS: schemas.ErrorOut},
+    auth=WRITER,
 )
 def register_run(request: HttpRequest, run: UUID, body: schemas.RunIn) -> Status[Any]:
     """Register a run under an id that the client chooses. Registering the same run again is allowed."""
@@ -54,7 +66,9 @@ def register_run(request: HttpRequest, run: UUID, body: schemas.RunIn) -> Status
     fields["created_at"] = fields["created_at"] or timezone.now()
     replace_tags = fields.pop("replace_tags")
     try:
-        registered, created = services.register(run, project_of(request), fields, replace_tags=replace_tags)
+        registered, created = services.register(
+            run, project_of(request), fields, replace_tags=replace_tags, token=token_of(request)
+        )
     except services.RunConflictError as error:
         raise RunConflictRefusalError(
             f"The run {run} belongs to another project.", "Use that project's token, or another id."
@@ -79,6 +93,7 @@ def register_run(request: HttpRequest, run: UUID, body: schemas.RunIn) -> Status
 @router.post(
     "/runs/{run}/writers/{writer}/tensors",
     response={200: schemas.CatalogueLength, ERRORS: schemas.ErrorOut},
+    auth=WRITER,
 )
 def extend_catalogue(
     request: HttpRequest, run: UUID, writer: UUID, body: schemas.CatalogueIn
@@ -121,7 +136,7 @@ def extend_catalogue(
     return {"count": count}
 
 
-@router.get("/runs/{run}", response={200: schemas.RunOut, ERRORS: schemas.ErrorOut})
+@router.get("/runs/{run}", response={200: schemas.RunOut, ERRORS: schemas.ErrorOut}, auth=RUN_READER)
 def get_run(request: HttpRequest, run: UUID) -> dict[str, Any]:
     """A run with its latest verdicts and alerts."""
     stored = run_of(request, run)
@@ -141,7 +156,7 @@ def get_run(request: HttpRequest, run: UUID) -> dict[str, Any]:
     }
 
 
-@router.get("/runs", response={200: schemas.RunsOut, ERRORS: schemas.ErrorOut})
+@router.get("/runs", response={200: schemas.RunsOut, ERRORS: schemas.ErrorOut}, auth=READER)
 def list_runs(
     request: HttpRequest,
     q: Annotated[str, Query(max_length=MAX_LENGTH)] = "",
@@ -161,13 +176,17 @@ def list_runs(
 
 
 @router.delete(
-    "/runs/{run}", response={200: schemas.Deletion, 202: schemas.Deletion, ERRORS: schemas.ErrorOut}
+    "/runs/{run}",
+    response={200: schemas.Deletion, 202: schemas.Deletion, ERRORS: schemas.ErrorOut},
+    auth=ADMINISTRATOR,
 )
 def delete_run(request: HttpRequest, run: UUID) -> Status[Any]:
     """Delete a run. It is hidden at once (202); repeat the request until the response is 200."""
     progress = deletion.progress_of(run, project_of(request))
     if progress is None:
-        progress = deletion.begin(run_of(request, run))
+        stored = run_of(request, run)
+        progress = deletion.begin(stored)
+        record(actor_of(request), stored.project, Action.RUN_DELETED, f"“{stored.name}”", run=str(stored.pk))
     answer = {"done": progress.done, "share": progress.share, "bytes_left": progress.left}
     return Status(200 if progress.done else 202, answer)
 

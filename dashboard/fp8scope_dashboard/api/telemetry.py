@@ -12,7 +12,7 @@ import pyarrow as pa
 from django.http import HttpRequest, HttpResponse
 from ninja import Query, Router
 
-from fp8scope_dashboard.api.auth import check_run, tensor_of
+from fp8scope_dashboard.api.auth import RUN_READER, check_run, tensor_of
 from fp8scope_dashboard.api.responses import ERRORS
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry.codec import Float64s
@@ -24,7 +24,7 @@ from fp8scope_dashboard.wire.errors import InvalidError
 ARROW = "application/vnd.apache.arrow.stream"
 MOST_POINTS, MOST_COLUMNS = 100_000, 2_000
 
-router = Router(tags=["telemetry"])
+router = Router(tags=["telemetry"], auth=RUN_READER)
 Step = Annotated[int | None, Query(ge=0, le=2**62, description="Inclusive; default: all that is stored.")]
 Points = Annotated[int, Query(ge=MIN_POINTS, le=MOST_POINTS, description="Maximum number.")]
 Columns = Annotated[int, Query(ge=1, le=MOST_COLUMNS, description="Maximum number.")]

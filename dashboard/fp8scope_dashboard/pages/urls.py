@@ -5,6 +5,7 @@ from django.urls.converters import StringConverter, register_converter
 
 from fp8scope_dashboard.pages.views import (
     alerts,
+    audit,
     channels,
     compare,
     console,
@@ -144,6 +145,7 @@ urlpatterns: list[URLPattern] = [
     path(P + "settings/general", settings.general, name="project_general"),
     path(P + "settings/members/new", settings.member_add, name="member_add"),
     path(P + "settings/members/<int:member_id>", settings.member_change, name="member_change"),
+    path(P + "settings/changes/<int:entry_id>/undo", audit.change_undo, name="change_undo"),
     path(P + "settings/tokens", settings.token_list, name="token_list"),
     path(P + "settings/tokens/new", settings.token_create, name="token_create"),
     path(P + "settings/tokens/<int:token_id>/revoke", settings.token_revoke, name="token_revoke"),

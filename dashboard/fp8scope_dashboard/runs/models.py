@@ -7,7 +7,7 @@ from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.utils import timezone
 
-from fp8scope_dashboard.accounts.models import Project, User
+from fp8scope_dashboard.accounts.models import ApiToken, Project, User
 
 
 class RunState(models.TextChoices):
@@ -89,6 +89,11 @@ class Run(models.Model):
     # Sums of what finished writers sent; equal to *_stored unless something was lost.
     rows_sent = models.BigIntegerField(null=True, blank=True)
     points_sent = models.BigIntegerField(null=True, blank=True)
+
+    # A token that may only write runs reads those that it registered.
+    registered_with = models.ForeignKey(
+        ApiToken, null=True, blank=True, editable=False, on_delete=models.SET_NULL, related_name="+"
+    )
 
     # Set when a person deletes the run; telemetry.deletion then deletes its data in small transactions.
     deleted_at = models.DateTimeField(null=True, blank=True, editable=False)

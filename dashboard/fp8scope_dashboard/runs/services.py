@@ -14,7 +14,7 @@ from django.db.models import Case, F, Max, Q, TextField, Value, When
 from django.db.models.functions import Coalesce, Greatest
 from django.utils import timezone
 
-from fp8scope_dashboard.accounts.models import Project
+from fp8scope_dashboard.accounts.models import ApiToken, Project
 from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.runs.configuration import config_digest, recipe_name
 from fp8scope_dashboard.runs.models import Choice, DeletedRun, Run, RunState, Writer
@@ -45,7 +45,12 @@ class TooManyWritersError(Exception):
 
 
 def register(
-    run_id: UUID, project: Project, fields: Mapping[str, Any], *, replace_tags: bool = False
+    run_id: UUID,
+    project: Project,
+    fields: Mapping[str, Any],
+    *,
+    replace_tags: bool = False,
+    token: ApiToken | None = None,
 ) -> tuple[Run, bool]:
     """Create a run, or complete an existing one. Returns the run and whether it is new.
 
@@ -64,6 +69,7 @@ def register(
             _lock_creation(run_id)
             defaults = {
                 "project": project,
+                "registered_with": token,
                 **fields,
                 **_derived(fields),
                 **_default_baseline(project, fields),

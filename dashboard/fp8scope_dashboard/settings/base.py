@@ -60,6 +60,7 @@ INSTALLED_APPS = [
     "ninja",
     "fp8scope_dashboard",
     "fp8scope_dashboard.accounts",
+    "fp8scope_dashboard.audit",
     "fp8scope_dashboard.runs",
     "fp8scope_dashboard.receipts",
     "fp8scope_dashboard.telemetry",

@@ -86,10 +86,35 @@ def revoke_link(link: ShareLink) -> None:
     ShareLink.objects.filter(pk=link.pk, revoked_at=None).update(revoked_at=timezone.now())
 
 
+def links_of(project: Project, user: User) -> QuerySet[ShareLink]:
+    """The links to reports of a project that a person made and that work."""
+    return working_links().filter(report__project=project, created_by=user)
+
+
+def end_links(project: Project, user: User, keep_for: User | None, **_: Any) -> dict[str, list[int]]:
+    """Receiver of `access_ended`: a person's links end, or become those of `keep_for`."""
+    ids = list(links_of(project, user).values_list("pk", flat=True))
+    chosen = ShareLink.objects.filter(pk__in=ids)
+    if keep_for is None:
+        chosen.update(revoked_at=timezone.now())
+    else:
+        chosen.update(created_by=keep_for)
+    return {"links": ids}
+
+
+def restore_links(
+    project: Project, user: User, ended: Mapping[str, list[int]], works_again: Mapping[str, Any], **_: Any
+) -> None:
+    """Receiver of `access_restored`."""
+    links = ShareLink.objects.filter(report__project=project, pk__in=ended.get("links", []))
+    links.update(created_by=user, **works_again)
+
+
 def working_links() -> QuerySet[ShareLink]:
-    """The links that are neither revoked nor expired."""
+    """The links that are neither revoked nor expired, and not of a deactivated account."""
     unexpired = Q(expires_at__isnull=True) | Q(expires_at__gt=timezone.now())
-    return ShareLink.objects.filter(unexpired, revoked_at=None)
+    in_use = Q(created_by=None) | Q(created_by__is_active=True)
+    return ShareLink.objects.filter(unexpired, in_use, revoked_at=None)
 
 
 def _digest(secret: str) -> bytes:

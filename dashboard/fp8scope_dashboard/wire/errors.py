@@ -65,6 +65,10 @@ class BadTokenError(RefusalError):
         super().__init__("The token is unknown or was revoked.", TOKEN_HINT)
 
 
+class ForbiddenError(RefusalError):
+    status, code = 403, "forbidden"
+
+
 class UnknownRunError(RefusalError):
     status, code = 404, "unknown_run"
 

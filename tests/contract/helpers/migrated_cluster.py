@@ -16,7 +16,7 @@ import django; django.setup()
 from django.core.management import call_command
 call_command("migrate", verbosity=0)
 from fp8scope_dashboard.accounts.services import create_project, create_token
-print(create_token(create_project("default", "Default"), "t")[1])
+print(create_token(create_project("default", "Default"), "t", scopes=("write", "read"))[1])
 """
 
 

@@ -40,7 +40,7 @@ TESTS = Path(__file__).resolve().parents[2]
 def production(transactional_db: None, tmp_path: Path) -> Iterator[Server]:
     """A separate web server with slow password hashes and a pool of database connections."""
     project = create_project("default", "Default")
-    token = create_token(project, "tests")[1]
+    token = create_token(project, "tests", scopes=("write", "read"))[1]
     log = tmp_path / "web.log"
     with web_server(
         log,

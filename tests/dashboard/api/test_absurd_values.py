@@ -6,10 +6,10 @@ from typing import Final
 
 import pytest
 from dashboard.helpers.seeding import seed_project
-from django.test import Client
+from dashboard.helpers.token_clients import client_with_token
 from django.utils.http import urlencode
 
-from fp8scope_dashboard.accounts.services import create_project, create_token
+from fp8scope_dashboard.accounts.services import create_project
 from fp8scope_dashboard.api.root import api
 
 VALUES: Final = ("", "-1", "0", "9" * 400, "NaN", "-inf", "1e308", "٣", "x" * 5_000, b"\xed\xa0\x80", "a\0b")
@@ -20,7 +20,7 @@ VALUES_OF_PATHS: Final = ("-1", "9" * 400, "x" * 500, "%00", "%ED%A0%80", "..")
 def test_it_works() -> None:
     project = create_project("research", "Research")
     run = seed_project(project, 150).faulty
-    client = Client(headers={"authorization": f"Bearer {create_token(project, 'tests')[1]}"})
+    client = client_with_token(project)
     client.raise_request_exception = False
     asked = 0
     for path, operations in api.get_openapi_schema()["paths"].items():

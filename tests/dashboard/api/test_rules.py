@@ -72,7 +72,7 @@ def test_a_token_reaches_only_its_project(server: Server, tmp_path: Path) -> Non
     assert cli.main(["rules", "apply", write(tmp_path / "rules.yaml"), "--prune"]) == 0
     assert Rule.objects.filter(name="secret rule").exists()
     assert Rule.objects.get(name="Gradient norm").project == server.project
-    own = {"Authorization": f"Bearer {create_token(other, 't')[1]}"}
+    own = {"Authorization": f"Bearer {create_token(other, 't', scopes=('write', 'read'))[1]}"}
     answer = urllib3.request("GET", f"{server.url}/api/v1/rules", headers=own)
     assert b"secret rule" in answer.data and b"Gradient norm" not in answer.data
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from dashboard.helpers.recording import make_run
+from dashboard.helpers.token_clients import client_with_token
 from django.test import Client
 from django.utils import timezone
 
-from fp8scope_dashboard.accounts.models import Project, User
-from fp8scope_dashboard.accounts.services import create_token
+from fp8scope_dashboard.accounts.models import Project, Scope, User
 from fp8scope_dashboard.runs import bulk
 from fp8scope_dashboard.runs.models import BulkAction, Run
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def client(project: Project) -> Client:
-    return Client(headers={"authorization": f"Bearer {create_token(project, 'reader')[1]}"})
+    return client_with_token(project, *Scope)
 
 
 def listed(client: Client, q: str = "") -> dict[str, Any]:
@@ -83,7 +83,7 @@ def test_other_projects_do_not_learn_of_a_deletion(project: Project) -> None:
     run = make_run(project, "run")
     bulk.change(project, Run.objects.all(), BulkAction.Kind.DELETE, User.objects.create_user("ada"))
     other = Project.objects.create(slug="other", name="Other")
-    stranger = Client(headers={"authorization": f"Bearer {create_token(other, 'reader')[1]}"})
+    stranger = client_with_token(other)
     for pk in (run.pk, uuid.uuid4()):
         assert stranger.get(f"/api/v1/runs/{pk}").json()["error"]["code"] == "unknown_run"
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from dashboard.helpers.compacting import compact, over
 from dashboard.helpers.recorder import Recorder
+from dashboard.helpers.token_clients import client_with_token
 from django.test import Client
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,7 +33,7 @@ NAMES = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def client_of(project: Project) -> Client:
-    return Client(headers={"authorization": f"Bearer {create_token(project, 'reader')[1]}"})
+    return client_with_token(project)
 
 
 def strictly(body: bytes) -> Any:
@@ -190,7 +191,7 @@ def test_a_run_of_another_project_is_unknown_for_any_query(query: str) -> None:
 def test_refuses_a_revoked_token() -> None:
     recorder = Recorder.of_new_run(["a"])
     recorder.send([1], {"loss": [1.0]})
-    token, secret = create_token(recorder.run.project, "reader")
+    token, secret = create_token(recorder.run.project, "reader", scopes=("write", "read"))
     client = Client(headers={"authorization": f"Bearer {secret}"})
     address = f"/api/v1/runs/{recorder.run.id}/series?scalar=loss"
     assert client.get(address).status_code == 200

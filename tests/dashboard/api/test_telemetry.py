@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from dashboard.helpers.recorder import Recorder
+from dashboard.helpers.token_clients import client_with_token
 from django.test import Client
 
 from fp8scope_dashboard.accounts.models import Project
-from fp8scope_dashboard.accounts.services import create_token
 
 pytestmark = pytest.mark.django_db
 
@@ -31,7 +31,7 @@ def recorder() -> Recorder:
 @pytest.fixture
 def client() -> Client:
     project = Project.objects.get_or_create(slug="default", name="Default")[0]
-    return Client(headers={"authorization": f"Bearer {create_token(project, 'reader')[1]}"})
+    return client_with_token(project)
 
 
 def test_it_works(recorder: Recorder, client: Client) -> None:
@@ -91,7 +91,7 @@ def test_refuses_invalid_queries(
 
 def test_a_run_of_another_project_is_unknown(recorder: Recorder) -> None:
     other = Project.objects.create(slug="other", name="Other")
-    client = Client(headers={"authorization": f"Bearer {create_token(other, 'reader')[1]}"})
+    client = client_with_token(other)
     for path in ("series?scalar=loss", "heatmap?statistic=amax"):
         assert client.get(f"/api/v1/runs/{recorder.run.id}/{path}").status_code == 404
     assert Client().get(f"/api/v1/runs/{recorder.run.id}/series?scalar=loss").status_code == 401

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from dashboard.helpers.recording import Recorder, make_run
 from dashboard.helpers.reporting import BISECT, send_report
+from dashboard.helpers.token_clients import client_with_token
 from dashboard.helpers.visitors import Visitor, visitor_of
 from django.test import Client
 
@@ -153,7 +154,7 @@ def test_the_page_is_for_members_of_the_project(admin: Visitor) -> None:
 
 def test_the_api_has_the_diagnosis(admin: Visitor) -> None:
     recorder = fp8(admin.project, frozen=True)
-    client = Client(headers={"authorization": f"Bearer {create_token(admin.project, 'tests')[1]}"})
+    client = client_with_token(admin.project)
     address = f"/api/v1/runs/{recorder.run.id}/diagnosis"
     before = client.get(address).json()
     assert before["current"] is False and before["sentence"] is None and before["findings"] == []
@@ -163,7 +164,7 @@ def test_the_api_has_the_diagnosis(admin: Visitor) -> None:
     assert [finding["step"] for finding in answer["findings"]] == [
         "reference", "software", "scaling", "product", "evaluation"
     ]  # fmt: skip
-    stranger = create_token(create_project("elsewhere", "Elsewhere"), "tests")[1]
+    stranger = create_token(create_project("elsewhere", "Elsewhere"), "tests", scopes=("write", "read"))[1]
     other = Client(headers={"authorization": f"Bearer {stranger}"})
     assert other.get(address).status_code == 404
     assert Diagnosis.objects.count() == 1

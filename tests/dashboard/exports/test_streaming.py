@@ -23,7 +23,7 @@ def stored() -> tuple[Run, dict[str, str]]:
     """A run with rows, and the headers of a request for it."""
     recorder = Recorder.of_new_run(["a.input"])
     recorder.send([0, 1, 2], {"loss": [3.0, 2.0, 1.0]})
-    secret = create_token(recorder.run.project, "tests")[1]
+    secret = create_token(recorder.run.project, "tests", scopes=("write", "read"))[1]
     return recorder.run, {"authorization": f"Bearer {secret}"}
 
 

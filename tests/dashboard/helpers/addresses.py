@@ -12,6 +12,8 @@ from fp8scope_dashboard.accounts.models import Membership, User
 from fp8scope_dashboard.accounts.services import create_token
 from fp8scope_dashboard.accounts.urls import urlpatterns as account_entries
 from fp8scope_dashboard.alerts.models import Channel, Event, Rule, RuleTrial
+from fp8scope_dashboard.audit.log import Actor, record
+from fp8scope_dashboard.audit.models import Action
 from fp8scope_dashboard.db.encryption import encrypt_json
 from fp8scope_dashboard.pages.urls import urlpatterns as page_entries
 from fp8scope_dashboard.runs.models import Artefact, BulkAction, Run, SavedView, Tensor
@@ -55,6 +57,7 @@ class Addresses:
         self.view = SavedView.objects.create(
             project=visitor.project, owner=visitor.user, name="v", query="q=x", shared=True
         )
+        self.entry = record(Actor(visitor.user), visitor.project, Action.RULES, "none", rules=[])
         self.channel = Channel.objects.create(
             project=visitor.project, name="c", sealed=encrypt_json({"url": "https://x.test"})
         )
@@ -77,6 +80,7 @@ class Addresses:
             "action": "acknowledge",
             "action_id": self.change.pk,
             "view_id": self.view.pk,
+            "entry_id": self.entry.pk,
             "index": 0,
             "rank": 0,
             **chosen,

@@ -57,6 +57,7 @@ MEMBER = [
     "token_create",
     "token_revoke",
     "command_new",
+    "change_undo",
 ]
 MEMBER += ["rule_create", "rule_save", "rule_switch", "rule_remove", "rule_try"]
 MEMBER += ["note_save", "note_preview", "artefact_new", "artefact_remove"]
@@ -137,7 +138,7 @@ def test_objects_of_another_project_are_not_found(stranger: Visitor, addresses: 
     for name in (
         *("alert_change", "rule_save", "rule_switch", "rule_remove", "token_revoke", "channel_change"),
         *("delivery_again", "member_change", "share_link_new", "share_link_revoke", "shared_report_delete"),
-        "delivery_again",
+        *("delivery_again", "change_undo"),
         *("runs_undo", "view_delete"),
         *("command_new", "run_delete", "baseline_new", "group_new", "choice_undo"),
         *("note_save", "note_preview", "artefact_new", "artefact_remove"),

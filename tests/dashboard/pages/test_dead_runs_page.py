@@ -84,7 +84,7 @@ def verdict_pages(visitor: Visitor, run: Run) -> dict[str, str]:
 
 
 def answer_of_the_api(visitor: Visitor, run: Run) -> dict[str, object]:
-    _, secret = create_token(visitor.project, "tests")
+    _, secret = create_token(visitor.project, "tests", scopes=("write", "read"))
     answer = Client().get(f"/api/v1/runs/{run.id}", headers={"Authorization": f"Bearer {secret}"})
     return dict(answer.json())
 

@@ -37,7 +37,8 @@ def test_a_removal_can_be_undone(admin: Visitor, member: Visitor) -> None:
     assert "Make mia a member again?" in page
     (form,) = re.findall(r'<form class="notice row undo".*?</form>', page, flags=re.DOTALL)
     fields = dict(re.findall(r'name="(\w+)" value="([^"]*)"', form))
-    assert "mia is now a member" in post(admin, "members/new", name=fields["name"], role=fields["role"])
+    (address,) = re.findall(r'action="([^"]*)"', form)
+    assert "Undone: Removed a member: mia" in admin.client.post(address, fields, follow=True).content.decode()
     assert roles(admin)["mia"] == "member"
     settings = admin.client.get(admin.address("settings/")).content.decode()
     assert "a member again?" not in settings, "it is offered once"

@@ -23,7 +23,7 @@ def test_it_works(viewer: Visitor, seeded: Seeded) -> None:
     explanation = Comparison.objects.get(run=seeded.healthy).result["explanation"][:40]
     assert compare.index(explanation) < compare.index(result["headline"])
     assert "Costs and savings" in compare and "Throughput" in compare
-    token = create_token(viewer.project, "tests")[1]
+    token = create_token(viewer.project, "tests", scopes=("write", "read"))[1]
     answer = viewer.client.get(
         f"/api/v1/runs/{seeded.healthy.id}", headers={"authorization": f"Bearer {token}"}
     ).json()

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from dashboard.helpers.exponents import histogram_of, store_histograms
 from dashboard.helpers.recording import Recorder, make_run
+from dashboard.helpers.token_clients import client_with_token
 from dashboard.helpers.visitors import Visitor, get_json
-from django.test import Client
 
-from fp8scope_dashboard.accounts.services import create_token
 from fp8scope_dashboard.runs.models import Run, Tensor
 
 NAMES = ["a.input", "a.weight", "a.grad_output", "b.weight_grad"]
@@ -112,7 +111,7 @@ def test_strangers_see_nothing(stranger: Visitor, run: Run) -> None:
 
 
 def ask(run: Run, **query: str) -> tuple[int, Any]:
-    client = Client(headers={"authorization": f"Bearer {create_token(run.project, 'reader')[1]}"})
+    client = client_with_token(run.project)
     answer = client.get(f"/api/v1/runs/{run.id}/readiness", query)
     return answer.status_code, answer.json()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
-from html import unescape
 from typing import Any
 
 import numpy as np
@@ -143,8 +142,11 @@ def test_a_removed_rule_can_be_restored(member: Visitor) -> None:
     before = rule_documents.document_of(rule)
     page = member.client.post(member.address(f"rules/{rule.pk}/remove"), follow=True).content.decode()
     assert "Restore the rule “Late outliers”?" in page and not Rule.objects.filter(name=rule.name).exists()
-    (document,) = re.findall(r'name="document" value="([^"]*)"', page)
-    member.client.post(member.address("rules/save"), {"document": unescape(document)})
+    (address,) = re.findall(r'<form class="notice row undo" method="post" action="([^"]*)"', page)
+    assert (
+        "Undone"
+        in member.client.post(address, {"next": member.address("rules/")}, follow=True).content.decode()
+    )
     assert rule_documents.document_of(Rule.objects.get(name="Late outliers")) == before
     assert "Restore the rule" not in html(member, "rules/"), "it is offered once"
 

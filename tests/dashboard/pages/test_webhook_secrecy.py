@@ -54,7 +54,7 @@ def all_texts(visitor: Visitor, seeded: Seeded) -> str:
         "channels/",
     )
     texts = [visitor.client.get(visitor.address(rest)).content.decode() for rest in pages]
-    _, secret = create_token(visitor.project, "tests")
+    _, secret = create_token(visitor.project, "tests", scopes=("write", "read"))
     headers = {"Authorization": f"Bearer {secret}"}
     for rest in ("", "/export?format=csv", "/series?scalars=loss"):
         answer = Client().get(f"/api/v1/runs/{seeded.faulty.id}{rest}", headers=headers)

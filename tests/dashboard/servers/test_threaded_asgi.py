@@ -111,7 +111,7 @@ def test_responds_like_the_handler_of_django(
     client = Client()
     client.force_login(User.objects.create(username="ada", is_superuser=True))
     secrets = {
-        "Bearer TOKEN": f"Bearer {create_token(project, 'tests')[1]}",
+        "Bearer TOKEN": f"Bearer {create_token(project, 'tests', scopes=('write', 'read'))[1]}",
         "COOKIE": f"sessionid={client.cookies['sessionid'].value}",
     }
     if "headers" in options:

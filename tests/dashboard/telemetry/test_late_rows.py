@@ -12,10 +12,9 @@ import pyarrow as pa
 import pytest
 from dashboard.helpers.compacting import compact
 from dashboard.helpers.recorder import Recorder
-from django.test import Client
+from dashboard.helpers.token_clients import client_with_token
 from django.utils import timezone
 
-from fp8scope_dashboard.accounts.services import create_token
 from fp8scope_dashboard.exports.content import content_of
 from fp8scope_dashboard.runs.models import Run, Writer
 from fp8scope_dashboard.telemetry import queries, retention
@@ -204,7 +203,7 @@ def test_raw_rows_and_roll_ups_side_by_side(recorder: Recorder) -> None:
 
 
 def test_over_the_api(recorder: Recorder) -> None:
-    client = Client(headers={"authorization": f"Bearer {create_token(recorder.run.project, 'reader')[1]}"})
+    client = client_with_token(recorder.run.project)
     base = f"/api/v1/runs/{recorder.run.id}"
     send(recorder, FIRST, AFTER, seq=LATE)
     compact(recorder)

@@ -30,11 +30,15 @@ class Change:
 
     Attributes:
         fields: what changes, by name: the present and the new value. Empty unless `what` is "changed".
+        before: the rule's document as it was; None for a new rule.
+        after: its document as it is; None for a removed rule.
     """
 
     what: Literal["created", "changed", "unchanged", "removed"]
     title: str
     fields: dict[str, tuple[Any, Any]]
+    before: dict[str, Any] | None = None
+    after: dict[str, Any] | None = None
 
 
 def rules_in(project: Project) -> list[Rule]:
@@ -124,26 +128,27 @@ def apply(
         rule = stored.pop(draft.key, None)
         before = None if rule is None else document_of(rule)
         after = save(draft, rule)
-        changes.append(_change(after, before))
+        changes.append(change_of(after, before))
     removable = [rule for rule in stored.values() if rule.kind == RuleKind.THRESHOLD or rule.run_id]
     for rule in removable if prune else []:
-        changes.append(Change("removed", rule.title, {}))
+        changes.append(Change("removed", rule.title, {}, before=document_of(rule)))
         remove(rule)
     if check:
         transaction.set_rollback(True)
     return changes
 
 
-def _change(rule: Rule, before: dict[str, Any] | None) -> Change:
-    if before is None:
-        return Change("created", rule.title, {})
+def change_of(rule: Rule, before: dict[str, Any] | None) -> Change:
+    """What was done to a saved rule, which had the document `before`; None for a new rule."""
     after = document_of(rule)
+    if before is None:
+        return Change("created", rule.title, {}, after=after)
     fields = {
         name: (before.get(name), after.get(name))
         for name in {**before, **after}
         if before.get(name) != after.get(name)
     }
-    return Change("changed" if fields else "unchanged", rule.title, fields)
+    return Change("changed" if fields else "unchanged", rule.title, fields, before, after)
 
 
 def _definition(rule: Rule) -> list[Any]:

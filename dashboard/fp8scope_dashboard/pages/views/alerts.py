@@ -11,6 +11,7 @@ from uuid import UUID
 
 from django.contrib import messages
 from django.core.paginator import Paginator
+from django.db import transaction
 from django.db.models import Prefetch, QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.urls import reverse
@@ -33,6 +34,9 @@ from fp8scope_dashboard.alerts.models import (
 )
 from fp8scope_dashboard.alerts.services import events_of, numbered
 from fp8scope_dashboard.alerts.user_rules import rule_store
+from fp8scope_dashboard.alerts.user_rules.rule_audit import record_rules
+from fp8scope_dashboard.alerts.user_rules.rule_documents import document_of
+from fp8scope_dashboard.audit.log import actor_of
 from fp8scope_dashboard.control.models import Command
 from fp8scope_dashboard.diagnosis.models import Diagnosis
 from fp8scope_dashboard.pages import formatting, rule_words
@@ -320,7 +324,10 @@ def switch_rule(request: HttpRequest, project: Project, rule_id: int) -> HttpRes
     rule = Rule.objects.filter(project=project, pk=rule_id).first()
     if rule is None:
         raise Http404("No such rule.")
-    rule_store.switch(rule, on=request.POST.get("enabled") == "1")
+    before = document_of(rule)
+    with transaction.atomic():
+        rule_store.switch(rule, on=request.POST.get("enabled") == "1")
+        record_rules(actor_of(request), project, [rule_store.change_of(rule, before)])
     state = "on" if rule.enabled else "off: it opens no alerts until it is switched on again"
     messages.success(request, f"The rule “{rule.title}” is {state}.")
     return _back(request, project)

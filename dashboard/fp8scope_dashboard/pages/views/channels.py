@@ -17,6 +17,8 @@ from fp8scope_dashboard.accounts.models import Project, Role
 from fp8scope_dashboard.alerts.delivery import outbox
 from fp8scope_dashboard.alerts.delivery.channels import CHANNELS, DeliveryError, email, service, webhook
 from fp8scope_dashboard.alerts.models import Channel, Delivery, Reason, Severity
+from fp8scope_dashboard.audit.log import actor_of, record
+from fp8scope_dashboard.audit.models import Action
 from fp8scope_dashboard.db.encryption import encrypt_json
 from fp8scope_dashboard.pages.access import POST, in_project, page
 
@@ -124,6 +126,7 @@ def channel_create(request: HttpRequest, project: Project, kind: str) -> HttpRes
         messages.error(request, f"A project can have at most {MOST_CHANNELS} channels. Remove one first.")
     elif (config := _config(request, kind)) is not None:
         Channel.objects.create(project=project, kind=kind, name=name, sealed=encrypt_json(config))
+        record(actor_of(request), project, Action.CHANNEL, f"added “{name}” ({kind})")
         messages.success(request, f"Added the channel “{name}”. Send a test to see whether it works.")
     return _back(project)
 
@@ -144,6 +147,8 @@ def channel_change(request: HttpRequest, project: Project, channel_id: int) -> H
     }
     if (action := actions.get(request.POST.get("action", ""))) is not None:
         action(request, channel)
+        if action is not _test:
+            record(actor_of(request), project, Action.CHANNEL, f"{request.POST['action']} “{channel.name}”")
     return _back(project)
 
 

@@ -12,6 +12,8 @@ from django.shortcuts import redirect
 from django.urls import reverse
 
 from fp8scope_dashboard.accounts.models import Project, Role
+from fp8scope_dashboard.audit.log import actor_of, record
+from fp8scope_dashboard.audit.models import Action
 from fp8scope_dashboard.exports import formats, streaming
 from fp8scope_dashboard.pages import run_tabs
 from fp8scope_dashboard.pages.access import POST, in_project, page, person, run_of
@@ -75,6 +77,7 @@ def run_delete(request: HttpRequest, project: Project, run_id: UUID) -> HttpResp
         messages.error(request, "The run was not deleted: the name does not match.")
         return redirect("run_data", project.slug, run.pk)
     bulk.change(project, Run.objects.filter(pk=run.pk), BulkAction.Kind.DELETE, person(request))
+    record(actor_of(request), project, Action.RUN_DELETED, f"“{run.name}”", run=str(run.pk))
     messages.success(
         request,
         f"Deleted “{run.name}”. For 10 minutes this can be undone; then its data is deleted.",
@@ -97,6 +100,7 @@ def retention(request: HttpRequest, project: Project) -> HttpResponse:
         messages.error(request, " ".join(" ".join(texts) for texts in error.message_dict.values()))
     else:
         project.save(update_fields=["raw_days"])
+        record(actor_of(request), project, Action.PROJECT, f"days of tensor values: {text or 'all'}")
         kept = f"for {project.raw_days} days" if project.raw_days else "forever"
         messages.success(
             request, f"Saved. Tensor values are kept {kept}; roll-ups and scalars are always kept."

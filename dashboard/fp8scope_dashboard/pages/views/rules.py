@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from django.contrib import messages
+from django.db import transaction
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -27,8 +28,10 @@ from fp8scope_dashboard.alerts.models import (
 )
 from fp8scope_dashboard.alerts.tasks import try_rule
 from fp8scope_dashboard.alerts.user_rules import rule_documents, rule_store, trials
+from fp8scope_dashboard.alerts.user_rules.rule_audit import record_rules
 from fp8scope_dashboard.alerts.user_rules.rule_documents import RuleDocumentError
 from fp8scope_dashboard.analysis import lineage
+from fp8scope_dashboard.audit.log import actor_of
 from fp8scope_dashboard.pages import rule_words
 from fp8scope_dashboard.pages.access import POST, in_project, page, person
 from fp8scope_dashboard.pages.address_values import uuids_in
@@ -76,8 +79,11 @@ def rule_save(request: HttpRequest, project: Project, rule_id: int | None = None
     """Save the posted rule, or show the form again with what is wrong."""
     stored = None if rule_id is None else _stored(project, rule_id)
     document = posted_document(request)
+    before = None if stored is None else rule_documents.document_of(stored)
     try:
-        saved = rule_store.save(rule_documents.parse(project, document), stored)
+        with transaction.atomic():
+            saved = rule_store.save(rule_documents.parse(project, document), stored)
+            record_rules(actor_of(request), project, [rule_store.change_of(saved, before)])
     except RuleDocumentError as error:
         return _form(request, project, stored, document, error)
     messages.success(request, f"Saved the rule “{saved.title}”. It judges new data from now on.")
@@ -88,15 +94,19 @@ def rule_save(request: HttpRequest, project: Project, rule_id: int | None = None
 def rule_remove(request: HttpRequest, project: Project, rule_id: int) -> HttpResponse:
     """Remove a rule. Its alerts are kept."""
     stored = _stored(project, rule_id)
-    title, document = stored.title, json.dumps(rule_documents.document_of(stored))
+    change = rule_store.Change("removed", stored.title, {}, before=rule_documents.document_of(stored))
     try:
-        rule_store.remove(stored)
+        with transaction.atomic():
+            rule_store.remove(stored)
+            entry = record_rules(actor_of(request), project, [change])
     except RuleDocumentError as error:
         messages.error(request, error.message)
     else:
-        messages.success(request, f"Removed the rule “{title}”. Its alerts are kept.")
-        again = reverse("rule_create", args=[project.slug])
-        offer_undo(request, f"Restore the rule “{title}”?", again, document=document)
+        messages.success(request, f"Removed the rule “{change.title}”. Its alerts are kept.")
+        assert entry is not None
+        again = reverse("change_undo", args=[project.slug, entry.pk])
+        address = reverse("rules", args=[project.slug])
+        offer_undo(request, f"Restore the rule “{change.title}”?", again, next=address)
     return redirect("rules", project.slug)
 
 

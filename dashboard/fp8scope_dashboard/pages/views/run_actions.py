@@ -14,6 +14,8 @@ from django.shortcuts import redirect
 from django.urls import reverse
 
 from fp8scope_dashboard.accounts.models import Project, Role
+from fp8scope_dashboard.audit.log import actor_of, record
+from fp8scope_dashboard.audit.models import Action
 from fp8scope_dashboard.pages import saved_views
 from fp8scope_dashboard.pages.access import POST, back_to, in_project, may, person
 from fp8scope_dashboard.pages.address_values import uuids_in
@@ -55,6 +57,8 @@ def change(request: HttpRequest, project: Project) -> HttpResponse:
         if done is None:
             messages.warning(request, "Nothing was changed: the runs were in this state already.")
         else:
+            said = DONE[action].format(runs=_runs(len(done.runs)), tag=done.tag).partition(". ")[0]
+            record(actor_of(request), project, Action.RUNS_CHANGED, said.rstrip("."), bulk=str(done.pk))
             messages.success(request, DONE[action].format(runs=_runs(len(done.runs)), tag=done.tag))
     return _back(request, project)
 
@@ -70,6 +74,7 @@ def undo(request: HttpRequest, project: Project, action_id: UUID) -> HttpRespons
     except bulk.BulkError as error:
         messages.error(request, str(error))
     else:
+        record(actor_of(request), project, Action.UNDONE, f"{action.kind}, for {_runs(restored)}")
         messages.success(request, f"Undone for {_runs(restored)}.")
     return _back(request, project)
 

@@ -12,6 +12,8 @@ from django.urls import reverse
 from django.views.decorators.gzip import gzip_page
 
 from fp8scope_dashboard.accounts.models import Project, Role
+from fp8scope_dashboard.audit.log import actor_of, record
+from fp8scope_dashboard.audit.models import Action
 from fp8scope_dashboard.control.commands import CommandError, give
 from fp8scope_dashboard.control.models import CommandKind, Report
 from fp8scope_dashboard.pages.access import POST, in_project, page, person, run_of
@@ -57,6 +59,8 @@ def command_new(request: HttpRequest, project: Project, run_id: UUID) -> HttpRes
         messages.error(request, str(error))
     else:
         kind_name = command.get_kind_display().lower()
+        text = f"{kind_name}, to the run “{run.name}”"
+        record(actor_of(request), project, Action.COMMAND, text, run=str(run.pk))
         messages.success(
             request, f"Command created: {kind_name}. The training process receives it with its next message."
         )

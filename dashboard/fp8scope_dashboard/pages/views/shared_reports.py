@@ -18,6 +18,8 @@ from django.views.decorators.http import require_safe
 
 from fp8scope_dashboard.accounts.addresses import server_address
 from fp8scope_dashboard.accounts.models import Project, Role
+from fp8scope_dashboard.audit.log import actor_of, record
+from fp8scope_dashboard.audit.models import Action
 from fp8scope_dashboard.pages.access import POST, SAFE, in_project, may, page, person
 from fp8scope_dashboard.pages.address_values import whole_number
 from fp8scope_dashboard.pages.compared_runs import MOST_CHOSEN, chosen_runs
@@ -208,6 +210,7 @@ def link_new(request: HttpRequest, project: Project, report_id: UUID) -> HttpRes
     except ReportError as error:
         messages.error(request, str(error))
         return redirect("shared_report", project.slug, shown.pk)
+    record(actor_of(request), project, Action.LINK_CREATED, f"“{shown.title}”, {lifetime}")
     address = server_address(request) + reverse("shared", args=[secret])
     return _report_page(request, project, shown, new_link=address)
 
@@ -220,6 +223,7 @@ def link_revoke(request: HttpRequest, project: Project, report_id: UUID, link_id
     if link is None:
         raise Http404("No such link.")
     revoke_link(link)
+    record(actor_of(request), project, Action.LINK_REVOKED, f"“{shown.title}”")
     messages.success(request, "The link no longer works.")
     return redirect("shared_report", project.slug, shown.pk)
 
@@ -230,6 +234,7 @@ def report_delete(request: HttpRequest, project: Project, report_id: UUID) -> Ht
     shown = _report_of(project, report_id)
     title = shown.title
     shown.delete()
+    record(actor_of(request), project, Action.REPORT_DELETED, f"“{title}”")
     messages.success(request, f"Deleted the report “{title}”. Its links no longer work.")
     return redirect("shared_reports", project.slug)
 

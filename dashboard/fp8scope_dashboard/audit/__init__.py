@@ -1,0 +1,1 @@
+"""The record of what people, tokens and commands changed in a project."""

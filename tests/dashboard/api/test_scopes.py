@@ -1,0 +1,167 @@
+"""What a token may do: its scopes, and the audit log of what it changed."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import urllib3
+from dashboard.helpers.visitors import visitor_of
+from helpers.live_servers import Server
+
+from fp8scope.cli import main as cli
+from fp8scope_dashboard.accounts.models import Role, Scope
+from fp8scope_dashboard.accounts.services import create_token
+from fp8scope_dashboard.alerts.models import Rule
+from fp8scope_dashboard.alerts.user_rules import rule_documents, rule_store
+from fp8scope_dashboard.audit.models import Action, Entry
+
+PAUSE = """\
+version: 1
+rules:
+  - {name: Stop, statistic: loss, condition: above, value: -1, action: %s}
+"""
+
+
+class Client:
+    """Requests with a new token that has these scopes."""
+
+    def __init__(self, server: Server, scopes: Sequence[Scope] | None = None) -> None:
+        chosen = {} if scopes is None else {"scopes": scopes}
+        self.token, self.secret = create_token(server.project, "a token", **chosen)
+        self._server = server
+
+    def send(self, method: str, path: str, body: Any = None) -> urllib3.BaseHTTPResponse:
+        data = body.encode() if isinstance(body, str) else json.dumps(body).encode() if body else b""
+        headers = {"Authorization": f"Bearer {self.secret}", "Content-Type": "application/json"}
+        return urllib3.request(method, f"{self._server.url}/api/v1{path}", headers=headers, body=data)
+
+    def register(self, run: uuid.UUID) -> None:
+        assert self.send("PUT", f"/runs/{run}", {"name": "r"}).status == 201
+
+
+def own_rule(server: Server, name: str = "Gradient norm") -> Rule:
+    document = {"name": name, "statistic": "grad_norm", "condition": "above", "value": 10}
+    return rule_store.save(rule_documents.parse(server.project, document))
+
+
+def test_it_works(server: Server) -> None:
+    run, agent = uuid.uuid4(), Client(server)
+    agent.register(run)
+    assert agent.token.scopes == ["write"]
+    for path in ("", "/history", "/console", "/series?scalar=loss", "/diagnosis", "/export?format=csv"):
+        assert agent.send("GET", f"/runs/{run}{path}").status == 200, path
+
+
+@pytest.mark.parametrize("action", ["pause", "checkpoint", "none"])
+def test_an_agents_token_cannot_change_rules(server: Server, action: str) -> None:
+    own_rule(server)
+    agent = Client(server)
+    for query in ("", "?prune=true", "?check=true"):
+        answer = agent.send("PUT", f"/rules{query}", PAUSE % action)
+        assert answer.status == 403 and answer.json()["error"]["code"] == "forbidden"
+    assert not Rule.objects.filter(name="Stop").exists()
+    assert Rule.objects.filter(name="Gradient norm").exists()
+    assert not Entry.objects.exists()
+
+
+def test_a_token_that_reads_changes_nothing(server: Server) -> None:
+    run, agent, reader = uuid.uuid4(), Client(server), Client(server, [Scope.READ])
+    agent.register(run)
+    assert reader.send("GET", f"/runs/{run}").status == reader.send("GET", "/rules").status == 200
+    assert reader.send("GET", "/runs").json()["total"] == 1
+    assert reader.send("PUT", f"/runs/{uuid.uuid4()}", {"name": "r"}).status == 403
+    assert reader.send("DELETE", f"/runs/{run}").status == 403
+    assert reader.send("PUT", "/rules", PAUSE % "none").status == 403
+
+
+def test_an_agents_token_reads_only_the_runs_that_it_registered(server: Server) -> None:
+    foreign, agent = uuid.uuid4(), Client(server)
+    Client(server).register(foreign)
+    reading = ("", "/history", "/console", "/series?scalar=loss", "/heatmap?statistic=amax", "/diagnosis")
+    for path in (*reading, "/export", f"/export/{uuid.uuid4()}", "/readiness"):
+        answer = agent.send("GET", f"/runs/{foreign}{path}")
+        assert answer.status == 403 and answer.json()["error"]["code"] == "forbidden", path
+    assert agent.send("GET", "/runs").status == agent.send("GET", "/rules").status == 403
+    # What `fp8scope login` and `doctor` of every version ask.
+    assert agent.send("GET", f"/runs/{uuid.UUID(int=0)}").json()["error"]["code"] == "unknown_run"
+
+
+def test_a_token_of_two_scopes_reads_all(server: Server) -> None:
+    foreign = uuid.uuid4()
+    Client(server).register(foreign)
+    assert Client(server, [Scope.WRITE, Scope.READ]).send("GET", f"/runs/{foreign}").status == 200
+    assert Client(server, [Scope.ADMINISTER]).send("GET", f"/runs/{foreign}").status == 200
+
+
+def test_only_an_administrators_token_deletes_runs(server: Server) -> None:
+    run, agent = uuid.uuid4(), Client(server)
+    agent.register(run)
+    assert agent.send("DELETE", f"/runs/{run}").status == 403
+    assert agent.send("GET", f"/runs/{run}").status == 200
+    administrator = Client(server, [Scope.ADMINISTER])
+    assert administrator.send("DELETE", f"/runs/{run}").status in (200, 202)
+    entry = Entry.objects.get()
+    assert entry.action == Action.RUN_DELETED and entry.token == administrator.token
+    assert entry.address == "127.0.0.1" and administrator.token.prefix in entry.by
+
+
+def test_the_command_says_how_to_get_such_a_token(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FP8SCOPE_URL", server.url)
+    monkeypatch.setenv("FP8SCOPE_TOKEN", Client(server, [Scope.WRITE, Scope.READ]).secret)
+    file = tmp_path / "rules.yaml"
+    file.write_text(PAUSE % "none")
+    assert cli.main(["rules", "apply", str(file)]) == 1
+    error = capsys.readouterr().err
+    assert "may not change alert rules" in error and "it has the scopes write runs, read" in error
+    assert "with the scope “administer” on the settings page" in error
+
+
+def test_pruned_rules_come_back_by_undoing_the_change(server: Server) -> None:
+    own_rule(server)
+    kept = own_rule(server, "Kept")
+    text = "version: 1\nrules:\n  - {name: Kept, statistic: loss, condition: above, value: 3}\n"
+    text += "  - {name: New, statistic: loss, condition: above, value: 1}\n"
+    administrator = Client(server, [Scope.ADMINISTER])
+    assert administrator.send("PUT", "/rules?prune=true", text).status == 200
+    assert {rule.name for rule in Rule.objects.filter(kind="threshold")} == {"Kept", "New"}
+    entry = Entry.objects.get()
+    assert entry.text == "created “New”; changed “Kept”; removed “Gradient norm”"
+    member, viewer = (visitor_of(server.project, role, Role(role)) for role in ("member", "viewer"))
+    page = member.client.get(member.address("settings/")).content.decode()
+    assert "removed “Gradient norm”" in page and "from 127.0.0.1" in page
+    undo = member.address(f"settings/changes/{entry.pk}/undo")
+    assert viewer.client.post(undo).status_code == 403
+    assert member.client.post(undo).status_code == 302
+    assert {rule.name for rule in Rule.objects.filter(kind="threshold")} == {"Kept", "Gradient norm"}
+    kept.refresh_from_db()
+    assert kept.statistic == "grad_norm" and kept.parameters["value"] == 10
+    answer = member.client.post(undo, follow=True).content.decode()
+    assert "This change is undone already." in answer
+    assert [entry.by for entry in Entry.objects.order_by("id")][1:] == ["member"]
+
+
+def test_nothing_is_written_where_nothing_changed(server: Server) -> None:
+    administrator = Client(server, [Scope.ADMINISTER])
+    for query in ("?check=true", "", ""):
+        assert administrator.send("PUT", f"/rules{query}", PAUSE % "none").status == 200
+    assert Entry.objects.count() == 1
+
+
+def test_rules_whose_channel_is_gone_are_not_half_restored(server: Server) -> None:
+    member = visitor_of(server.project, "member", Role.MEMBER)
+    rule = own_rule(server)
+    assert member.client.post(member.address(f"rules/{rule.pk}/remove")).status_code == 302
+    entry = Entry.objects.get()
+    entry.details["rules"][0]["before"]["channels"] = ["gone"]
+    entry.save()
+    undo = member.address(f"settings/changes/{entry.pk}/undo")
+    assert "The rules cannot be restored" in member.client.post(undo, follow=True).content.decode()
+    entry.refresh_from_db()
+    assert entry.undone_at is None and not Rule.objects.filter(name="Gradient norm").exists()
