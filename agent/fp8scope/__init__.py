@@ -87,9 +87,13 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module(_LATER[name]), name)
     if name == "__version__":
         # From the installed package: the version is defined only in pyproject.toml.
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        return version("fp8scope")
+        try:
+            return version("fp8scope")
+        except PackageNotFoundError:
+            # A checkout on the search path that is not installed.
+            return "0+unknown"
     raise AttributeError(f"module 'fp8scope' has no attribute {name!r}")
 
 
@@ -145,9 +149,30 @@ def init(
     `console` says whose standard output and standard error are recorded: that of "rank0" (the default), of
     "all" ranks, or "off".
 
-    Raises ConfigurationError (a ValueError) if an argument is invalid. Later calls never raise.
+    Raises ConfigurationError (a ValueError) if an argument is invalid. Later calls never raise. If the agent
+    cannot begin for another reason, such as a broken installation, it says so in one line, and what is
+    returned records nothing.
     """
     given = dict(locals())
+    try:
+        return _begin(given)
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        return _unrecorded(error)
+
+
+def _unrecorded(error: Exception) -> "Run":
+    """Return what takes the place of a run that cannot be recorded."""
+    from fp8scope.guard import configure_logging
+    from fp8scope.unrecorded import unrecorded
+
+    configure_logging()
+    return cast("Run", unrecorded(error))
+
+
+def _begin(given: dict[str, Any]) -> "Run":
+    """Begin a run with the arguments of `init`."""
     from fp8scope.arguments import check_init, parent_id, plain_config, seed_in
     from fp8scope.config import settings_from
     from fp8scope.control.command_queue import check_allowed
@@ -161,33 +186,40 @@ def init(
 
     configure_logging()
     check_init(given)
+    commands = given["commands"]
     check_allowed(commands)
     settings = settings_from(
-        project=project, url=url, token=token, directory=directory, mode=mode, console=console
+        project=given["project"],
+        url=given["url"],
+        token=given["token"],
+        directory=given["directory"],
+        mode=given["mode"],
+        console=given["console"],
     )
-    plainly = plain_config(config or {})
-    registration = blank_registration(name if name is not None else _default_name()) | {
-        "precision": precision or "unknown",
-        "group": group or "",
-        "baseline": baseline or "",
-        "parent": parent_id(parent),
-        "relation": relation or ("resumed" if parent else ""),
+    tags = given["tags"]
+    plainly = plain_config(given["config"] or {})
+    registration = blank_registration(given["name"] if given["name"] is not None else _default_name()) | {
+        "precision": given["precision"] or "unknown",
+        "group": given["group"] or "",
+        "baseline": given["baseline"] or "",
+        "parent": parent_id(given["parent"]),
+        "relation": given["relation"] or ("resumed" if given["parent"] else ""),
         "tags": [str(tag) for tag in ((tags,) if isinstance(tags, str) else tags or ())],
-        "seed": seed_in(plainly) if seed is None else whole("seed", seed),
-        "total_steps": whole("total_steps", total_steps),
+        "seed": seed_in(plainly) if given["seed"] is None else whole("seed", given["seed"]),
+        "total_steps": whole("total_steps", given["total_steps"]),
         "config": plainly,
     }
     check_registration(registration)
     if settings.mode == "disabled":
         return Run(settings, registration)
-    identity = identify(resume, settings)
+    identity = identify(given["resume"], settings)
     registration["environment"] = describe_environment()
     settings = _offline_without_server(settings)
     finish_previous()
     exit_hooks.install()
     run = Run(settings, registration, rank=rank_of(), identity=identity, commands=commands)
-    run.shadow = shadow
-    if data_hash:
+    run.shadow = given["shadow"]
+    if given["data_hash"]:
         run.session.hash_batches()
     run.session.registration.look_up_repository()
     return run
@@ -239,9 +271,6 @@ def attach(
 
     Raises ConfigurationError (a ValueError) if an argument is invalid. Later calls never raise.
     """
-    from fp8scope.autolog.attach import attach_run, check
-    from fp8scope.observe.budget import check_overhead
-
     watching: dict[str, Any] = {
         "every": every,
         "shadow": shadow,
@@ -249,12 +278,29 @@ def attach(
         "scaler": scaler,
         "readiness": readiness,
     }
-    check(model, optimizer, reduction, tokens_per_step, watching)
-    if overhead != "default":
-        check_overhead(overhead)
+    try:
+        from fp8scope.autolog.attach import attach_run, check
+        from fp8scope.observe.budget import check_overhead
+        from fp8scope.run import Run
+
+        check(model, optimizer, reduction, tokens_per_step, watching)
+        if overhead != "default":
+            check_overhead(overhead)
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        return _unrecorded(error)
     watching["overhead"] = overhead
     run = init(**arguments)
-    attach_run(run, model, optimizer, reduction=reduction, tokens_per_step=tokens_per_step, watching=watching)
+    if isinstance(run, Run):
+        try:
+            attach_run(
+                run, model, optimizer, reduction=reduction, tokens_per_step=tokens_per_step, watching=watching
+            )
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            run.guard.caught("attaching", error)
     return run
 
 

@@ -23,8 +23,8 @@ ORDERS = {
         observers distributed dcp_planner gradient_reduction optimizer
     """,
     "fp8scope": """
-        credentials config guard scalars metadata arguments process observe step recording delivery session
-        control incidents run autolog replay postmortem integrations demo cli __main__
+        credentials config guard scalars metadata arguments process observe step recording unrecorded delivery
+        session control incidents run autolog replay postmortem integrations demo cli __main__
     """,
     "fp8scope_dashboard": """
         process_setup embedded settings text db notifications accounts audit wire runs receipts telemetry

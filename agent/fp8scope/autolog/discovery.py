@@ -188,6 +188,9 @@ class Discovery:
                 logger.warning("the script has no optimizer: FP8 begins after its first backward pass.")
                 self._convert(unwrapped(model))
             self.run = self._begin(config=settings_of_model(unwrapped(model)))
+            if not isinstance(self.run, Run):
+                self._end()
+                return
             self._names.add("")
             attachment = attach_by_hand(self.run, model, tokens_per_step=self._tokens_per_step)
             if attachment is not None:
@@ -219,6 +222,9 @@ class Discovery:
             self._convert(model)
         if self.run is None or self.run.finished:
             self.run = self._begin(config=settings_of_model(model))
+            if not isinstance(self.run, Run):
+                self._end()
+                return
             self._names.add("")
             # Attach to the compiled wrapper: the model inside runs no hooks.
             attach_run(self.run, outer, optimizers, tokens_per_step=self._tokens_per_step)

@@ -1,11 +1,14 @@
 """`fp8scope doctor`: check whether runs on this machine will be recorded, and what to do if not.
 
+It imports what the agent needs only in its checks, so that it works where a package is broken.
+
 The checks leave nothing behind, and no run is registered. The server is checked with a read that needs a
 valid token, FP8 with one step of a small model whose telemetry is discarded, and the spool by writing,
 reading and removing a record.
 """
 
 import argparse
+import importlib
 import json
 import multiprocessing
 import os
@@ -23,18 +26,16 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Literal
 
-import urllib3
-
-from fp8scope.cli.server import UNKNOWN_RUN, probe
 from fp8scope.config import GIB, MIB, ConfigurationError, Settings, settings_from
 from fp8scope.metadata.environment import gpu_names, version_of
-from fp8scope.recording.records import RecordKind
-from fp8scope.recording.spool import Spool
 
 ANSWER_SECONDS = 10.0
 MAX_SKEW_SECONDS = 60.0
 FP8_CAPABILITY = 8.9
 """The lowest compute capability of NVIDIA GPUs with FP8 units (Ada, Hopper and later)."""
+
+PACKAGES = {"numpy": "numpy>=1.26,<3", "urllib3": "urllib3>=2.2,<3"}
+"""What the agent cannot do without, besides torch."""
 
 State = Literal["ok", "warn", "fail"]
 
@@ -77,6 +78,10 @@ def doctor(arguments: list[str]) -> int:
 def examine(settings: Settings) -> list[Finding]:
     """Run every check, in the order in which a run depends on them."""
     findings = [Finding("python", "ok", f"{platform.python_version()}, fp8scope {version_of('fp8scope')}")]
+    findings += _guarded("packages", check_packages)
+    if _failed(findings):
+        # The other checks need them.
+        return findings
     findings += _guarded("server", lambda: check_server(settings))
     findings += _guarded("spool", lambda: [check_spool(settings.directory), check_space(settings)])
     findings += _guarded("torch", check_torch)
@@ -96,11 +101,33 @@ def _guarded(name: str, check: Callable[[], list[Finding]]) -> list[Finding]:
         return [Finding(name, "fail", f"{type(error).__name__}: {error}", "This is a bug: please report it.")]
 
 
+def check_packages() -> list[Finding]:
+    """Import what a training machine needs. What cannot be imported makes a run unrecorded."""
+    findings = []
+    for name, requirement in PACKAGES.items():
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            message = f"{name} cannot be imported: {' '.join(str(error).split())}"
+            findings.append(Finding("packages", "fail", message, f"Run `pip install '{requirement}'`."))
+    if findings:
+        return findings
+    versions = ", ".join(f"{name} {version_of(name)}" for name in PACKAGES)
+    from fp8scope.delivery.arrow_stream import can_compress
+
+    if not can_compress():
+        advice = "Run `pip install backports.zstd`."
+        return [Finding("packages", "warn", f"{versions}. Without zstd, data is sent uncompressed.", advice)]
+    return [Finding("packages", "ok", f"{versions}.")]
+
+
 # The server
 
 
 def check_server(settings: Settings) -> list[Finding]:
     """Check connection, version, clock and token; stops at the first one that the others depend on."""
+    from fp8scope.cli.server import UNKNOWN_RUN, probe
+
     if settings.mode != "online":
         meaning = {
             "offline": "runs are only stored on disk, for `fp8scope sync`",
@@ -133,6 +160,8 @@ def check_server(settings: Settings) -> list[Finding]:
 
 def check_version_and_clock(url: str) -> list[Finding]:
     """Compare the version and the clock of the server with ours."""
+    import urllib3
+
     try:
         response = urllib3.request("GET", f"{url}/api/v1/openapi.json", timeout=ANSWER_SECONDS, retries=False)
     except urllib3.exceptions.HTTPError as error:
@@ -176,6 +205,9 @@ def check_clock(date: str) -> Finding:
 
 def check_spool(directory: Path) -> Finding:
     """Write a record to a spool in `directory`, read it back, and remove it."""
+    from fp8scope.recording.records import RecordKind
+    from fp8scope.recording.spool import Spool
+
     nearest = next(path for path in (directory, *directory.parents) if path.exists())
     try:
         with tempfile.TemporaryDirectory(dir=nearest, prefix=".fp8scope-doctor-") as folder:

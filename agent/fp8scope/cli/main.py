@@ -5,18 +5,11 @@ group `fp8scope.commands`. A subcommand is a function of the argument list that 
 first line of its docstring is its help text.
 """
 
+import importlib
 import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 
-from fp8scope.cli.doctor import doctor
-from fp8scope.cli.export import export
-from fp8scope.cli.import_run import import_
-from fp8scope.cli.login import login
-from fp8scope.cli.report import report
-from fp8scope.cli.rules import rules
-from fp8scope.cli.run_script import run
-from fp8scope.cli.sync import sync
 from fp8scope.metadata.environment import version_of
 
 GROUP = "fp8scope.commands"
@@ -24,39 +17,46 @@ GROUP = "fp8scope.commands"
 Command = Callable[[list[str]], int]
 
 
-def bisect(arguments: list[str]) -> int:
-    """Rank the matrix products of a training script by their FP8 error."""
-    try:
-        from fp8scope.cli.bisect import main
-    except ModuleNotFoundError as error:
-        raise UnavailableError(
-            f"`fp8scope bisect` needs {error.name}, which is missing: pip install 'fp8scope[torch]'"
-        ) from error
-    return main(arguments)
+def _later(name: str, module: str, function: str, summary: str) -> Command:
+    """Return a subcommand that is imported when it is called, so that a broken package breaks no other."""
+
+    def command(arguments: list[str]) -> int:
+        try:
+            implementation: Command = getattr(importlib.import_module(f"fp8scope.cli.{module}"), function)
+        except ImportError as error:
+            raise UnavailableError(_missing(name, error)) from error
+        return implementation(arguments)
+
+    command.__doc__ = summary
+    return command
 
 
-def replay(arguments: list[str]) -> int:
-    """Run a step of an incident again, in FP8 and in BF16."""
-    try:
-        from fp8scope.cli.replay import main
-    except ModuleNotFoundError as error:
-        raise UnavailableError(
-            f"`fp8scope replay` needs {error.name}, which is missing: pip install 'fp8scope[torch]'"
-        ) from error
-    return main(arguments)
+def _missing(name: str, error: ImportError) -> str:
+    if isinstance(error, ModuleNotFoundError):
+        package = (error.name or "").partition(".")[0]
+        install = "'fp8scope[torch]'" if package == "torch" else package
+        return f"`fp8scope {name}` needs {package}, which is missing: pip install {install}"
+    return f"`fp8scope {name}` cannot begin: {' '.join(str(error).split())}"
 
 
 BUILT_IN: dict[str, Command] = {
-    "bisect": bisect,
-    "replay": replay,
-    "report": report,
-    "doctor": doctor,
-    "login": login,
-    "run": run,
-    "sync": sync,
-    "export": export,
-    "import": import_,
-    "rules": rules,
+    name: _later(name, *what)
+    for name, what in {
+        "bisect": ("bisect", "main", "Rank the matrix products of a training script by their FP8 error."),
+        "replay": ("replay", "main", "Run a step of an incident again, in FP8 and in BF16."),
+        "report": ("report", "report", "Write the post-mortem of a run or of an incident."),
+        "doctor": (
+            "doctor",
+            "doctor",
+            "Check whether runs on this machine will be recorded, and say what to do if not.",
+        ),
+        "login": ("login", "login", "Store a server's address and token for this user's training scripts."),
+        "run": ("run_script", "run", "Run an unmodified training script and record it."),
+        "sync": ("sync", "sync", "Send the runs that are kept in a spool directory."),
+        "export": ("export", "export", "Download a run as a Parquet or CSV file."),
+        "import": ("import_run", "import_", "Upload a run from a file that `fp8scope export` wrote."),
+        "rules": ("rules", "rules", "Write a project's alert rules to a YAML file, or apply one to it."),
+    }.items()
 }
 
 
@@ -84,8 +84,11 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     try:
         return command(rest)
+    except UnavailableError as error:
+        print(f"fp8scope: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
-        if command is run:
+        if name == "run":
             # It belongs to the script: the process ends as it would without fp8scope.
             raise
         return 130

@@ -21,6 +21,7 @@ from fp8scope.config import ConfigurationError, overhead_from, settings_from
 from fp8scope.guard import configure_logging
 from fp8scope.process.open_runs import live_runs
 from fp8scope.recording.registration import RELATIONS, blank_registration, check_registration
+from fp8scope.unrecorded import unrecorded
 
 if TYPE_CHECKING:
     from fp8scope.autolog.discovery import Discovery
@@ -148,6 +149,8 @@ class _Watching:
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
         self._discovery: Discovery | None = None
+        self._broken = False
+        """Whether the agent cannot begin here."""
         self._arguments = ParsedArguments()
         self._cancel: Callable[[], None] = lambda: None
         self._earlier_threads: set[threading.Thread] = set()
@@ -174,6 +177,13 @@ class _Watching:
             self._discovery.uninstall()
 
     def _install(self) -> None:
+        try:
+            self._look_for_training()
+        except Exception as error:
+            self._broken = True
+            unrecorded(error)
+
+    def _look_for_training(self) -> None:
         from fp8scope.autolog.discovery import Discovery
         from fp8scope.integrations.common import converter
 
@@ -218,7 +228,7 @@ class _Watching:
 
     def warn_if_nothing_was_recorded(self) -> None:
         """Log a warning if no run was begun."""
-        if self._options.mode == "disabled" or live_runs:
+        if self._options.mode == "disabled" or live_runs or self._broken:
             return
         if self._discovery is None or self._discovery.run is None:
             logger.warning(

@@ -6,16 +6,14 @@ recognises a repeated message even if another process sends it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
+from fp8scope.delivery.arrow_stream import Column, write_stream
 from fp8scope.recording.records import Histograms, Row
 
 PROTOCOL = 1
-AnyArray: TypeAlias = "pa.Array[Any]"
 
 CONTENT_TYPE = "application/vnd.apache.arrow.stream"
 
@@ -38,18 +36,16 @@ def encode_batch(rows: Sequence[Row], statistics: Sequence[str], *, run: str, wr
         raise ValueError("A batch needs at least one row.")
     step = np.array([row.step for row in rows], np.int64)
     time = np.array([row.time_us for row in rows], np.int64)
-    fields: list[pa.Field[Any]] = [
-        pa.field("step", pa.int64(), nullable=False),
-        pa.field("time", pa.timestamp("us", tz="UTC"), nullable=False),
+    columns = [
+        Column(name="step", type="int64", values=step, nullable=False),
+        Column(name="time", type="time", values=time, nullable=False),
     ]
-    columns = [_array(step, None, fields[0].type), _array(time, None, fields[1].type)]
     points = 0
     for name in dict.fromkeys(name for row in rows for name in row.scalars):
         missing = np.array([name not in row.scalars for row in rows])
         values = np.array([row.scalars.get(name, 0.0) for row in rows])
         points += len(values) - int(np.count_nonzero(missing))
-        fields.append(pa.field(f"scalar:{name}", pa.float64()))
-        columns.append(_array(values, missing, pa.float64()))
+        columns.append(Column(name=f"scalar:{name}", type="float64", values=values, missing=missing))
     tensors = max(len(row.statistics) for row in rows)
     if tensors:
         cube = _stack(rows, tensors, len(statistics))
@@ -60,15 +56,13 @@ def encode_batch(rows: Sequence[Row], statistics: Sequence[str], *, run: str, wr
         for name, values in matrices.items():
             missing = np.isnan(values)
             points += values.size - int(np.count_nonzero(missing))
-            column = _fixed_size_list(np.where(missing, 0.0, values), missing)
-            fields.append(pa.field(f"tensor:{name}", column.type))
-            columns.append(column)
+            filled = np.where(missing, 0.0, values)
+            columns.append(Column(name=f"tensor:{name}", type="float64", values=filled, missing=missing))
     metadata = {**_metadata(run, writer, seq), "fp8scope.dropped": str(rows[-1].dropped)}
-    schema = pa.schema(fields, metadata=metadata)
-    return Batch(_serialise(schema, columns), len(rows), points)
+    return Batch(write_stream(columns, metadata), len(rows), points)
 
 
-def _metadata(run: str, writer: str, seq: int) -> dict[bytes | str, bytes | str]:
+def _metadata(run: str, writer: str, seq: int) -> dict[str, str]:
     return {
         "fp8scope.protocol": str(PROTOCOL),
         "fp8scope.run": run,
@@ -97,48 +91,13 @@ def _stack_extras(rows: Sequence[Row], name: str, tensors: int) -> NDArray[np.fl
 
 def encode_histograms(histograms: Histograms, *, run: str, writer: str, seq: int) -> bytes:
     """Encode the body of POST /runs/{run}/histograms: one row per tensor."""
-    number, bins = histograms.counts.shape
-    schema = pa.schema(
-        [
-            pa.field("step", pa.int64(), nullable=False),
-            pa.field("time", pa.timestamp("us", tz="UTC"), nullable=False),
-            pa.field("tensor", pa.int32(), nullable=False),
-            pa.field("counts", pa.list_(pa.float64(), bins), nullable=False),
-        ],
-        metadata=_metadata(run, writer, seq),
-    )
-    counts = histograms.counts
+    number = len(histograms.counts)
+    steps = np.full(number, histograms.step, np.int64)
+    times = np.full(number, histograms.time_us, np.int64)
     columns = [
-        _array(np.full(number, histograms.step, np.int64), None, schema.field("step").type),
-        _array(np.full(number, histograms.time_us, np.int64), None, schema.field("time").type),
-        _array(histograms.tensors, None, pa.int32()),
-        _fixed_size_list(counts, np.zeros(counts.shape, bool)),
+        Column(name="step", type="int64", values=steps, nullable=False),
+        Column(name="time", type="time", values=times, nullable=False),
+        Column(name="tensor", type="int32", values=histograms.tensors, nullable=False),
+        Column(name="counts", type="float64", values=histograms.counts, nullable=False),
     ]
-    return _serialise(schema, columns)
-
-
-def _array(values: NDArray[Any], missing: NDArray[np.bool_] | None, type: pa.DataType) -> AnyArray:
-    """Build an Arrow array from a copy of NumPy's memory.
-
-    `pa.array` is not used: its first call imports `pyarrow.compute`, and pandas if installed. That holds the
-    GIL for about a second in a background thread, in the middle of the training.
-    """
-    validity = None
-    if missing is not None and missing.any():
-        validity = pa.py_buffer(np.packbits(~missing, bitorder="little").tobytes())
-    return pa.Array.from_buffers(type, values.size, [validity, pa.py_buffer(values.tobytes())])
-
-
-def _fixed_size_list(values: NDArray[np.float64], missing: NDArray[np.bool_]) -> AnyArray:
-    flat = _array(values.reshape(-1), missing.reshape(-1), pa.float64())
-    rows, size = values.shape
-    return pa.Array.from_buffers(pa.list_(pa.float64(), size), rows, [None], children=[flat])
-
-
-def _serialise(schema: pa.Schema, columns: Sequence[AnyArray]) -> bytes:
-    sink = pa.BufferOutputStream()
-    # Do not use Arrow's thread pool, which has a thread per core: the training needs the cores.
-    options = pa.ipc.IpcWriteOptions(compression="zstd", use_threads=False)
-    with pa.ipc.new_stream(sink, schema, options=options) as stream:
-        stream.write_batch(pa.RecordBatch.from_arrays(list(columns), schema=schema))
-    return sink.getvalue().to_pybytes()
+    return write_stream(columns, _metadata(run, writer, seq))

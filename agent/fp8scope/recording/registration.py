@@ -4,15 +4,15 @@ import operator
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fp8scope.config import ConfigurationError
 from fp8scope.guard import Guard
 from fp8scope.metadata.git import RepositoryLookup
 from fp8scope.metadata.redaction import plain
-from fp8scope.recording.entries import Document, Entry
-from fp8scope.recording.records import RecordKind, dump_json
-from fp8scope.scalars import is_tensor
+
+if TYPE_CHECKING:
+    from fp8scope.recording.entries import Document, Entry
 
 MAX_TAGS = 50
 SEND_SECONDS = 1.0
@@ -78,7 +78,7 @@ class Registration:
     """The registration of a run in this process. `put` hands an entry to the current writer."""
 
     def __init__(
-        self, document: Mapping[str, Any], guard: Guard, put: Callable[[Entry], object], *, enabled: bool
+        self, document: Mapping[str, Any], guard: Guard, put: "Callable[[Entry], object]", *, enabled: bool
     ) -> None:
         self.document = dict(document)
         self.pending = False
@@ -95,8 +95,12 @@ class Registration:
         """Whether neither the script nor a watched model's FP8 layers have said the run's precision."""
         return bool(self.document["precision"] == "unknown")
 
-    def entry(self) -> Document:
+    def entry(self) -> "Document":
         """The registration as it is now, for the spool."""
+        # Here, because both need NumPy, and `fp8scope run` goes on without.
+        from fp8scope.recording.entries import Document
+        from fp8scope.recording.records import RecordKind, dump_json
+
         document = dict(self.document)
         return Document(RecordKind.REGISTRATION, lambda: dump_json(document))
 
@@ -185,6 +189,9 @@ def plain_entries(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _number(value: Any) -> Any:
+    # Needs NumPy.
+    from fp8scope.scalars import is_tensor
+
     if is_tensor(value):
         return value.item() if value.numel() == 1 else f"<Tensor {list(value.shape)}>"
     if type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0:
