@@ -16,10 +16,11 @@ import logging
 import os
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Any, Final, Literal
 from uuid import UUID
 
 import redis
@@ -68,6 +69,8 @@ COMPARED_RUNS: Final = "fp8scope:compare:waiting"
 # An evaluator takes all waiting runs. Another one starts for each further so many, up to this number.
 RUNS_PER_EVALUATOR: Final = 64
 MOST_EVALUATORS: Final = 4
+# When each kind of change was last published on a channel is known for this long.
+RECENT_SECONDS: Final = 600
 # Redis is not tried again for this long after a failure.
 PAUSE_SECONDS = 5.0
 # The shortest time between two round trips to Redis; changes in between are published together.
@@ -92,6 +95,11 @@ def run_channel(run_id: UUID | str) -> str:
 def project_channel(project_id: int) -> str:
     """The Redis channel for changes of all runs of a project."""
     return f"fp8scope:project:{project_id}"
+
+
+def recent_key(channel: str) -> str:
+    """The key of the kinds of changes on a channel, each with the Unix time of the last one, in seconds."""
+    return f"{channel}:recent"
 
 
 def run_changed(
@@ -236,10 +244,18 @@ class Publisher:
         urgent = {str(run): now for (run, _, _), change in changes.items() if change.urgent}
         evaluated = {str(run): now for run, _, kind in changes if kind in EVALUATED} | urgent
         compared = {str(run): now for run, _, kind in changes if kind in COMPARED}
+        recent: dict[str, dict[Any, Any]] = defaultdict(dict)
+        for run_id, project_id, kind in changes:
+            for channel in (run_channel(run_id), project_channel(project_id)):
+                recent[recent_key(channel)][kind] = now
         with self._client.pipeline(transaction=False) as commands:
             for name, runs in ((URGENT_RUNS, urgent), (WAITING_RUNS, evaluated), (COMPARED_RUNS, compared)):
                 if runs:
                     commands.zadd(name, runs, nx=True)
+            # Before the messages: a page that subscribes in between reads the change here.
+            for key, times in recent.items():
+                commands.hset(key, mapping=times)
+                commands.expire(key, RECENT_SECONDS)
             for (run_id, project_id, kind), change in changes.items():
                 message = json.dumps({"run": str(run_id), "kind": kind, "step": change.step})
                 commands.publish(run_channel(run_id), message)

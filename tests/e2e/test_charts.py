@@ -106,6 +106,7 @@ def test_the_first_chart_catches_up_with_a_live_run(open_tab: OpenTab, seeded: S
     tab.page.goto(tab.url + path, wait_until="domcontentloaded")
     tab.wait(lambda: held, "Requesting plotly")
     Recorder(seeded.faulty, rank=1).rows([170], {"loss": [2.5]})
+    notifications.run_changed(seeded.faulty.id, seeded.faulty.project_id, "rows", 170)
     for route in held:
         route.continue_()
     wait_ready(tab)
@@ -357,12 +358,12 @@ def test_new_rows_are_drawn_and_a_lost_connection_catches_up(
     add(170)
     tab.wait(lambda: last_step(tab) == 170, "Drawing the new row")
     # The stream breaks and cannot be opened again for a while; its events are lost.
-    tab.page.route("**/events", lambda route: route.abort())
+    tab.page.route("**/events?*", lambda route: route.abort())
     tab.page.evaluate("dispatchEvent(new Event('pagehide'))")
     tab.page.evaluate("dispatchEvent(new PageTransitionEvent('pageshow', {persisted: true}))")
     tab.wait(lambda: live.get_attribute("data-state") == "waiting", "Losing the connection")
     add(180)
-    tab.page.unroute("**/events")
+    tab.page.unroute("**/events?*")
     tab.wait(lambda: live.get_attribute("data-state") == "live" and last_step(tab) == 180, "Catching up")
     tab.console_errors.clear()
 

@@ -50,7 +50,7 @@ def test_lines_written_before_the_page_is_connected(open_tab: OpenTab, server: S
     console.store(run, writer, [NewLine(0, run.created_at, 1, "stdout", "the first line")])
     tab = open_tab()
     waiting: list[Route] = []
-    tab.page.route("**/events", lambda route: waiting.append(route))
+    tab.page.route("**/events?*", lambda route: waiting.append(route))
     tab.open(f"/p/{server.project.slug}/runs/{run.id}/?tab=console")
     tab.wait(lambda: bool(waiting), "Asking for events")
     console.store(run, writer, [NewLine(1, run.created_at, 1, "stdout", "the second line")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import wraps
 from typing import Any, Concatenate, Final, ParamSpec, cast
@@ -28,6 +29,8 @@ PlainView = Callable[Concatenate[HttpRequest, str, P], HttpResponseBase]
 
 # The context of `head_start.html` in pages with the frame.
 FRAMED = {"is_framed": True}
+# The clocks of the processes that render pages and announce changes may differ by this much.
+CLOCK_SECONDS = 0.1
 # The most projects in the project menu.
 MOST_PROJECTS = 50
 # What a view may be asked for: reading, which changes nothing, and forms.
@@ -52,6 +55,7 @@ def in_project(
         @login_required
         @wraps(view)
         def wrapped(request: HttpRequest, slug: str, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
+            request.began_at = time.time()  # type: ignore[attr-defined]
             project = require_project(person(request), slug, role)
             if any("\0" in text for fields in (request.GET, request.POST) for text in _texts(fields)):
                 raise BadRequest("A field contains a NUL character.")
@@ -115,9 +119,19 @@ def frame(request: HttpRequest, project: Project, section: str) -> dict[str, Any
         "projects": projects_of(person(request)).order_by("name")[:MOST_PROJECTS],
         "open_alerts": open_alerts(project),
         "newest_alert": newest_alert(project),
+        "changes_since": changes_since(request),
         "is_member": may(request, project, Role.MEMBER),
         "is_admin": may(request, project, Role.ADMIN),
     }
+
+
+def changes_since(request: HttpRequest) -> str:
+    """The Unix time in milliseconds, as digits, from which on changes may be missing on the page.
+
+    The page's event stream announces them. All data is read after the request began.
+    """
+    began = getattr(request, "began_at", None)
+    return str(int(1000 * ((time.time() - 60 if began is None else began) - CLOCK_SECONDS)))
 
 
 def open_alerts(project: Project) -> int:

@@ -12,18 +12,24 @@ import time
 from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
+from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.db import DatabaseError, connections
 from redis.asyncio import Redis
+from redis.asyncio.client import PubSub
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+from fp8scope_dashboard.notifications import RECENT_SECONDS, recent_key
+
 # The interval of comments, which keep proxies from closing the stream.
 HEARTBEAT_SECONDS = 15.0
 POLL_SECONDS = 2.0
+# Redis is taken for unreachable if it does not confirm a subscription within this time.
+CONFIRM_SECONDS = 5.0
 # The interval of attempts to reach Redis again.
 RETRY_REDIS_SECONDS = 20.0
 # The interval at which a stream checks whether it must end.
@@ -79,9 +85,13 @@ registry = Registry()
 
 
 async def stream(
-    channel: str, fingerprint: Callable[[], Fingerprint], session: str
+    channel: str, fingerprint: Callable[[], Fingerprint], session: str, since: float | None = None
 ) -> AsyncGenerator[bytes, None]:
-    """The events of a channel as server-sent events, until the client disconnects or the lifetime ends."""
+    """The events of a channel as server-sent events, until the client disconnects or the lifetime ends.
+
+    With `since`, a Unix time in seconds, the event "ready" has the kinds of changes since then as "changed";
+    null if they are not known.
+    """
     try:
         stop = registry.enter(session)
     except TooManyStreamsError:
@@ -96,24 +106,28 @@ async def stream(
         yield b"retry: 2000\n\n"
         while not over():
             try:
-                async with aclosing(_from_redis(channel, over)) as pieces:
+                async with aclosing(_from_redis(channel, over, since)) as pieces:
                     async for piece in pieces:
                         yield piece
             except (RedisError, OSError):
-                async with aclosing(_from_database(fingerprint, over)) as pieces:
+                async with aclosing(_from_database(fingerprint, over, since)) as pieces:
                     async for piece in pieces:
                         yield piece
     finally:
         registry.leave(session, stop)
 
 
-async def _from_redis(channel: str, over: Callable[[], bool]) -> AsyncGenerator[bytes, None]:
+async def _from_redis(
+    channel: str, over: Callable[[], bool], since: float | None
+) -> AsyncGenerator[bytes, None]:
     client = Redis.from_url(settings.REDIS_URL, socket_connect_timeout=1.0, retry=Retry(NoBackoff(), 0))
     try:
-        async with client.pubsub(ignore_subscribe_messages=True) as subscription:
+        async with client.pubsub() as subscription:
             await subscription.subscribe(channel)
-            # No event is missed from here on; the page itself catches up with earlier changes.
-            yield _event("ready", {"source": "push"})
+            await _confirmed(subscription)
+            # No event is missed from here on. Earlier changes are read after it, so that none is in between.
+            changed = {} if since is None else {"changed": await _changed(client, channel, since)}
+            yield _event("ready", {"source": "push", **changed})
             beat = time.monotonic()
             while not over():
                 message = await subscription.get_message(timeout=WAKE_SECONDS)
@@ -127,14 +141,31 @@ async def _from_redis(channel: str, over: Callable[[], bool]) -> AsyncGenerator[
         await client.aclose()
 
 
+async def _confirmed(subscription: PubSub) -> None:
+    """Wait until Redis has acknowledged the subscription."""
+    async with asyncio.timeout(CONFIRM_SECONDS):
+        while True:
+            message = await subscription.get_message(timeout=CONFIRM_SECONDS)
+            if message is not None and message["type"] == "subscribe":
+                return
+
+
+async def _changed(client: Redis, channel: str, since: float) -> list[str] | None:
+    """The kinds of changes on the channel since this Unix time; None if it is too long ago."""
+    if since < time.time() - RECENT_SECONDS:
+        return None
+    recent: dict[Any, Any] = await client.hgetall(recent_key(channel))
+    return sorted(kind.decode() for kind, at in recent.items() if float(at) >= since)
+
+
 async def _from_database(
-    fingerprint: Callable[[], Fingerprint], over: Callable[[], bool]
+    fingerprint: Callable[[], Fingerprint], over: Callable[[], bool], since: float | None
 ) -> AsyncGenerator[bytes, None]:
     """Poll the database every two seconds, until it is time to try Redis again."""
     ends = time.monotonic() + RETRY_REDIS_SECONDS
     # Read before "ready", so that every later change is detected.
     before = await _query(fingerprint)
-    yield _event("ready", {"source": "polling"})
+    yield _event("ready", {"source": "polling", **({} if since is None else {"changed": None})})
     while not over() and time.monotonic() < ends:
         await asyncio.sleep(POLL_SECONDS)
         now = await _query(fingerprint)

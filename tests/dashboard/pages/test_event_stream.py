@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from functools import wraps
@@ -33,7 +34,13 @@ def in_loop(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
 
     @wraps(test)
     def run_sync(*args: P.args, **kwargs: P.kwargs) -> None:
-        async_to_sync(test)(*args, **kwargs)
+        # After a browser test, Playwright's loop is that of this thread until the session ends.
+        running = asyncio._get_running_loop()
+        asyncio._set_running_loop(None)
+        try:
+            async_to_sync(test)(*args, **kwargs)
+        finally:
+            asyncio._set_running_loop(running)
 
     return run_sync
 
@@ -83,6 +90,25 @@ async def test_it_works(admin: Visitor, run: Run) -> None:
     await announce(run, "rows", 7)
     assert await listener.next() == ("change", {"run": str(run.id), "kind": "rows", "step": 7})
     await listener.close()
+
+
+@in_loop
+async def test_ready_names_what_changed_since_the_page_was_rendered(admin: Visitor, run: Run) -> None:
+    await announce(run, "console", 3)
+    now = int(1000 * time.time())
+    listener = await listen(admin, f"runs/{run.id}/events?since={now - 60_000}")
+    assert await listener.next() == ("ready", {"source": "push", "changed": ["console"]})
+    await listener.close()
+    other = await sync_to_async(make_run)(admin.project, "another")
+    for rest, changed in (
+        (f"events?since={now - 60_000}", ["console"]),
+        (f"runs/{other.id}/events?since={now - 60_000}", []),
+        (f"runs/{run.id}/events?since={now + 60_000}", []),
+        (f"runs/{run.id}/events?since={now - 3_600_000}", None),
+    ):
+        listener = await listen(admin, rest)
+        assert await listener.next() == ("ready", {"source": "push", "changed": changed}), rest
+        await listener.close()
 
 
 @in_loop

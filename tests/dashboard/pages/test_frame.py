@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,14 @@ def test_it_works(admin: Visitor, seeded: Seeded) -> None:
         assert answer.status_code == 200 and answer["Content-Security-Policy"] == POLICY
         page = answer.content.decode()
         assert page.count("<h1") == 1 and 'lang="en"' in page and 'name="viewport"' in page
+
+
+def test_a_page_says_from_when_on_changes_are_missing(admin: Visitor, seeded: Seeded) -> None:
+    for rest in (*PAGES, f"runs/{seeded.healthy.id}/"):
+        before = time.time()
+        page = admin.client.get(admin.address(rest)).content.decode()
+        (since,) = re.findall(r' data-since="(\d{13})"', page)
+        assert before - 1 < int(since) / 1000 <= time.time(), rest
 
 
 def test_pages_load_only_scripts_of_this_server(admin: Visitor, seeded: Seeded) -> None:

@@ -26,7 +26,6 @@ def figure(
     clickable: bool = False,
     keep: bool = False,
     drawn: bool = False,
-    catch_up: bool = False,
 ) -> dict[str, Any]:
     """A chart with its states, its menu and its keyboard access.
 
@@ -41,7 +40,6 @@ def figure(
         clickable: a click on a point does something.
         keep: htmx keeps it when it replaces what is around it.
         drawn: the page comes with the chart, drawn on the server; for the first chart of a page.
-        catch_up: ask for it again when the page is connected, because rows may have come since.
     """
     paint = first_paint(context["request"], address, name, axis) if drawn else None
     if paint and paint.svg:
@@ -58,5 +56,4 @@ def figure(
         "zoom": zoom,
         "clickable": clickable,
         "keep": keep,
-        "catch_up": catch_up,
     }

@@ -64,13 +64,18 @@ async def _events(
     except Http404:
         return HttpResponse("No such run.\n", status=404, content_type="text/plain")
     session = str(request.session.session_key or user.pk)
-    answer = StreamingHttpResponse(
-        stream(channel, lambda: fingerprint_of(runs), session), content_type="text/event-stream"
-    )
+    events = stream(channel, lambda: fingerprint_of(runs), session, _since(request))
+    answer = StreamingHttpResponse(events, content_type="text/event-stream")
     answer["Cache-Control"] = "no-store"
     # Without this, nginx delays events until its buffer is full.
     answer["X-Accel-Buffering"] = "no"
     return answer
+
+
+def _since(request: HttpRequest) -> float | None:
+    """The Unix time in seconds; the address has milliseconds. None without a valid one."""
+    text = request.GET.get("since", "")
+    return int(text) / 1000 if text.isascii() and text.isdigit() and len(text) < 16 else None
 
 
 def fingerprint_of(runs: QuerySet[Run]) -> Fingerprint:

@@ -6,7 +6,6 @@
 //   data-axis        figures with the same name share their range and their crosshair
 //   data-zoom        zooming requests finer data
 //   data-clickable   a click dispatches fp8:point on the element
-//   data-catch-up    fp8:refresh on the element refreshes it, which live.js dispatches when the page is connected
 //
 // Events on the document, which other scripts may dispatch too:
 //
@@ -19,8 +18,9 @@ const NEAR = "250px";
 // Milliseconds until a figure says that it is still loading, and until it gives up.
 const SLOW_AFTER = 4000;
 const TIMEOUT = 45000;
-// Milliseconds for which the answer that came with the page is new enough; a tab may be opened but not shown.
-const FRESH = 10000;
+// Milliseconds for which the answer that came with the page is new enough; a tab may be opened but not shown. What changed
+// meanwhile is announced when the page is connected.
+const FRESH = 60000;
 const CONFIG = {
   responsive: true,
   displaylogo: false,
@@ -136,11 +136,6 @@ class Figure {
       if (this.isCompact() !== this.compact) this.refresh();
     }).observe(element);
     element.querySelector("[data-reset]")?.addEventListener("click", () => this.showAll());
-    element.addEventListener("fp8:refresh", (event) => {
-      // Parts of the page around it refresh themselves by the same event.
-      event.stopPropagation();
-      this.refresh();
-    });
     this.plot.addEventListener("keydown", (event) => this.onKey(event));
     this.plot.addEventListener("blur", () => this.point(null));
   }

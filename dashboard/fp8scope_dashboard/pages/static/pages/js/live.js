@@ -1,15 +1,15 @@
-// Receives the server's events and refreshes the page: charts by fp8:change, parts of the page
-// (data-refresh-on="rows state") by htmx. A hidden tab closes its stream, because browsers allow few connections.
+// Receives the server's events and refreshes the page: charts by fp8:change, parts of the page by parts.js. A hidden tab
+// closes its stream, because browsers allow few connections.
 
 import { firstChart } from "./first_chart.js";
+import { noteChange } from "./parts.js";
 
-const source = document.body.dataset.events;
+const { events: source, since } = document.body.dataset;
 const indicator = document.querySelector("[data-live]");
 const WORDS = { live: "Live", polling: "Live, every 2 s", waiting: "Reconnecting…", paused: "Paused", off: "" };
 // Milliseconds. Changes that come together are shown together; the first one of a while is shown at once.
 const GATHER = 40;
 const CHARTS_INTERVAL = 300;
-const PARTS_INTERVAL = 1000;
 const OFFLINE_INTERVAL = 10000;
 
 let stream = null;
@@ -45,32 +45,27 @@ const gathered = (interval, act) => {
 };
 
 const charts = gathered(CHARTS_INTERVAL, (detail) => document.dispatchEvent(new CustomEvent("fp8:change", { detail })));
-const parts = gathered(PARTS_INTERVAL, ({ kinds, all }) => {
-  for (const element of document.querySelectorAll("[data-refresh-on]")) {
-    const refreshKinds = element.dataset.refreshOn.split(" ");
-    // Do not replace an open help text or a form that has the focus.
-    const isInUse = element.querySelector("details[open]") || element.querySelector("input:focus, select:focus, [data-holds]:checked");
-    if (!isInUse && (all || refreshKinds.some((kind) => kinds.has(kind)))) window.htmx?.trigger(element, "fp8:refresh");
-  }
-});
-const refreshAll = () => { charts.flush(true); parts.flush(true); };
+const refreshAll = () => {
+  charts.flush(true);
+  noteChange();
+};
 const note = (kind) => {
   charts.note(kind);
-  parts.note(kind);
+  noteChange(kind);
 };
 
 const connect = () => {
   clearTimeout(retry);
   stream?.close();
-  stream = new EventSource(source);
+  stream = new EventSource(`${source}?since=${since}`);
   stream.addEventListener("ready", (event) => {
     const hasMissed = wasConnected || failures > 0;
+    const { source: kind, changed } = JSON.parse(event.data);
     failures = 0;
-    showState(JSON.parse(event.data).source === "polling" ? "polling" : "live");
-    // Catch up with events missed while disconnected.
-    if (hasMissed) refreshAll();
-    // Parts that change rarely may have changed between rendering and now.
-    else for (const element of document.querySelectorAll("[data-catch-up]")) window.htmx?.trigger(element, "fp8:refresh");
+    showState(kind === "polling" ? "polling" : "live");
+    // Catch up with what changed while the page was disconnected, or between its rendering and now.
+    if (hasMissed || !changed) refreshAll();
+    else changed.forEach(note);
     wasConnected = true;
   });
   stream.addEventListener("change", (event) => note(JSON.parse(event.data).kind));
@@ -101,7 +96,7 @@ if (source) {
   addEventListener("pagehide", () => stream?.close());
   addEventListener("pageshow", (event) => { if (event.persisted) connect(); });
   setInterval(() => {
-    if (!document.hidden && stream?.readyState !== EventSource.OPEN) refreshAll();
+    if (!document.hidden && stream && stream.readyState !== EventSource.OPEN) refreshAll();
   }, OFFLINE_INTERVAL);
   // Keep ages such as "12 s ago" current without events.
   setInterval(() => {
@@ -111,14 +106,6 @@ if (source) {
     }
   }, 15000);
 }
-
-// The answer to a click or a search replaces the same part; if a refresh replaced it before, the answer would be lost.
-document.addEventListener("htmx:beforeSwap", (event) => {
-  const { target, requestConfig } = event.detail;
-  if (requestConfig.triggeringEvent?.type !== "fp8:refresh") return;
-  const replacesIt = (tag) => tag !== target && tag.closest("[hx-target]")?.getAttribute("hx-target") === `#${target.id}`;
-  if ([...document.querySelectorAll(".htmx-request")].some(replacesIt)) event.detail.shouldSwap = false;
-});
 
 // hx-preserve keeps a row's image when the row is replaced; a newer image replaces it once it is loaded.
 document.addEventListener("htmx:afterSettle", () => {
