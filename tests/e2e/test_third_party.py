@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from e2e.helpers.tabs import OpenTab
 from helpers.live_servers import Server, Worker
+from playwright.sync_api import expect
 
 from fp8scope_dashboard.runs.models import Run
 
@@ -62,13 +63,13 @@ def test_it_works(
     tab.open(f"/p/{server.project.slug}/runs/{run.id}/")
     tab.page.get_by_role("heading", name=script).wait_for()
     tab.draw_everything()
-    tab.page.get_by_text("Recipe and configuration").click()
-    tab.page.evaluate("scrollTo(0, 0)")
     tab.screenshot(f"third-party-{script}")
     # The page shows the loss of every step, the tensors under the model's names, and the recipe.
     assert tab.points("panels") == STEPS
     names = tab.page.evaluate("document.querySelector('#heatmap .figure__plot').layout.meta.names")
     assert tensor in names
-    shown = tab.page.locator("main").inner_text()
-    assert recipe.lower() in shown.lower() and "fp8" in shown.lower()
-    assert "finished" in shown.lower()
+    shown = tab.page.locator("main").inner_text().lower()
+    assert "fp8" in shown and "finished" in shown
+    tab.page.locator("[data-tab-link=configuration]").click()
+    tab.page.get_by_text("As JSON").click()
+    expect(tab.page.locator("#recipe-json")).to_contain_text(recipe, ignore_case=True)
