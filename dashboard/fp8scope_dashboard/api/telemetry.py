@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, Any, Final
 from uuid import UUID
 
 import numpy as np
@@ -24,6 +24,12 @@ from fp8scope_dashboard.wire.errors import InvalidError
 ARROW = "application/vnd.apache.arrow.stream"
 MOST_POINTS, MOST_COLUMNS = 100_000, 2_000
 
+HOW_THINNED: Final = (
+    "There are more steps than points: the smallest and the largest value of ranges of steps, the sharpest "
+    "spikes, and steps that keep the shape of the line. For every step ask for parts of the range with first "
+    "and last. Below the step from which retention has kept rows there are only extremes."
+)
+
 router = Router(tags=["telemetry"], auth=RUN_READER)
 Step = Annotated[int | None, Query(ge=0, le=2**62, description="Inclusive; default: all that is stored.")]
 Points = Annotated[int, Query(ge=MIN_POINTS, le=MOST_POINTS, description="Maximum number.")]
@@ -38,6 +44,8 @@ LINE_ANSWER = {
                         "properties": {
                             "steps": {"type": "array", "items": {"type": "integer"}},
                             "values": {"type": "array", "items": {"type": ["number", "string"]}},
+                            "thinned": {"type": "boolean"},
+                            "how": {"type": "string"},
                         },
                     }
                 }
@@ -61,7 +69,11 @@ def get_series(
     last: Step = None,
     points: Points = 2_000,
 ) -> HttpResponse:
-    """A scalar, or a statistic of a tensor, over steps. Downsampling keeps spikes of a single step."""
+    """A scalar, or a statistic of a tensor, over steps.
+
+    Every stored step if there are at most `points` of them. Otherwise `thinned` is true, and `how` says which
+    steps were chosen and how to get the others; spikes of a single step are kept.
+    """
     index = tensor_of(request, run, tensor)
     if bool(scalar) == bool(tensor):
         raise InvalidError("Name either a scalar or a tensor.", "?scalar=loss or ?tensor=NAME&statistic=amax")
@@ -111,5 +123,8 @@ def _line_as_json(line: queries.Series) -> bytes:
     values: Float64s | list[float | str] = np.ascontiguousarray(line.values)
     if not np.isfinite(line.values).all():
         values = [json_number(value) for value in line.values.tolist()]
-    body = {"steps": np.ascontiguousarray(line.steps), "values": values}
+    body: dict[str, Any] = {"steps": np.ascontiguousarray(line.steps), "values": values}
+    body["thinned"] = line.thinned
+    if line.thinned:
+        body["how"] = HOW_THINNED
     return orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 from uuid import UUID
@@ -27,12 +27,12 @@ from fp8scope_dashboard.telemetry.rank_merge import (
 from fp8scope_dashboard.telemetry.rollups.read import Rolled
 from fp8scope_dashboard.telemetry.writers import Interval, Stored, stored_of
 
-# Up to this many steps, a thinned line is chosen from all rows; beyond, from the extremes of buckets.
+# Up to this many rows, a thinned line is chosen from all of them; beyond, from the extremes of buckets.
 MAX_ROWS: Final = 131_072
 MAX_BUCKETS: Final = 16_384
 Exact = Callable[[list[Interval], Stored], "Series"]
 """Reads every row of these steps."""
-LINE_PARTS: Final = ("max", "min", "argmax", "argmin", "undefined")
+LINE_PARTS: Final = ("max", "min", "argmax", "argmin", "count", "undefined")
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,16 @@ class Series:
     """A line: steps int64[N], increasing; values float64[N]; times datetime64[us][N] in UTC, or NaT.
 
     In a long thinned line, the time of a point is that of the last step in its bucket.
+
+    Attributes:
+        thinned: whether rows of the range are missing, because there are more than were asked for, or because
+            retention has left only roll-ups of them.
     """
 
     steps: Int64s
     values: Float64s
     times: NDArray[np.datetime64]
+    thinned: bool = False
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -142,19 +147,41 @@ def _line(
         return _no_series()
     stride = None if points is None else _stride(high - low + 1, points)
     coverage = _cover(run_id, name, tensor, stored, low, high, stride)
-    lines = [_extremes(rolled, name, low, high) for rolled in coverage.rolled]
-    if coverage.raw:
-        lines.append(exact(coverage.raw, stored))
-    return _thinned(_joined(lines), points)
+    beside = exact(coverage.raw, stored) if coverage.raw else _no_series()
+    rows_in_buckets = sum(int(_counts(rolled, name).sum()) for rolled in coverage.rolled)
+    if stride is not None and rows_in_buckets and rows_in_buckets + len(beside) <= max(points or 0, MAX_ROWS):
+        # Few rows in a long range: no bucket needs to stand for them.
+        coverage = _cover(run_id, name, tensor, stored, low, high, None)
+        beside = exact(coverage.raw, stored) if coverage.raw else _no_series()
+    line = _joined([*(_extremes(rolled, name, low, high) for rolled in coverage.rolled), beside])
+    return _thinned(replace(line, thinned=_lacks_rows(coverage, name)), points)
+
+
+def _lacks_rows(coverage: Cover, name: str) -> bool:
+    """Whether a bucket may have more rows than its smallest, its largest and its first NaN."""
+    for rolled in coverage.rolled:
+        parts = rolled.values[name]
+        drawn = 1.0 + (parts["argmin"][0] != parts["argmax"][0])
+        more = (_counts(rolled, name) > drawn[rolled.covered]).any()
+        # Rows of NaN are not counted.
+        if more or not np.isnan(parts["undefined"][0][rolled.covered]).all():
+            return True
+    return False
+
+
+def _counts(rolled: Rolled, name: str) -> Float64s:
+    """The number of rows in each covered bucket, without those of NaN."""
+    counts: Float64s = rolled.values[name]["count"][0][rolled.covered]
+    return counts
 
 
 def _stride(steps: int, points: int) -> int | None:
-    """The largest stride with enough points to choose from; None if all rows can be read."""
-    if steps <= MAX_ROWS:
-        return None
-    few: int = next((stride for stride in STRIDES if steps // stride <= MAX_BUCKETS), STRIDES[-1])
+    """The largest stride with enough points to choose from; None if all rows are to be read."""
     # Each bucket has two points, the smallest and the largest value.
     enough: list[int] = [stride for stride in STRIDES if 2 * (steps // stride) >= points]
+    if steps <= MAX_ROWS or not enough:
+        return None
+    few: int = next((stride for stride in STRIDES if steps // stride <= MAX_BUCKETS), STRIDES[-1])
     return max([few, *enough])
 
 
@@ -212,7 +239,7 @@ def _thinned(line: Series, points: int | None) -> Series:
     if points is None or len(line) <= points:
         return line
     kept = keep(line.steps, line.values, points)
-    return Series(line.steps[kept], line.values[kept], line.times[kept])
+    return Series(line.steps[kept], line.values[kept], line.times[kept], thinned=True)
 
 
 def _no_series() -> Series:

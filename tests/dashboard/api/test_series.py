@@ -156,7 +156,11 @@ def test_numbers_keep_every_bit(values: list[float]) -> None:
 def test_encodes_arrays_that_are_not_contiguous() -> None:
     table = np.arange(12.0).reshape(4, 3)
     line = telemetry_series.Series(np.arange(8)[::2], table[:, 1], np.zeros(4, "datetime64[us]"))
-    assert strictly(_line_as_json(line)) == {"steps": [0, 2, 4, 6], "values": [1.0, 4.0, 7.0, 10.0]}
+    assert strictly(_line_as_json(line)) == {
+        "steps": [0, 2, 4, 6],
+        "values": [1.0, 4.0, 7.0, 10.0],
+        "thinned": False,
+    }
 
 
 def test_a_response_takes_four_queries(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +176,7 @@ def test_a_response_takes_four_queries(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(sql, "fetch", count)
     answer = client.get(f"/api/v1/runs/{recorder.run.id}/series?tensor=a")
-    assert answer.json() == {"steps": [1, 2], "values": [1.0, 2.0]}
+    assert answer.json() == {"steps": [1, 2], "values": [1.0, 2.0], "thinned": False}
     assert len(statements) == 4
 
 
@@ -213,16 +217,52 @@ def test_a_name_is_never_part_of_an_sql_statement(name: str) -> None:
     [
         (131_072, 2_000, None),
         (131_073, 2_000, 64),
-        (131_073, 100_000, 64),
+        # No bucket is short enough for so many points.
+        (131_073, 100_000, None),
         (1_000_000, 2_000, 512),
         (1_000_000, 8, 32_768),
-        (1_000_000, 100_000, 64),
+        (1_000_000, 31_250, 64),
+        (1_000_000, 100_000, None),
         (100_000_000, 2_000, 32_768),
         (100_000_000, 100_000, 32_768),
     ],
 )
 def test_chooses_the_stride_by_steps_and_points(steps: int, points: int, stride: int | None) -> None:
     assert telemetry_series._stride(steps, points) == stride
+
+
+def document(recorder: Recorder, query: str) -> dict[str, Any]:
+    answer = client_of(recorder.run.project).get(f"/api/v1/runs/{recorder.run.id}/series?{query}")
+    parsed: dict[str, Any] = strictly(answer.content)
+    return parsed
+
+
+@pytest.mark.parametrize("is_compacted", [False, True])
+def test_every_step_is_returned_where_there_is_room(
+    monkeypatch: pytest.MonkeyPatch, is_compacted: bool
+) -> None:
+    """A long run with gaps has few rows: none may be left out without a word."""
+    monkeypatch.setattr(telemetry_series, "MAX_ROWS", 100)
+    recorder = Recorder.of_new_run(["a"])
+    values = np.random.default_rng(5).random(900)
+    # Rows in dense stretches far apart: the buckets between them are empty.
+    steps = [*range(300), *range(20_000, 20_300), *range(90_000, 90_300)]
+    for seq in range(3):
+        chosen = slice(300 * seq, 300 * seq + 300)
+        losses = {"loss": values[chosen].tolist()}
+        recorder.send(steps[chosen], losses, {"amax": values[chosen, None]}, seq)
+    if is_compacted:
+        over()
+        compact(recorder)
+    for query in ("scalar=loss", "tensor=a"):
+        whole = document(recorder, f"{query}&points=900")
+        assert (whole["steps"], whole["values"]) == (steps, values.tolist())
+        assert whole["thinned"] is False and "how" not in whole
+        part = document(recorder, f"{query}&first=20000&last=20299&points=300")
+        assert (part["values"], part["thinned"]) == (values[300:600].tolist(), False)
+        thinned = document(recorder, f"{query}&points=100")
+        assert len(thinned["steps"]) <= 100 and thinned["thinned"] is True
+        assert "first and last" in thinned["how"]
 
 
 def test_reads_a_long_series_from_large_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
