@@ -36,6 +36,10 @@ COLUMNS, COMPACT_COLUMNS = 240, 100
 LEAST_TOLERANCES, MOST_TOLERANCES = 1.8, 40.0
 # A norm that spans more than this factor is drawn on a log axis.
 LOG_FROM: Final = 30.0
+# Scalars that have a panel of their own, or that are an axis.
+STANDARD: Final = ("loss", "grad_norm", "learning_rate", "tokens")
+# Panels of other scalars in a run without a loss.
+MAX_FURTHER: Final = 6
 # Of a panel without a finite value: the marks of those that are not finite need a place.
 BLANK_RANGE: Final[Range] = (0.0, 1.0)
 
@@ -83,9 +87,19 @@ def load_panels(run: Run, options: Options, also: str = "") -> Loaded:
     add(_trouble(run, options))
     add(_scalar(run, arms, options, "grad_norm", bands["grad_norm"], 90))
     add(_learning_rate(run, options))
-    if also and also not in ("loss", "grad_norm", "learning_rate") and also in queries.scalar_names(run.id):
-        add(_scalar(run, arms, options, also, None, 90))
+    for name in _further(run, also):
+        add(_scalar(run, arms, options, name, None, 90))
     return Loaded(panels, sentences, _span(panels))
+
+
+def _further(run: Run, also: str) -> list[str]:
+    """The scalar that was asked for; of a run without a loss also its other scalars, its own names first."""
+    logged = [name for name in queries.scalar_names(run.id) if name not in STANDARD]
+    chosen = [also] if also in logged else []
+    if "loss" not in queries.scalar_names(run.id):
+        own_first = sorted(logged, key=lambda name: name in glossary.GLOSSARY)
+        chosen += [name for name in own_first if name not in chosen][:MAX_FURTHER]
+    return chosen
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,7 @@ def _delta(request: HttpRequest, project: Project, choice: Choice) -> Section:
 
 
 def _heatmap(request: HttpRequest, project: Project, choice: Choice) -> Section:
-    query = {"statistic": choice.statistic or "overflow_rate"}
+    query = {"statistic": choice.statistic}
     return _run_figure(request, choice, "heatmap", "Tensors", query)
 
 

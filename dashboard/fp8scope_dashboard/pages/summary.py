@@ -220,9 +220,10 @@ def baseline_groups(project_id: int) -> set[str]:
 
 
 def _overflow(run: Run, ended_badly: bool) -> Overflow | None:
-    if not {"saturated", "nonfinite", "numel"} <= set(run.statistics):
+    name = queries.overflow_name(queries.statistic_names(run.id))
+    if name is None:
         return None
-    ranked = queries.top(run.id, "overflow_rate", EVERY_TENSOR)
+    ranked = queries.top(run.id, name, EVERY_TENSOR)
     if not ranked:
         return None
     overflowing = sum(1 for _, _, rate in ranked if rate > 0)

@@ -87,7 +87,9 @@ def _read_shares(
 ) -> Shares | None:
     """`rows` tells apart what the run had stored."""
     names = queries.statistic_names(run_id)
-    known = [name for name in _KINDS if name in names]
+    # What is read for each kind of trouble.
+    reads = {UNDERFLOW: UNDERFLOW, OVERFLOW: queries.overflow_name(names)}
+    known = [name for name in _KINDS if reads[name] in names]
     if not known:
         return None
     tensors = list(Tensor.objects.filter(run=run_id).order_by("index").values_list("index", flat=True))
@@ -95,7 +97,7 @@ def _read_shares(
 
     def read(name: str) -> Heatmap:
         return queries.heatmap(
-            run_id, name, tensors=tensors, first=first, last=last, columns=columns, widen=True
+            run_id, reads[name] or name, tensors=tensors, first=first, last=last, columns=columns, widen=True
         )
 
     heatmap = read(known[0])

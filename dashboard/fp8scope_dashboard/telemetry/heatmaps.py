@@ -57,6 +57,15 @@ def statistic_names(run_id: UUID) -> list[str]:
     return [*stored, *(name for name in DERIVED if set(sources(name)) <= set(stored))]
 
 
+def overflow_name(names: Sequence[str]) -> str | None:
+    """The statistic that shows overflow in a run with these statistics, if any.
+
+    Overflow is saturated and non-finite elements. A client that does not count the second, which docs/wire.md
+    does not ask for, has the rate of the first.
+    """
+    return next((name for name in ("overflow_rate", "saturation_rate") if name in names), None)
+
+
 def heatmap(
     run_id: UUID,
     statistic: str,

@@ -14,6 +14,7 @@ from fp8scope_dashboard.telemetry.heatmaps import (
     by_rank,
     heatmap,
     latest_statistics,
+    overflow_name,
     statistic_names,
     top,
 )
@@ -52,6 +53,7 @@ __all__ = [
     "histogram_count",
     "histogram_rows",
     "latest_statistics",
+    "overflow_name",
     "rank_histograms",
     "raw_from",
     "sampled_steps",

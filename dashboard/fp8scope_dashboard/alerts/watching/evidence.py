@@ -161,8 +161,8 @@ def _own_series(run: Run, rule: Rule, finding: Finding, first: int, last: int) -
         series = queries.scalar(run.id, rule.statistic, first=first, last=last, points=POINTS)
         return [_as_dict(rule.statistic, series)]
     statistic = rule.statistic if rule.kind == "threshold" else rules.kind_of(rule.kind).shows
-    if statistic == "overflow_rate" and statistic not in queries.statistic_names(run.id):
-        statistic = "saturation_rate"
+    if statistic == "overflow_rate":
+        statistic = queries.overflow_name(queries.statistic_names(run.id)) or statistic
     return _tensor_series(run, finding, statistic, first, last)
 
 

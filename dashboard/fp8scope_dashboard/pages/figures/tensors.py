@@ -265,6 +265,7 @@ def _mode(steps: NDArray[np.int64]) -> str:
 def _rates(figure: go.Figure, tensor: TensorLines, theme: Theme) -> None:
     for name, colour, dash in (
         ("overflow_rate", theme.danger, "solid"),
+        ("saturation_rate", theme.danger, "solid"),
         ("underflow_rate", theme.warning, "dash"),
         ("subnormal_rate", theme.muted, "dot"),
     ):
@@ -279,7 +280,7 @@ def _rates(figure: go.Figure, tensor: TensorLines, theme: Theme) -> None:
                 row=2,
                 col=1,
                 line={"color": colour, "width": 1.8, "dash": dash},
-                fill="tozeroy" if name == "overflow_rate" else None,
+                fill="tozeroy" if name in ("overflow_rate", "saturation_rate") else None,
                 fillcolor=faded(colour, 0.12),
                 hovertemplate="%{y:.4~p}<extra>" + glossary.title(name) + "</extra>",
             )

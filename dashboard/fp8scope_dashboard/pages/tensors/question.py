@@ -12,6 +12,7 @@ from django.http import QueryDict
 
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.analysis.tensor_onsets import default_limit, is_rate
+from fp8scope_dashboard.pages import glossary
 from fp8scope_dashboard.pages.address_values import uuid_in, whole_number
 from fp8scope_dashboard.pages.glossary.tensors import STATISTICS
 from fp8scope_dashboard.pages.tensors.fold import FOLDS, OPEN_LENGTH, Fold
@@ -25,6 +26,8 @@ NAME_LENGTH: Final = 512
 MOST_PAGES: Final = 10_000
 # Runs that the page offers to compare with.
 MOST_OTHERS: Final = 30
+# Statistics that a sentence names.
+MOST_NAMED: Final = 12
 # The most tensors of a map.
 MOST_TENSORS: Final = 20_000
 
@@ -68,7 +71,8 @@ class Question:
         """
         statistic = query.get("statistic", "")
         if statistic not in statistics:
-            statistic = next((name for name in STATISTICS if name in statistics), "overflow_rate")
+            preferred = (queries.overflow_name(statistics), *STATISTICS, *statistics)
+            statistic = next((name for name in preferred if name in statistics), None) or "overflow_rate"
         return cls(
             statistic,
             cast("Mode", _one_of(query.get("mode", ""), MODES)),
@@ -99,6 +103,14 @@ class Question:
         """The limit as its field shows it: per cent for rates, a factor for other statistics."""
         value = 100.0 * self.threshold if is_rate(self.statistic) else 2.0**self.threshold
         return f"{value:.6g}"
+
+
+def no_values_of(statistic: str, statistics: Sequence[str]) -> str:
+    """The sentence where a run with these statistics has nothing to draw."""
+    if not statistics:
+        return "No tensor telemetry yet. Convert the model and call run.watch(model)."
+    named = ", ".join(glossary.title(name).lower() for name in statistics[:MOST_NAMED])
+    return f"The run has no {glossary.title(statistic).lower()}. It has: {named}."
 
 
 def tensors_context(run: Run, query: QueryDict) -> dict[str, Any]:

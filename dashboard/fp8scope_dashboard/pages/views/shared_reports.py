@@ -145,13 +145,14 @@ def _form(project: Project, runs: list[Run], query: QueryDict) -> dict[str, Any]
         name for name, part in PARTS.items() if part.by_default
     }
     judged = [run for run in runs if run.baseline or len(runs) == 1]
+    statistics = queries.statistic_names(subject.pk) if subject else []
     return {
         "runs": runs,
         "offered": [*runs, *(run for run in offered if run.pk not in chosen)],
         "chosen_ids": chosen,
         "parts": [(name, part.label, name in parts) for name, part in PARTS.items()],
-        "statistics": sorted(queries.statistic_names(subject.pk)) if subject else [],
-        "statistic": query.get("statistic", "overflow_rate"),
+        "statistics": sorted(statistics),
+        "statistic": query.get("statistic") or queries.overflow_name(statistics) or "",
         "tensors": Tensor.objects.filter(run=subject).order_by("index")[:MOST_SUGGESTED] if subject else [],
         "tensor": query.get("tensor", "")[:512],
         "title": query.get("title", "") or _title(runs),

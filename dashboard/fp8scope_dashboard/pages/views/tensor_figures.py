@@ -21,7 +21,7 @@ from fp8scope_dashboard.pages.figures.exponents import (
 )
 from fp8scope_dashboard.pages.figures.tensors import TensorLines, heatmap_figure, tensor_figure
 from fp8scope_dashboard.pages.series_loading import Options
-from fp8scope_dashboard.pages.tensors.question import tensor_named
+from fp8scope_dashboard.pages.tensors.question import no_values_of, tensor_named
 from fp8scope_dashboard.pages.views.figure_answers import Builder, empty_answer, figure_answer
 from fp8scope_dashboard.runs.models import Run, Tensor
 from fp8scope_dashboard.telemetry import queries
@@ -33,9 +33,10 @@ FILTER_LENGTH = 200
 
 
 def _heatmap(request: HttpRequest, run: Run, options: Options) -> HttpResponse:
-    statistic = request.GET.get("statistic", "overflow_rate")
-    if statistic not in queries.statistic_names(run.id):
-        return empty_answer("No tensor telemetry yet. Convert the model and call run.watch(model).")
+    known = queries.statistic_names(run.id)
+    statistic = request.GET.get("statistic") or queries.overflow_name(known) or "amax"
+    if statistic not in known:
+        return empty_answer(no_values_of(statistic, known))
     tensor_indices = _chosen_tensors(request, run)
     if not tensor_indices:
         return empty_answer("No tensor matches the filter.")
@@ -95,7 +96,8 @@ def _tensor(request: HttpRequest, run: Run, options: Options) -> HttpResponse:
         return empty_answer("Select a tensor: click a row of the heat map above or type a name.")
     known = queries.statistic_names(run.id)
     lines: dict[str, tuple[NDArray[np.int64], NDArray[np.float64]]] = {}
-    for statistic in ("amax", "scale", "overflow_rate", "underflow_rate", "subnormal_rate"):
+    overflow = queries.overflow_name(known) or ""
+    for statistic in ("amax", "scale", overflow, "underflow_rate", "subnormal_rate"):
         if statistic in known:
             series = queries.tensor_series(
                 run.id, tensor.index, statistic, first=options.first, last=options.last, points=options.points

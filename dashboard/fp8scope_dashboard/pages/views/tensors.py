@@ -34,6 +34,7 @@ from fp8scope_dashboard.pages.tensors.picture import (
 from fp8scope_dashboard.pages.tensors.question import (
     Question,
     chosen_tensors,
+    no_values_of,
     other_run,
     tensor_named,
 )
@@ -51,7 +52,6 @@ OUTCOMES = (
     ("flushed", "Flush to zero"),
     ("error", "Error, relative to Σx²"),
 )
-NO_TELEMETRY = "No tensor telemetry yet. Convert the model and call run.watch(model)."
 
 
 @gzip_page
@@ -62,7 +62,7 @@ def map_figure(request: HttpRequest, project: Project, run_id: UUID, form: str) 
     statistics = queries.statistic_names(run.pk)
     question = Question.of(request.GET, statistics)
     if question.statistic not in statistics:
-        return empty_answer(NO_TELEMETRY)
+        return empty_answer(no_values_of(question.statistic, statistics))
     tensors = chosen_tensors(run, question)
     if not tensors:
         return empty_answer("No tensor matches the filter. Shorten it, or choose all roles.")
