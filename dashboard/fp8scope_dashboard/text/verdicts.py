@@ -79,7 +79,7 @@ def recovered(number: int, first: int, last: int) -> str:
     return f"The loss was NaN or infinite {where} and has recovered; these points are left out."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LossFacts:
     """The numbers of a verdict on a loss.
 
@@ -87,6 +87,8 @@ class LossFacts:
         relative: differences are fractions of the baseline's loss; otherwise in the unit of the loss.
         arms: the interval is over seeds, at `level`; otherwise it is the anytime-valid one of a pair.
         source: of the spread between seeds: own, project or public.
+        onset: the step at which the run has left its baseline, if that decides; `decided` is the step at
+            which it was decided, and the numbers are of the latest `points` points.
     """
 
     verdict: str
@@ -105,6 +107,9 @@ class LossFacts:
     detectable: float
     steps: int | None
     seeds: int | None
+    onset: int | None = None
+    decided: int | None = None
+    points: int = 0
 
     def amount(self, value: float) -> str:
         """A difference as per cent, or as a number: only the script knows the unit of its loss."""
@@ -118,6 +123,13 @@ def loss(facts: LossFacts) -> str:
     kind = over_seeds if facts.arms else "anytime-valid interval of this pair"
     subject = "the loss" if facts.runs == 1 else f"the mean loss of {count(facts.runs, 'run')}"
     relation = "above" if facts.delta >= 0 else "below"
+    if facts.onset is not None:
+        return (
+            f"Since about step {facts.onset:,} {subject} is above the baseline's, which was decided at step "
+            f"{facts.decided:,}. Over the last {count(facts.points, 'point')} it is {number(facts.loss)}, "
+            f"{facts.amount(facts.delta)} above {_baseline(facts.baseline_loss, facts.baselines)}. The "
+            f"interval by the noise before the onset, {low} to {high}, is {_conclusion(facts)}."
+        )
     return (
         f"In the last compared window {subject} is {number(facts.loss)}, {facts.amount(abs(facts.delta))} "
         f"{relation} {_baseline(facts.baseline_loss, facts.baselines)}. The {kind}, {low} to {high}, is "
@@ -130,6 +142,10 @@ def _conclusion(facts: LossFacts) -> str:
     if facts.verdict == "equivalent":
         unseen = f"A difference below {facts.amount(facts.detectable)} could have gone unseen"
         return f"inside {allowed}, so the two are equivalent. {unseen}"
+    if facts.onset is not None and facts.interval[0] <= facts.tolerance:
+        return (
+            f"no longer wholly above {allowed}: FP8 is worse until the loss has stayed within it for a while"
+        )
     if facts.verdict in ("worse", "better"):
         return (
             f"wholly {'above' if facts.verdict == 'worse' else 'below'} {allowed}, so FP8 is {facts.verdict}"

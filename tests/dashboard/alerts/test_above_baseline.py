@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.signal import lfilter
 
-from fp8scope_dashboard.alerts.detectors import Finding, State, above_baseline, e_process, noise, window_means
+from fp8scope_dashboard.alerts.detectors import Finding, State, above_baseline
+from fp8scope_dashboard.analysis.losses.onsets import e_process, noise, window_means
 
 ALPHA = 0.05
 PARAMETERS = {"margin": 0.0025, "alpha": ALPHA, "block": 2.0, "recover": 10.0}
@@ -39,6 +40,7 @@ def run(
 
 def test_it_works() -> None:
     baseline = np.full((1, 400), 2.0)
+    baseline[0, ::2] *= 1.0 + 1e-9
     losses = np.where(np.arange(400) < 300, 2.0, 2.02)
     _, (finding,) = run(losses, baseline)
     assert finding.opened and finding.onset_step == 300 and finding.step < 320
@@ -279,6 +281,7 @@ def test_seeds_that_differ_lastingly_widen_the_tolerance() -> None:
 def test_the_alarm_closes_when_the_run_recovers_and_may_open_again() -> None:
     losses = np.ones(1500)
     losses[300:500] = losses[900:1200] = 1.02
+    losses[0] += 1e-9
     _, findings = run(losses, np.ones((1, 1500)))
     assert [finding.opened for finding in findings] == [True, False, True, False]
     assert [finding.onset_step for finding in findings] == [300, 300, 900, 900]
@@ -368,3 +371,22 @@ def test_noise_that_lasts_in_the_seeds_counts_for_the_run(phi: float) -> None:
         arms = 2.0 * (1.0 + 0.005 * np.stack([correlated(chance, 600, phi) for _ in range(6)]))
         wrong += bool(run(arms[0], arms[1:])[1])
     assert wrong <= 1
+
+
+@pytest.mark.parametrize("points", [[600], [600, 601, 602, 640, 641, 700, 701, 702], list(range(600, 608))])
+def test_points_that_are_not_finite_are_no_rise(points: list[int]) -> None:
+    """Eight NaN that recover: 'on average .104 %, above the limit of 1.8 %'."""
+    for seed in range(5):
+        arms = 3.0 * (1.0 + 0.003 * np.random.default_rng(seed).normal(size=(2, 1000)))
+        arms[0, points] = math.nan
+        assert run(arms[0], arms[1:])[1] == []
+
+
+@pytest.mark.parametrize("rise", [0.01, 0.03, 0.3])
+def test_the_message_shows_what_decided_and_does_not_refute_itself(rise: float) -> None:
+    arms = 3.0 * (1.0 + 0.003 * np.random.default_rng(3).normal(size=(2, 700)))
+    arms[0, 500:] *= 1.0 + rise
+    _, (finding, *_) = run(arms[0], arms[1:])
+    assert finding.value is not None and finding.threshold is not None and finding.value > finding.threshold
+    assert "It was decided by the mean of the last" in finding.message
+    assert finding.evidence["window_mean"] > finding.threshold

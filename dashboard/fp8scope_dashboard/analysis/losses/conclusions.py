@@ -17,6 +17,7 @@ from fp8scope_dashboard.analysis.losses.arms import (
     conclusion,
     two_one_sided_tests,
 )
+from fp8scope_dashboard.analysis.losses.harm import Harm
 from fp8scope_dashboard.analysis.losses.needs import seeds_needed, steps_needed
 from fp8scope_dashboard.analysis.losses.result import LossComparison
 from fp8scope_dashboard.analysis.losses.schedules import final_of
@@ -43,6 +44,7 @@ class Measured:
         looks: the confidence sequence of the difference of their means, relative or in nats.
         scale: the level that differences are relative to; 1 for nats.
         prior: of the spread between seeds.
+        harm: that has begun and goes on at the last point.
     """
 
     ours: Floats
@@ -51,6 +53,7 @@ class Measured:
     scale: float
     spread: Spread
     prior: Prior
+    harm: Harm | None = None
 
     @property
     def counts(self) -> tuple[int, int]:

@@ -21,9 +21,8 @@ LARGEST_CORRELATION = 0.98
 # The correlation is taken to be so many standard errors larger than its estimate: short series hide it.
 # docs/statistics.md has the error that this gives.
 CORRELATION_ERRORS = 2.0
-# The noise is estimated on at least so many points, if there are so many; on a stretch before them on fewer.
+# The noise is estimated on at least so many points, if there are so many.
 LEAST_POINTS = 20
-LEAST_EARLIER_POINTS = 8
 # Parts of a stretch whose levels are compared.
 DRIFT_PARTS = 5
 # The scatter of two stretches differs if their ratio is outside the two-sided 90 % interval of F.
@@ -179,19 +178,6 @@ def noise_of(sums: Sums, start: Indices, stop: Indices) -> Noise:
     that of the window where their scatters differ: the noise of a difference usually falls during a training.
     """
     return _on_stretch(sums, _recent(stop), stop, start, stop)
-
-
-def noise_before(sums: Sums, start: Indices, stop: Indices) -> Noise:
-    """The same noise, estimated on points before the recent half: half as many, or more of a short curve.
-
-    For a difference that has begun to grow, and is not its own noise. The variance is infinite where there
-    are fewer than LEAST_EARLIER_POINTS such points.
-    """
-    end = _recent(stop)
-    known = end >= LEAST_EARLIER_POINTS
-    begin = np.minimum(end // 2, np.maximum(end - LEAST_POINTS, 0))
-    noise = _on_stretch(sums, np.where(known, begin, 0), np.where(known, end, stop), start, stop)
-    return Noise(np.where(known, noise.variance, np.inf), noise.freedom, noise.drift)
 
 
 def _recent(stop: Indices) -> Indices:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final
 
 from fp8scope_dashboard.analysis.losses.alignment import Axis, Pairing
 from fp8scope_dashboard.analysis.losses.arms import Verdict
 
 # Raise it with every change that can give another result for the same curves.
-METHOD_VERSION: Final = 3
+METHOD_VERSION: Final = 4
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,24 @@ class Basis:
     baselines: tuple[int, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Onset:
+    """Where the run has left its baseline, by the test that the alert `above_baseline` is too.
+
+    Attributes:
+        since: the onset, as far as it can be told; decided: the point at which it was decided. Both on
+            `aligned_on`.
+        since_step, decided_step: the judged run's steps there.
+        points: compared points of the window that shows it.
+    """
+
+    since: float
+    decided: float
+    since_step: int
+    decided_step: int
+    points: int
+
+
 @dataclass(frozen=True)
 class LossComparison:
     """The verdict on a run's loss and the data that a page needs to show it.
@@ -46,6 +64,8 @@ class LossComparison:
         smallest_detectable: the difference that would be found with 80 % probability.
         needs: what would decide, if the verdict is 'cannot_tell': {"steps", "seeds"}, each a number or None.
         window: first and last point of the window, on `aligned_on`.
+        onset: where the run has left its baseline, if a harm that has begun decides; then `window`, `delta`
+            and `interval` are of the stretch since then, and the interval is by the noise before it.
         curve: {"x", "delta", "low", "high"}: the confidence sequence, at most CURVE_POINTS values each;
             "x_name" names x.
         baseline_losses: the baseline runs' mean losses in the window, without odd seeds.
@@ -73,6 +93,7 @@ class LossComparison:
     aligned_on: Axis = "steps"
     paired: Pairing = "no"
     window: tuple[float, float] | None = None
+    onset: Onset | None = None
     loss: float | None = None
     baseline_loss: float | None = None
     baseline_losses: tuple[float, ...] = ()
@@ -85,4 +106,5 @@ class LossComparison:
         Dictionaries are not copied, because the curve has thousands of values.
         """
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "basis"}
+        values["onset"] = None if self.onset is None else asdict(self.onset)
         return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}

@@ -4,7 +4,7 @@ Looking at a running training many times must not make a wrong verdict likely. T
 windows that start on a *fixed geometric grid*: start i is at a fixed point of the curve, whenever one looks,
 and its window grows with the run until start i + 1 takes over. Window i has the probability of error
 
-    alpha_i = (alpha / 2) / ((i + 1) (i + 2)),   with sum over i of alpha_i = alpha / 2,
+    alpha_i = (alpha / 4) / ((i + 1) (i + 2)),   with sum over i of alpha_i = alpha / 4,
 
 and within it the mean of m points is bounded at all m at once by Robbins' (1970) normal mixture,
 
@@ -14,7 +14,8 @@ where r is chosen so that the bound is tightest at the size at which the window 
 is the error of the mean of correlated points (`noise`). With an estimated variance this is the asymptotic
 confidence sequence of Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas (2024). Short curves are far from the
 asymptotic case, so z_m is replaced by the quantile of Student's t of the same probability, with the degrees
-of freedom of the variance's estimate. The other half of alpha is for the end of the run, one planned look.
+of freedom of the variance's estimate. A share of alpha is for the end of the run, one planned look, and
+another for a harm that has begun (`onsets.process`), so that alpha is the bound of a verdict as a whole.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-from fp8scope_dashboard.analysis.losses.noise import Sums, newey_west_lags, noise_before, noise_of
+from fp8scope_dashboard.analysis.losses.noise import Sums, newey_west_lags, noise_of
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
@@ -35,8 +36,9 @@ COMMON_POINTS = 20
 FIRST_START = 0.7
 WINDOW_POINTS = 5
 LARGEST_QUANTILE = 1e12
-# The share of alpha that is kept for the end of a run: one look that is planned is cheaper than any number.
-SHARE_OF_END = 0.5
+# The shares of alpha that are for the looks before the end of a run and for its end: one look that is planned
+# is cheaper than any number. `onsets.process` has the rest.
+SHARE_OF_LOOKS, SHARE_OF_END = 0.25, 0.5
 
 
 @dataclass(frozen=True)
@@ -98,35 +100,27 @@ def sequence(
     *,
     alpha: float,
     fraction: float,
-    gross: float = np.inf,
     ended: bool = False,
 ) -> Looks:
     """The confidence sequence of a difference float64[n] at looks after `stop` points each (ascending).
 
-    Any number of looks during the run have the probability of error (1 - SHARE_OF_END) alpha, and its end has
-    the rest: the last look of a run that has `ended` is a plain interval.
+    Any number of looks during the run have the probability of error SHARE_OF_LOOKS alpha, and its end has
+    SHARE_OF_END alpha: the last look of a run that has `ended` is a plain interval.
 
-    A difference that grows looks like noise that wanders. Where the level is above `gross` even with the
-    noise of before, that noise counts: no seed wanders so far.
+    A difference that grows looks like noise that wanders, and stays undecided here: `harm` finds it.
     """
     start, number = windows(x, stop, fraction)
     sums = Sums(difference, newey_west_lags(int(stop.max(initial=1))) + 1)
     level = sums.means(start, stop)
     points = (stop - start).astype(np.float64)
     tuned = np.maximum(fraction * stop, WINDOW_POINTS)
-    spent = (1.0 - SHARE_OF_END) * alpha / ((number + 1.0) * (number + 2.0))
+    spent = SHARE_OF_LOOKS * alpha / ((number + 1.0) * (number + 2.0))
     price = mixture_quantile(points, tuned, spent)
     if ended:
         price[-1] = -scipy.special.ndtri(SHARE_OF_END * alpha / 2.0)
-    recent, before = noise_of(sums, start, stop), noise_before(sums, start, stop)
-    halves = [
-        student_quantile(price, noise.freedom) * np.sqrt(noise.variance) + noise.drift
-        for noise in (recent, before)
-    ]
-    grown = (halves[1] < halves[0]) & (np.abs(level) - halves[1] > gross)
-    half = np.where(grown, halves[1], halves[0])
-    error = np.sqrt(np.where(grown, before.variance, recent.variance))
-    return Looks(start, stop, level, half, error)
+    noise = noise_of(sums, start, stop)
+    half = student_quantile(price, noise.freedom) * np.sqrt(noise.variance) + noise.drift
+    return Looks(start, stop, level, half, np.sqrt(noise.variance))
 
 
 def last_point(difference: Floats) -> Looks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fp8scope_dashboard.analysis.losses.alignment import Aligned, Curve, align, clean
+from fp8scope_dashboard.analysis.losses.alignment import Aligned, Axis, Curve, align, clean
+from fp8scope_dashboard.analysis.losses.arms import two_one_sided_tests
 from fp8scope_dashboard.analysis.losses.conclusions import (
     Measured,
     of_arms,
@@ -17,8 +19,9 @@ from fp8scope_dashboard.analysis.losses.conclusions import (
     of_pair,
     with_needs,
 )
+from fp8scope_dashboard.analysis.losses.harm import Harm, harm_of
 from fp8scope_dashboard.analysis.losses.noise import bootstrap_interval, hac_interval
-from fp8scope_dashboard.analysis.losses.result import Basis, LossComparison
+from fp8scope_dashboard.analysis.losses.result import Basis, LossComparison, Onset
 from fp8scope_dashboard.analysis.losses.seeds import PUBLIC, PUBLIC_NATS, Prior, Spread, odd_seeds, spread_of
 from fp8scope_dashboard.analysis.losses.selection import Selection, select
 from fp8scope_dashboard.analysis.losses.sequence import COMMON_POINTS, Looks, last_point, sequence, windows
@@ -35,9 +38,6 @@ CURVE_POINTS = 200
 CADENCE_POINTS = 20
 # Losses within this many standard deviations of 0, or below this many nats, have no relative difference.
 DEVIATIONS_FROM_ZERO, NATS_FROM_ZERO = 3.0, 0.02
-# Seeds of one configuration differ by up to two margins for a while (public runs). A difference of so many
-# margins has grown: it is judged by the noise before it.
-GROSS_MARGINS = 10.0
 # Several seeds are compared on at least so many points: the last ones of an evaluation's curve.
 LEAST_POINTS_OF_ARMS = 5
 # Early losses near 0 must not make relative differences huge: the least level, over that in the window.
@@ -95,7 +95,11 @@ def compare_losses(
     )
     if chosen.diverged:
         return _diverged(replace(nothing, curve=common.curve, basis=common.basis), runs, chosen)
-    return _judged(common, measured, runs, baselines, chosen, alpha, window_fraction)
+    judged = _judged(common, measured, runs, baselines, chosen, alpha, window_fraction)
+    harm = None if chosen.finals or chosen.uncertain else measured.harm
+    if harm is not None and judged.verdict != "worse" and _holds_for_seeds(common, measured, harm, alpha):
+        judged = _became_worse(judged, measured, harm, aligned, runs[0])
+    return replace(judged, explanation=_explanation(judged, alpha))
 
 
 def _common_points(runs: Sequence[Curve], baselines: Sequence[Curve], chosen: Selection) -> Aligned:
@@ -143,8 +147,55 @@ def _judged(
         judged = of_pair(common, measured, alpha)
     if chosen.uncertain:
         judged = replace(judged, verdict="cannot_tell")
-    judged = with_needs(judged, measured, alpha)
-    return replace(judged, explanation=_explanation(judged, alpha))
+    return with_needs(judged, measured, alpha)
+
+
+def _became_worse(
+    judged: LossComparison, measured: Measured, harm: Harm, aligned: Aligned, run: Curve
+) -> LossComparison:
+    """The comparison of a run that has left its baseline, with the window and the interval that show it."""
+    x = aligned.x
+    since, decided = float(x[harm.onset]), float(x[harm.decided])
+    level, before = (float(arm[:, harm.start :].mean()) for arm in (measured.ours, measured.theirs))
+    return replace(
+        judged,
+        verdict="worse",
+        method="loss above the baseline since an onset, by the noise before it",
+        tolerance=harm.tolerance,
+        delta=harm.delta,
+        interval=(harm.delta - harm.half, harm.delta + harm.half),
+        p_value=None,
+        needs=None,
+        smallest_detectable=harm.tolerance + harm.half,
+        window=(float(x[harm.start]), float(x[-1])),
+        loss=level,
+        baseline_loss=before,
+        onset=Onset(
+            since=since,
+            decided=decided,
+            since_step=_step_at(run, since, aligned.axis),
+            decided_step=_step_at(run, decided, aligned.axis),
+            points=len(x) - harm.start,
+        ),
+    )
+
+
+def _holds_for_seeds(common: LossComparison, measured: Measured, harm: Harm, alpha: float) -> bool:
+    """Whether the seeds of both arms bear a harm out. Those of the judged arm may spread by themselves."""
+    if min(measured.counts) < 2:
+        return True
+    ours, theirs = (arm[:, harm.start :].mean(axis=1) for arm in (measured.ours, measured.theirs))
+    scale = 1.0 if common.unit == "nats" else abs(float(theirs.mean()))
+    # The noise within the window is part of the harm's interval: that of the whole run holds the harm.
+    spread = spread_of([ours / scale, theirs / scale], measured.prior, seeds=measured.spread.seeds)
+    test = two_one_sided_tests(ours, theirs, common.margin, alpha, spread, scale=scale)
+    return test.delta - math.hypot(test.delta - test.claim[0], harm.half) > common.margin
+
+
+def _step_at(run: Curve, x: float, axis: Axis) -> int:
+    """The run's first step at or after a point of an axis."""
+    at = int(np.searchsorted(run.on(axis), x, side="left"))
+    return int(run.steps[min(at, len(run) - 1)])
 
 
 def _measure(
@@ -172,17 +223,21 @@ def _measure(
     if unit == "relative":
         scale = abs(float(theirs[:, first:].mean()))
     difference = _difference(ours, theirs, unit, scale)
-    gross = GROSS_MARGINS * nothing.margin
     if few:
         looks = last_point(difference)
     else:
-        looks = sequence(
-            aligned.x, difference, stop, alpha=alpha, fraction=fraction, gross=gross, ended=chosen.ended
-        )
+        looks = sequence(aligned.x, difference, stop, alpha=alpha, fraction=fraction, ended=chosen.ended)
     means = [arm[:, first:].mean(axis=1) for arm in (ours, theirs)]
     spread = spread_of([arm / scale for arm in means], prior, seeds=len(theirs))
     spread = replace(spread, odd=tuple(chosen.baselines[i] for i in odd))
-    measured = Measured(ours, theirs, looks, scale, spread, prior)
+    harm = (
+        None
+        if few
+        else harm_of(
+            ours, theirs, margin=nothing.margin, alpha=alpha, spread=prior.spread, nats=unit == "nats"
+        )
+    )
+    measured = Measured(ours, theirs, looks, scale, spread, prior, harm)
     pointwise = difference[first:]
     common = replace(
         nothing,
@@ -319,5 +374,8 @@ def _explanation(judged: LossComparison, alpha: float) -> str:
             detectable=judged.smallest_detectable or 0.0,
             steps=needs.get("steps"),
             seeds=needs.get("seeds"),
+            onset=judged.onset.since_step if judged.onset else None,
+            decided=judged.onset.decided_step if judged.onset else None,
+            points=judged.onset.points if judged.onset else 0,
         )
     )

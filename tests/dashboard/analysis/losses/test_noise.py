@@ -12,7 +12,6 @@ from fp8scope_dashboard.analysis.losses.noise import (
     hac_interval,
     long_run_variance,
     newey_west_lags,
-    noise_before,
     noise_of,
     prewhitened,
     share_of_mean,
@@ -123,16 +122,6 @@ def test_noise_that_falls_is_that_of_the_window() -> None:
 def test_noise_that_grows_is_that_of_the_window() -> None:
     values = np.random.default_rng(8).normal(size=400) * np.where(np.arange(400) < 340, 0.001, 0.05)
     assert noise_of(Sums(values, 8), *window(340, 400)).variance[0] > 0.004**2
-
-
-def test_a_rise_is_not_its_own_noise() -> None:
-    noise = 0.001 * np.random.default_rng(9).normal(size=400)
-    rising = noise + np.maximum(np.arange(400) - 220, 0) * 0.002
-    place = window(350, 400)
-    own, before = (each(Sums(rising, 8), *place).variance[0] ** 0.5 for each in (noise_of, noise_before))
-    assert before < 0.01 < own
-    # Too few points before the recent half: nothing is known.
-    assert noise_before(Sums(rising[:25], 4), *window(20, 25)).variance[0] == np.inf
 
 
 def test_the_stationary_bootstrap_agrees_with_the_hac_interval() -> None:

@@ -90,14 +90,3 @@ def test_a_pair_of_short_curves_finds_one_per_cent(
         )
         found += bool(looks.level[-1] - looks.half[-1] > 0.0025)
     assert found / trials >= power
-
-
-def test_a_gross_rise_is_found_although_it_looks_like_noise_that_wanders() -> None:
-    chance = np.random.default_rng(4)
-    difference = 0.01 * chance.normal(size=600) + np.maximum(np.arange(600) - 240, 0) * 0.002
-    given = np.arange(600.0), difference, looks_at(600)
-    blind = sequence(*given, alpha=0.05, fraction=0.1)
-    looks = sequence(*given, alpha=0.05, fraction=0.1, gross=0.025)
-    assert blind.level[-1] < blind.half[-1] and looks.level[-1] - looks.half[-1] > 0.025
-    # Before the rise both are the same.
-    assert (looks.half[:8] == blind.half[:8]).all()

@@ -28,8 +28,8 @@ from functools import lru_cache
 
 from scipy.special import stdtrit
 
-from fp8scope_dashboard.alerts.detectors.base import State
-from fp8scope_dashboard.alerts.detectors.noise import Model
+from fp8scope_dashboard.analysis.losses.onsets.base import State
+from fp8scope_dashboard.analysis.losses.onsets.noise import Model
 
 FIRST_EPOCH = 6
 # Blocks of a window. Those of the shortest window are single points.

@@ -32,7 +32,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fp8scope_dashboard.alerts.detectors.base import State
+from fp8scope_dashboard.analysis.losses.onsets.base import State
 from fp8scope_dashboard.text.numbers import LARGEST
 
 # Pairs of blocks that an average remembers.
@@ -53,6 +53,8 @@ OWN_RANGE = 0.5
 # Points of the means whose range says how far noise may rise at once, how many of them wait until they count,
 # how many must have counted, and how many ranges that is.
 REACH_POINTS, REACH_DELAY, REACH_KNOWN, REACHES = 16, 2, 6, 2.0
+# Least length of blocks that show a random walk.
+WALK_LENGTH = 16
 # Degrees of freedom from which on a length may be that of the blocks.
 ENOUGH_FREEDOM = 8.0
 # The most that the variance of noise which still grows does with each doubling: that of a random walk.
@@ -114,15 +116,16 @@ def add(state: State, value: float, deviations: Sequence[float | None]) -> float
     return clipped
 
 
-def wander(state: State, seeds: int) -> float:
-    """How far the difference to the mean of so many seeds strays by itself, in means of 64 points."""
+def wander(state: State, seeds: int, runs: float = 1.0) -> float:
+    """How far the difference of the means of so many runs and seeds strays, in means of 64 points."""
     fall, own_range, of_seeds = (
         max(pair) for pair in zip(state["before"], _wander_since(state), strict=True)
     )
     if seeds < 2:
         return float(max(fall, OWN_RANGE * own_range))
     # From a deviation from the mean of K runs to a difference to the mean of K others.
-    return float(max(fall, math.sqrt((seeds + 1.0) / (seeds - 1.0)) * of_seeds))
+    factor = (1.0 / runs + 1.0 / seeds) / (1.0 - 1.0 / seeds)
+    return float(max(fall, math.sqrt(factor) * of_seeds))
 
 
 def reach(state: State) -> float:
@@ -180,14 +183,14 @@ def interrupted(state: State) -> State:
     return {**state, "own": cut(state["own"]), "seeds": cut(state["seeds"]), "highest": None, "lowest": None}
 
 
-def scales(state: State, seeds: int) -> list[Scale]:
-    """The noise of the difference to the mean of so many seeds, by length, shortest first.
+def scales(state: State, seeds: int, runs: float = 1.0) -> list[Scale]:
+    """The noise of the difference of the means of so many runs and seeds, by length, shortest first.
 
     Without gaps in the lengths; ends before the first length that shows too little.
     """
     known = []
-    # A difference to the mean of K seeds varies by 1 + 1/K of the variance of one run.
-    factor = 1.0 + 1.0 / max(seeds, 1)
+    # A difference of the means of m runs and K seeds varies by 1/m + 1/K of the variance of one run.
+    factor = 1.0 / runs + 1.0 / max(seeds, 1)
     for level in range(max(len(state["own"]), len(state["seeds"]))):
         here = [
             Scale(2**level, weight * each[level]["variance"], min(each[level]["freedom"], most))
@@ -315,6 +318,23 @@ def _whole(well_known: Sequence[Scale], covered: Callable[[int], float], count: 
     doublings = math.log2(max(count / last.length, 1.0))
     variance = last.variance * doubling**doublings - covered(last.length)
     return Scale(count, max(variance, 0.0), last.freedom)
+
+
+def walk(state: State, known: Sequence[Scale]) -> float:
+    """The standard deviation of a random walk over all points, as far as the noise is one.
+
+    The Allan variance of a walk with steps of variance s is s L / 3 at length L, and white noise adds that of
+    single points over L. So each length gives an estimate of s, and the least one counts: noise that lasts
+    for a while only looks like a walk at the lengths that it lasts for. A walk also falls far, so the largest
+    fall of means of 64 points bounds it: a rise does not.
+    """
+    steps = [
+        3.0 * (scale.variance - known[0].variance / scale.length) / scale.length
+        for scale in known
+        if scale.length >= WALK_LENGTH
+    ]
+    deviation = math.sqrt(max(min(steps, default=0.0), 0.0) * state["count"])
+    return float(min(deviation, max(state["fall"], state["before"][0])))
 
 
 def white_deviation(known: Sequence[Scale]) -> float:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 
-from fp8scope_dashboard.alerts.detectors.base import State
+from fp8scope_dashboard.analysis.losses.onsets.base import State
 
 BETS = (0.2, 0.4, 0.6, 0.8, 0.95)
 

@@ -27,7 +27,7 @@ from functools import lru_cache
 
 from scipy.special import stdtrit
 
-from fp8scope_dashboard.alerts.detectors.base import State
+from fp8scope_dashboard.analysis.losses.onsets.base import State
 from fp8scope_dashboard.analysis.losses.seeds import PUBLIC, Prior, shrunk
 from fp8scope_dashboard.text.numbers import LARGEST, SMALLEST
 
@@ -139,20 +139,26 @@ def _learn(state: State, points: int) -> None:
     state.update(spread=spread, freedom=len(pairs) - 1)
 
 
-def tolerance(state: State, seeds: int, alpha: float, *, early: bool = False) -> float:
+def tolerance(
+    state: State, seeds: int, alpha: float, *, prior: float = PUBLIC.spread, early: bool = False
+) -> float:
     """The relative excess over the mean of so many seeds that a run of the same configuration may have.
 
     With `early` the one that it may have had in its early points, if the loss fell then as it does now.
 
     Seeds that spread more than the prior raise it. Seeds that agree do not lower it: they say how far they
     have strayed themselves, not how far the run may.
+
+    Args:
+        prior: spread between the seeds of the project's groups; that of public runs counts if it is larger.
     """
     share = 1.0 if early else min(EARLY_POINTS / max(state["count"], 1), 1.0) ** 3
     lag = LAG + share * (EARLY_LAG - LAG)
-    prior = Prior(max(PUBLIC.spread, lag * max(state["slope"], state["begun"])), PRIOR_FREEDOM)
-    least = usual(alpha) * prior.spread / PUBLIC.spread
+    of_slope = lag * max(state["slope"], state["begun"])
+    expected = Prior(max(PUBLIC.spread, prior, of_slope), PRIOR_FREEDOM)
+    least = usual(alpha) * expected.spread / PUBLIC.spread
     own = max(state["spread"] or 0.0, 0.0)
-    variance, freedom, conflict = shrunk(own, float(state["freedom"]), prior, CONFLICT)
+    variance, freedom, conflict = shrunk(own, float(state["freedom"]), expected, CONFLICT)
     # The own spread of few seeds has a wide quantile as it is.
     quantile = _quantile(freedom, alpha if conflict else alpha / VALUES)
     seen = quantile * math.sqrt(variance) * math.sqrt(1.0 + 1.0 / max(seeds, 1))
