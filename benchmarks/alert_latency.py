@@ -1,22 +1,27 @@
-"""Measure how soon an alert arrives. Prints one JSON line for each number of runs.
+"""Measure how soon the alert of each rule arrives. Prints one JSON line for each rule and number of runs.
 
-    python benchmarks/alert_latency.py [--runs 1 10 50] [--alerts 60] [--rate 10] [--processes 2]
+    python benchmarks/alert_latency.py [--runs 1 50] [--passes 2] [--rate 20] [--processes 2] [--rules ...]
 
 Starts an installation (`fp8scope up` with its defaults: web, worker, beat, PostgreSQL with fsync, Redis) with
-a webhook on this machine. Runs of the real agent stream `--rate` steps a second, each with four scalars;
-`--runs` runs stream at once, spread over `--processes` processes that share the cores of this machine with
-the installation. At random steps a loss is NaN. Figures:
+a webhook on this machine. Runs of the real agent stream `--rate` steps a second (with many runs at once: 10),
+each with ten scalars and the statistics of four tensors, from `alert_scenarios.py`: calm steps, then a fault
+for one rule, which alone is enabled in the run's project. `--runs` of them stream at once, spread over
+`--processes` processes that share the cores of this machine with the installation. Figures:
 
-    runs                runs that stream at once
-    alerts, lost        alerts that arrived, and that did not within 60 s; each faulty step raises one
-    p50_s, p95_s, max_s from the end of the faulty step in the training process to the webhook's arrival
+    rule, runs          the rule, and the runs that stream at once
+    alerts, missing     runs in which it opened an alert, and in which not
+    p50_s, p95_s, max_s from the end of the deciding step in the training process to the webhook's arrival
     opened_p50_s, opened_p95_s
                         of this, until the detectors opened the alert
-    steps_per_s         steps that all runs made in a second
-    batches_per_s       messages that the server stored in a second
-    installation_cpu    cores that the installation used on average, while the runs streamed; and by process
-    runs_cpu            cores that the runs used
-    machine_cpu         cores of the machine that were busy, with the runs and whatever else it does
+    stored_p95_s        of this, until the server had received the step
+
+The deciding step is the one at which the alert says that it was found. The last line of each number of runs
+has all rules together, and:
+
+    steps_per_s, batches_per_s
+                        steps that all runs made, and messages that the server stored, in a second
+    installation_cpu, runs_cpu, machine_cpu
+                        cores that the installation, the runs and the whole machine used
 """
 
 from __future__ import annotations
@@ -27,108 +32,166 @@ import math
 import multiprocessing
 import os
 import queue
-import random
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-# So many finite losses end the alert; the next one needs some more.
-CALM_STEPS = 25
-# Of a calm run, in each step.
-FAULT_PROBABILITY = 0.1
-# With one run the faults come one after the other, so there are fewer.
-MOST_FAULTS = 20
-WARM_UP = 5.0
-PATIENCE = 60.0
-FAULT, STEPS = "fault", "steps"
-# Unix seconds, by run.
-Times = defaultdict[str, list[float]]
+import alert_scenarios as scenarios
 
-# Run with the servers' settings: waits for the workers, and makes a project with a webhook; prints its token.
+RATE_OF_MANY = 10.0
+# Alerts that have not arrived so long after the last step are missing.
+PATIENCE = 10.0
+ENDED, STEPS = "ended", "steps"
+
+# Run with the servers' settings: waits for the workers, and makes a project for each rule, with a webhook.
+# Prints the tokens by rule.
 PREPARE = """
-import sys
+import json, sys
 import django; django.setup()
 from fp8scope_dashboard.celery import app
 while len(app.control.ping(timeout=2.0)) < 2:
     pass
-from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.accounts.services import create_project, create_token
-from fp8scope_dashboard.alerts.models import Channel
+from fp8scope_dashboard.alerts import rules
+from fp8scope_dashboard.alerts.models import Channel, Rule
 from fp8scope_dashboard.db.encryption import encrypt_json
-project = Project.objects.filter(slug='default').first() or create_project('default', 'Default')
-Channel.objects.create(
-    project=project, name='benchmark', sealed=encrypt_json({'url': sys.argv[1]}), per_minute=600
-)
-print(create_token(project, 'benchmark', scopes=('write', 'read'))[1])
+hook, kinds, short, of_kind = json.loads(sys.argv[1])
+tokens = {}
+for kind in kinds:
+    project = create_project(kind.replace("_", "-"), kind)
+    Rule.objects.filter(project=project).exclude(kind=kind).update(enabled=False)
+    if kind == "threshold":
+        Rule.objects.create(
+            project=project, kind=kind, name="loss above 2.5", statistic="loss", condition="above",
+            parameters=rules.validate(kind, {"value": 2.5}),
+        )
+    for rule in Rule.objects.filter(project=project, kind=kind):
+        known = rules.kind_of(kind).parameters
+        changed = {name: max(known[name].low, value) for name, value in short.items() if name in known}
+        rule.parameters = rules.validate(kind, {**rule.parameters, **changed, **of_kind.get(kind, {})})
+        rule.enabled = True
+        rule.save()
+    Channel.objects.create(
+        project=project, name="benchmark", sealed=encrypt_json({"url": hook}), per_minute=600
+    )
+    tokens[kind] = create_token(project, "benchmark")[1]
+print(json.dumps(tokens))
 """
-# Prints the number of stored messages, and when the alerts of each run opened, in Unix seconds.
+# Prints the number of stored messages, and of each run its first alert: the deciding step, when it opened,
+# and when that step was received.
 STORED = """
 import json
-from collections import defaultdict
 import django; django.setup()
-from fp8scope_dashboard.alerts.models import HistoryEntry
+from fp8scope_dashboard.alerts.models import Event
 from fp8scope_dashboard.receipts.models import Receipt
-opened = defaultdict(list)
-entries = HistoryEntry.objects.filter(event__kind='loss_not_finite', kind__in=('opened', 'reopened'))
-for run, at in entries.order_by('id').values_list('event__run', 'at'):
-    opened[str(run)].append(at.timestamp())
-print(json.dumps([Receipt.objects.count(), opened]))
+from fp8scope_dashboard.telemetry.models import Chunk
+events = {}
+for event in Event.objects.order_by("-id"):
+    holding = Chunk.objects.filter(run=event.run_id, first_step__lte=event.step, last_step__gte=event.step)
+    received = [chunk.received_at.timestamp() for chunk in holding if chunk.rows < 100]
+    events[str(event.run_id)] = [event.step, event.opened_at.timestamp(), min(received, default=None)]
+print(json.dumps([Receipt.objects.count(), events]))
 """
 
 
-def train(
-    url: str, token: str, directory: str, runs: int, rate: float, faults: int, stop: Any, results: Any
+def play(
+    url: str,
+    tokens: Mapping[str, str],
+    directory: str,
+    parts: Sequence[Sequence[str]],
+    rate: float,
+    results: Any,
 ) -> None:
-    """Stream `runs` runs until `stop` is set; puts the run, the step and the end of each faulty step."""
+    """Stream `parts`, at once: each is a sequence of rules, of which each gets a run of its own.
+
+    Puts the rule, the run and the ends of its steps for each run; then the number of steps and the seconds.
+    """
     import fp8scope
 
-    streaming = [
-        fp8scope.init(name=f"run {i}", url=url, token=token, directory=directory) for i in range(runs)
-    ]
-    calm = [0] * runs
-    left = [faults] * runs
-    begin, steps = time.monotonic(), 0
-    parent = os.getppid()
-    while not stop.is_set() and os.getppid() == parent:
-        for i, run in enumerate(streaming):
-            ready = time.monotonic() - begin > WARM_UP and calm[i] > CALM_STEPS and left[i]
-            is_faulty = ready and random.random() < FAULT_PROBABILITY
-            with run.step(128):
-                loss = float("nan") if is_faulty else 2.0 + random.gauss(0.0, 0.01)
-                run.log(loss=loss, lr=1e-4, grad_norm=1.0, throughput=1e5)
-            ended = time.time()
-            calm[i] = 0 if is_faulty else calm[i] + 1
-            if is_faulty:
-                left[i] -= 1
-                results.put((FAULT, run.id, ended))
-        steps += 1
-        time.sleep(max(0.0, begin + steps / rate - time.monotonic()))
-    results.put((STEPS, steps * runs, time.monotonic() - begin))
-    for run in streaming:
-        run.finish(10.0)
+    begin, steps, seed = time.monotonic(), 0, os.getpid()
+    # Not all begin at once: their messages would come together.
+    active = [[list(part), None, -index % 10] for index, part in enumerate(parts)]
+    while any(rest or run is not None for rest, run, _ in active):
+        for slot in active:
+            rest, run, waits = slot
+            if waits > 0:
+                slot[2] -= 1
+                continue
+            if run is None and rest:
+                kind, seed = rest.pop(0), seed + 1
+                run = slot[1] = Episode(fp8scope, kind, seed, url, tokens[kind], directory)
+            if run is not None:
+                run.step()
+                steps += 1
+                if run.is_over:
+                    results.put((ENDED, run.kind, run.run.id, run.ends))
+                    threading.Thread(target=run.run.finish, args=(5.0,)).start()
+                    slot[1] = None
+        time.sleep(max(0.0, begin + steps / max(len(active), 1) / rate - time.monotonic()))
+    results.put((STEPS, steps, time.monotonic() - begin))
+
+
+class Episode:
+    """A run in which one rule finds something."""
+
+    def __init__(self, fp8scope: Any, kind: str, seed: int, url: str, token: str, directory: str) -> None:
+        self.kind = kind
+        self.stream = scenarios.Stream(kind, seed)
+        baseline = scenarios.BASELINE if kind == "above_baseline" else None
+        self.run = fp8scope.init(
+            name=f"{kind} {seed}",
+            url=url,
+            token=token,
+            directory=directory,
+            baseline=baseline,
+            precision="fp8",
+            console="off",
+        )
+        self._collector = scenarios.collect(self.run, self.stream)
+        self.ends: list[float] = []
+
+    @property
+    def is_over(self) -> bool:
+        return len(self.ends) >= scenarios.CALM_STEPS + scenarios.FAULTY_STEPS
+
+    def step(self) -> None:
+        """Make one step, and note its end."""
+        self._collector.at = len(self.ends) - scenarios.CALM_STEPS
+        with self.run.step() as step:
+            step.log(self.stream.scalars(self._collector.at))
+        self.ends.append(time.time())
+
+
+def make_baseline(url: str, token: str, directory: str) -> None:
+    """Record a run that `above_baseline` compares with."""
+    import fp8scope
+
+    stream = scenarios.Stream("", 0)
+    with fp8scope.init(
+        name="baseline", group=scenarios.BASELINE, url=url, token=token, directory=directory, console="off"
+    ) as run:
+        for _ in range(scenarios.CALM_STEPS + scenarios.FAULTY_STEPS):
+            with run.step() as step:
+                step.log(stream.scalars(-1))
 
 
 @contextmanager
-def receiver(arrivals: Times) -> Iterator[str]:
-    """A webhook that notes when the notices of each run arrive, for the first time."""
-    seen: set[str] = set()
+def receiver(arrivals: dict[str, float]) -> Iterator[str]:
+    """A webhook that notes when the first notice of each run arrives."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             now = time.time()
             notice = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            for each in notice.get("alerts", [notice]):
-                if each["kind"] == "loss_not_finite" and each["key"] not in seen:
-                    seen.add(each["key"])
-                    arrivals[each["run"]].append(now)
+            for alert in notice.get("alerts", [notice]):
+                arrivals.setdefault(alert["run"], now)
             self.send_response(204)
             self.end_headers()
 
@@ -146,101 +209,117 @@ def receiver(arrivals: Times) -> Iterator[str]:
         thread.join()
 
 
-def measure(runs: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Start an installation and stream `runs` runs to it."""
+def measure(runs: int, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Start an installation and stream `runs` runs at once to it. Returns the lines of its figures."""
     import psutil
 
     from fp8scope_dashboard.servers.supervisor import Supervisor
 
-    arrivals: Times = defaultdict(list)
-    faults: Times = defaultdict(list)
+    arrivals: dict[str, float] = {}
     with (
         tempfile.TemporaryDirectory() as directory,
         receiver(arrivals) as hook,
         Supervisor(Path(directory) / "up", port=0) as supervisor,
     ):
-        token = _in_installation(supervisor, PREPARE, hook)
+        settings = [hook, options.rules, scenarios.SHORT_PAST, scenarios.OF_KIND]
+        tokens = json.loads(_in_installation(supervisor, PREPARE, json.dumps(settings)))
+        if "above_baseline" in tokens:
+            make_baseline(supervisor.url, tokens["above_baseline"], str(Path(directory) / "spool"))
         psutil.cpu_percent()
-        before = _cpu_seconds(supervisor)
-        times = os.times()
-        steps, seconds = _stream(supervisor.url, token, Path(directory), runs, options, faults, arrivals)
+        before, times = _cpu_seconds(supervisor), os.times()
+        ends, steps, seconds = _stream(supervisor.url, tokens, Path(directory), runs, options)
         machine = psutil.cpu_percent() / 100.0 * (os.cpu_count() or 1)
-        after = _cpu_seconds(supervisor)
-        installation = {name: round((after[name] - before[name]) / seconds, 2) for name in after}
-        ended = os.times()
-        streaming = ended.children_user + ended.children_system - times.children_user - times.children_system
-        stored, opened = json.loads(_in_installation(supervisor, STORED))
-    delays, until_opened = _delays(faults, arrivals), _delays(faults, opened)
-    return {
-        "runs": runs,
-        "alerts": len(delays),
-        "lost": _count(faults) - len(delays),
-        "p50_s": _quantile(delays, 0.50),
-        "p95_s": _quantile(delays, 0.95),
-        "max_s": _quantile(delays, 1.0),
-        "opened_p50_s": _quantile(until_opened, 0.50),
-        "opened_p95_s": _quantile(until_opened, 0.95),
+        after, ended = _cpu_seconds(supervisor), os.times()
+        _wait_for([run for _, run, _ in ends], arrivals)
+        stored, alerts = json.loads(_in_installation(supervisor, STORED))
+    delays = [_delays(kind, run, at, alerts.get(run), arrivals.get(run)) for kind, run, at in ends]
+    streaming = ended.children_user + ended.children_system - times.children_user - times.children_system
+    load = {
         "steps_per_s": round(steps / seconds, 1),
         "batches_per_s": round(stored / seconds, 1),
-        "installation_cpu": round(sum(installation.values()), 2),
-        **{f"{name}_cpu": cores for name, cores in installation.items()},
+        "installation_cpu": round((sum(after.values()) - sum(before.values())) / seconds, 2),
         "runs_cpu": round(streaming / seconds, 2),
         "machine_cpu": round(machine, 2),
     }
+    lines = [_figures(rule, [each for each in delays if each["rule"] == rule]) for rule in options.rules]
+    return [{**line, "runs": runs} for line in (*lines, {**_figures("all", delays), **load})]
 
 
 def _stream(
-    url: str,
-    token: str,
-    directory: Path,
-    runs: int,
-    options: argparse.Namespace,
-    faults: Times,
-    arrivals: Times,
-) -> tuple[int, float]:
-    """Stream until all alerts have arrived. Returns the steps of all runs and the seconds."""
+    url: str, tokens: Mapping[str, str], directory: Path, runs: int, options: argparse.Namespace
+) -> tuple[list[tuple[str, str, list[float]]], int, float]:
+    """Stream all runs. Returns rule, run and ends of the steps of each; all steps; and the seconds."""
     context = multiprocessing.get_context("spawn")
-    stop, results = context.Event(), context.Queue()
+    results = context.Queue()
+    # With many runs at once each is one rule's; with few, each has all rules, one after the other.
+    order = [rule for _ in range(options.passes) for rule in options.rules]
+    order += (
+        options.rules * (max(0, runs - len(order)) // len(options.rules) + 1) if runs > len(order) else []
+    )
+    parts = [order[first::runs] for first in range(runs)]
     count = min(options.processes, runs)
-    shares = [runs // count + (i < runs % count) for i in range(count)]
-    each = min(MOST_FAULTS, -(-options.alerts // runs))
+    rate = options.rate if runs == 1 else min(options.rate, RATE_OF_MANY)
     trainers = [
         context.Process(
-            target=train,
-            args=(url, token, str(directory / f"spool {i}"), share, options.rate, each, stop, results),
+            target=play,
+            args=(url, tokens, str(directory / f"spool {i}"), parts[i::count], rate, results),
             daemon=True,
         )
-        for i, share in enumerate(shares)
+        for i in range(count)
     ]
     for trainer in trainers:
         trainer.start()
+    ends: list[tuple[str, str, list[float]]] = []
     steps, seconds, ended = 0, 0.0, 0
-    progress, changed_at = (0, 0), time.monotonic()
     while ended < count:
         with suppress(queue.Empty):
-            while message := results.get(timeout=0.2):
-                if message[0] == FAULT:
-                    faults[message[1]].append(message[2])
-                else:
-                    steps, seconds, ended = steps + message[1], max(seconds, message[2]), ended + 1
-        if progress != (progress := (_count(faults), _count(arrivals))):
-            changed_at = time.monotonic()
-        if progress[1] == runs * each or time.monotonic() > changed_at + WARM_UP + PATIENCE:
-            stop.set()
+            message = results.get(timeout=1.0)
+            if message[0] == ENDED:
+                ends.append(message[1:])
+            else:
+                steps, seconds, ended = steps + message[1], max(seconds, message[2]), ended + 1
+        if not ended and not any(trainer.is_alive() for trainer in trainers):
+            raise RuntimeError("The processes that stream the runs have failed.")
     for trainer in trainers:
         trainer.join()
-    return steps, seconds
+    return ends, steps, seconds
 
 
-def _delays(faults: Times, events: Mapping[str, list[float]]) -> list[float]:
-    """The seconds from each fault to its event, ascending."""
-    # The next fault of a run is later than the alert of the one before.
-    pairs = [pair for run, ends in faults.items() for pair in zip(ends, events.get(run, ()), strict=False)]
-    return sorted(event - end for end, event in pairs)
+def _wait_for(runs: Sequence[str], arrivals: Mapping[str, float]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline and not all(run in arrivals for run in runs):
+        time.sleep(0.2)
 
 
-def _count(times: Times) -> int:
-    return sum(map(len, times.values()))
+def _delays(
+    kind: str, run: str, ends: Sequence[float], alert: Sequence[Any] | None, arrived: float | None
+) -> dict[str, Any]:
+    """The seconds from the end of the deciding step until the stages of an alert; None if it is missing."""
+    if alert is None or arrived is None or not 1 <= alert[0] <= len(ends):
+        return {"rule": kind, "arrived": None, "opened": None, "stored": None}
+    step, opened, received = alert
+    end = ends[step - 1]
+    stored = None if received is None else received - end
+    return {"rule": kind, "arrived": arrived - end, "opened": opened - end, "stored": stored}
+
+
+def _figures(rule: str, delays: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    arrived, opened, stored = (
+        sorted(each[stage] for each in delays if each[stage] is not None)
+        for stage in ("arrived", "opened", "stored")
+    )
+    return {
+        "rule": rule,
+        "runs": 0,
+        "alerts": len(arrived),
+        "missing": len(delays) - len(arrived),
+        "p50_s": _quantile(arrived, 0.50),
+        "p95_s": _quantile(arrived, 0.95),
+        "max_s": _quantile(arrived, 1.0),
+        "opened_p50_s": _quantile(opened, 0.50),
+        "opened_p95_s": _quantile(opened, 0.95),
+        "stored_p95_s": _quantile(stored, 0.95),
+    }
 
 
 def _cpu_seconds(supervisor: Any) -> dict[str, float]:
@@ -264,21 +343,22 @@ def _in_installation(supervisor: Any, script: str, *arguments: str) -> str:
     return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def _quantile(ascending: list[float], share: float) -> float:
-    """The smallest value that at least this share of the values does not exceed."""
-    return round(ascending[max(0, math.ceil(share * len(ascending)) - 1)], 3) if ascending else float("nan")
+def _quantile(ascending: Sequence[float], share: float) -> float | None:
+    """The smallest value that at least this share of the values does not exceed; None without values."""
+    return round(ascending[max(0, math.ceil(share * len(ascending)) - 1)], 3) if ascending else None
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--runs", type=int, nargs="+", default=[1, 10, 50])
-    parser.add_argument("--alerts", type=int, default=60, help="faulty steps, 1 to 20 in each run")
-    parser.add_argument("--rate", type=float, default=10.0, help="steps of each run in a second")
+    parser.add_argument("--runs", type=int, nargs="+", default=[1, 50])
+    parser.add_argument("--passes", type=int, default=2, help="runs of each rule, at least")
+    parser.add_argument("--rate", type=float, default=20.0, help="steps of each run in a second")
     parser.add_argument("--processes", type=int, default=2, help="that the runs are spread over")
+    parser.add_argument("--rules", nargs="+", default=list(scenarios.KINDS), choices=scenarios.KINDS)
     options = parser.parse_args()
     for runs in options.runs:
-        figures = measure(runs, options)
-        print(json.dumps({"benchmark": "alert_latency", "cpus": os.cpu_count(), **figures}), flush=True)
+        for line in measure(runs, options):
+            print(json.dumps({"benchmark": "alert_latency", "cpus": os.cpu_count(), **line}), flush=True)
 
 
 if __name__ == "__main__":

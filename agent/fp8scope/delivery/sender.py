@@ -26,6 +26,13 @@ OPTIONAL_REPORTS = frozenset({"console"})
 """Reports that are left out if the server does not say that it accepts them."""
 ANSWER_SECONDS = 0.5
 """The next message, or a heartbeat, follows an urgent one after this time: its answer has the alert."""
+URGENT_PAUSE = 0.2
+"""The least time between two urgent messages, as a share of the interval: a condition may last for long."""
+MAX_URGENT, INTERVALS_PER_URGENT = 100, 2.0
+"""So many urgent messages may follow each other; then one for so many intervals."""
+LEAST_PAUSE, MAX_LOAD = 0.6, 0.02
+"""Batches follow each other after the first share of the interval, if sending takes at most the second
+share of the time. The interval itself is the longest pause."""
 
 
 class Sender:
@@ -67,9 +74,14 @@ class Sender:
         self._backoff = Backoff(settings.backoff_base, settings.backoff_cap)
         self._heartbeat_at = time.monotonic() + settings.heartbeat_seconds
         self._batch_at = 0.0
+        self._is_urgent = False
+        """Whether the message that is being sent is urgent."""
+        self._is_hastened = False
+        """Whether the thread that sends was woken for the next urgent message."""
         self._urgent_end = 0
-        """Records before this position are sent at once, but at most once per `interval`."""
+        """Records before this position are sent at once, within the bounds of URGENT_PAUSE and MAX_URGENT."""
         self._urgent_at = 0.0
+        self._urgent_budget, self._urgent_sent = float(MAX_URGENT), time.monotonic()
         self._introduce_at = time.monotonic() + settings.introduce_seconds
         self._errors_reported = 0
         for record in spool.preamble_before(cursor.progress.position):
@@ -92,15 +104,32 @@ class Sender:
             return 0.0
         if (pause := self._until_batch(record)) > 0:
             return pause
+        began = time.monotonic()
+        self._is_urgent = record.begin < self._urgent_end
         message = self._reader.build(record, self.cursor.progress)
-        self._batch_at = time.monotonic() + self._settings.interval
+        self._batch_at = began + self._settings.interval
         pause = self._deliver(message)
-        if record.begin < self._urgent_end <= message.end:
-            now = time.monotonic()
-            self._urgent_at = now + self._settings.interval
+        now = time.monotonic()
+        self._batch_at = began + self._pause_after(now - began)
+        if self._is_urgent:
+            self._note_urgent(now)
             self._batch_at = min(self._batch_at, now + ANSWER_SECONDS)
             self._heartbeat_at = min(self._heartbeat_at, now + ANSWER_SECONDS)
         return pause
+
+    def _pause_after(self, seconds: float) -> float:
+        """The time between two batches, when sending the last one took so many seconds."""
+        return min(self._settings.interval, max(LEAST_PAUSE * self._settings.interval, seconds / MAX_LOAD))
+
+    def _note_urgent(self, now: float) -> None:
+        """An urgent message was sent, or tried: the next one waits for its turn."""
+        self._is_hastened = False
+        interval = self._settings.interval
+        earned = (now - self._urgent_sent) / max(INTERVALS_PER_URGENT * interval, 1e-9)
+        self._urgent_budget = min(self._urgent_budget + earned, float(MAX_URGENT)) - 1.0
+        self._urgent_sent = now
+        missing = max(0.0, 1.0 - self._urgent_budget)
+        self._urgent_at = now + interval * max(URGENT_PAUSE, missing * INTERVALS_PER_URGENT)
 
     def _is_accepted(self, record: Record) -> bool:
         """Whether the server knows this kind of report. Older ones do not know the console log."""
@@ -108,12 +137,14 @@ class Sender:
         return kind not in OPTIONAL_REPORTS or kind in self._handshake.accepts
 
     def hasten(self, end: int) -> bool:
-        """Send the records before the position `end` now, on the next `advance`, if sending works.
+        """Send the records before the position `end` as soon as `advance` may, if sending works.
 
-        Returns whether to call `advance` at once. May be called by another thread.
+        Returns whether to call `advance` at once, which sends them or says when. Any thread may call it.
         """
         self._urgent_end = end
-        return not self.trouble and time.monotonic() >= self._urgent_at
+        # Waking a thread is expensive: once for each message.
+        is_first, self._is_hastened = not self._is_hastened, True
+        return is_first and not self.trouble
 
     @property
     def page(self) -> str:
@@ -143,10 +174,10 @@ class Sender:
         waiting = self.spool.end - first.begin
         if self.hurry or self.cursor.progress.sealed_end or waiting >= self._settings.batch_bytes // 8:
             return 0.0
-        now = time.monotonic()
-        if first.begin < self._urgent_end and now >= self._urgent_at:
-            return 0.0
-        return self._batch_at - now
+        due = self._batch_at
+        if first.begin < self._urgent_end:
+            due = min(due, self._urgent_at)
+        return due - time.monotonic()
 
     # Sending a message
 
@@ -168,6 +199,8 @@ class Sender:
             progress.sealed_end, progress.sealed_digest = message.end, message.digest
             self._save(durable=True)
         path = f"/runs/{self.run}/{message.path}{self._inbox.query(progress)}"
+        if self._is_urgent and message.kind is RecordKind.ROW:
+            path += "&urgent=1"
         outcome = self._transport.send("POST", path, message.body, message.content_type)
         if outcome.action is Action.DONE and self._is_for(outcome.answer, progress.seq):
             return self._acknowledge(message, outcome.answer)

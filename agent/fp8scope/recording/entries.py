@@ -179,7 +179,7 @@ class StepRow(Entry):
         values |= step.scalars
         values |= seen.scalars
         if self._urgency is not None:
-            self._is_urgent = self._urgency.is_news(values)
+            self._is_urgent = self._urgency.is_urgent(values, seen.statistics)
         dropped = self._guard.counts()[0]
         pieces = Row(step.number, step.ended_at, dropped, values, seen.statistics, seen.extras).pieces()
         if self._keep is not None:

@@ -10,7 +10,7 @@ from django.http import HttpRequest
 from ninja import Query, Router, Status
 
 from fp8scope_dashboard.api.auth import WRITER, run_of
-from fp8scope_dashboard.api.responses import ANSWERS, ERRORS, Known, answer, news_for, take
+from fp8scope_dashboard.api.responses import ANSWERS, ERRORS, Known, Urgent, answer, news_for, take
 from fp8scope_dashboard.evaluations.services import Scores, store_evaluation
 from fp8scope_dashboard.ingest import services
 from fp8scope_dashboard.ingest.arrow_preflight import open_envelope
@@ -70,7 +70,7 @@ HISTOGRAM_BODY = {
 
 
 @router.post("/runs/{run}/batches", response=ANSWERS, openapi_extra={"requestBody": BATCH_BODY})
-def send_batch(request: HttpRequest, run: UUID, known: Query[Known]) -> Status[Any]:
+def send_batch(request: HttpRequest, run: UUID, known: Query[Known], urgent: Query[Urgent]) -> Status[Any]:
     """Store rows. Sending the same message again has no effect."""
     registered = run_of(request, run)
     body = request.body
@@ -79,14 +79,14 @@ def send_batch(request: HttpRequest, run: UUID, known: Query[Known]) -> Status[A
         envelope = open_envelope(body)
         with gate.admit(envelope.decompressed_bytes + len(body)):
             batch = read_envelope(envelope, body)
-            return _store_batch(registered, batch, body, known)
+            return _store_batch(registered, batch, body, known, urgent)
     if kind == JSON:
         # Parsed JSON takes several times the size of its text.
         with gate.admit(8 * len(body)):
             document = parse_json(body)
             positions = services.tensor_positions(registered, writer_in(document))
             batch = read_json(document, run, positions)
-            return _store_batch(registered, batch, body, known)
+            return _store_batch(registered, batch, body, known, urgent)
     raise NotArrowError(
         f"A batch cannot be of type {kind[:100]!r}.", f"Set Content-Type to {ARROW} or {JSON}."
     )
@@ -158,10 +158,10 @@ def _content_type(request: HttpRequest) -> str:
     return (request.content_type or "").lower()
 
 
-def _store_batch(run: Run, batch: Batch, body: bytes, known: Known) -> Status[Any]:
+def _store_batch(run: Run, batch: Batch, body: bytes, known: Known, urgent: Urgent) -> Status[Any]:
     _check_run(run, batch.run)
     message = identify(run.id, batch.writer, batch.seq, "batch", body)
-    stored = services.store_batch(run, message, batch)
+    stored = services.store_batch(run, message, batch, urgent=urgent.urgent)
     return answer(run, message, stored, known, rows=batch.rows, points=batch.points)
 
 

@@ -48,6 +48,14 @@ class Known(Schema):
     )
 
 
+class Urgent(Schema):
+    """What the writer says of a batch."""
+
+    urgent: bool = Field(
+        False, description="An alert may follow from these rows: they are judged first, at a bounded rate."
+    )
+
+
 class Identified(Protocol):
     """A JSON message, which names its writer and seq."""
 

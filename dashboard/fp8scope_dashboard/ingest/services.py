@@ -11,6 +11,7 @@ from django.db import transaction
 
 from fp8scope_dashboard.ingest.batch import Batch
 from fp8scope_dashboard.ingest.counters import KnownWriter, ask_for_writer, count_rows, together
+from fp8scope_dashboard.ingest.urgency import is_urgent
 from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.receipts import dedup
 from fp8scope_dashboard.runs import services as runs
@@ -38,8 +39,10 @@ class Ending:
 
 
 @transaction.atomic
-def store_batch(run: Run, message: dedup.MessageId, batch: Batch) -> bool:
+def store_batch(run: Run, message: dedup.MessageId, batch: Batch, *, urgent: bool = False) -> bool:
     """Store a batch. Returns False if it is already stored.
+
+    `urgent`: the sender asks that it is judged before those of other runs.
 
     Takes three round trips to PostgreSQL for any batch: the writer and the receipt, everything
     else, and the commit. Only the last statement locks the row of the run, which all ranks compete for.
@@ -70,16 +73,8 @@ def store_batch(run: Run, message: dedup.MessageId, batch: Batch) -> bool:
             points=batch.points,
         )
         count_rows(run, known.id, batch)
-    run_changed(run.id, run.project_id, "rows", batch.last_step, urgent=_is_urgent(run, batch))
+    run_changed(run.id, run.project_id, "rows", batch.last_step, urgent=is_urgent(run, batch, said=urgent))
     return True
-
-
-def _is_urgent(run: Run, batch: Batch) -> bool:
-    """Whether a scalar or a tensor has become NaN or infinite: such rows are judged before other runs'."""
-    if batch.tensors_break:
-        return True
-    # The last scalars are from before the batch; as JSON, values that are not finite are texts.
-    return any(not isinstance(run.last_scalars.get(name), str) for name in batch.not_finite)
 
 
 @transaction.atomic

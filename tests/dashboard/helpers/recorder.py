@@ -51,6 +51,8 @@ class Recorder:
         scalars: Mapping[str, Sequence[float | None]] | None = None,
         tensors: Mapping[str, Any] | None = None,
         seq: int | None = None,
+        *,
+        urgent: bool = False,
     ) -> int:
         """Store a batch; returns its seq. `tensors` are [rows][tensors] per statistic, NaN for null."""
         number = self.seq if seq is None else seq
@@ -61,9 +63,8 @@ class Recorder:
         }
         body = arrow_batch(self.run.id, self.writer, number, steps, scalars=scalars, tensors=lists)
         self.run.refresh_from_db()
-        assert store_batch(
-            self.run, identify(self.run.id, self.writer, number, "batch", body), read_arrow(body)
-        )
+        message = identify(self.run.id, self.writer, number, "batch", body)
+        assert store_batch(self.run, message, read_arrow(body), urgent=urgent)
         return number
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from uuid import UUID
 
 import pytest
 import redis
@@ -10,6 +11,7 @@ from dashboard.helpers.recorder import Recorder
 from django.conf import settings
 
 from fp8scope_dashboard import notifications
+from fp8scope_dashboard.ingest import urgency
 from fp8scope_dashboard.ingest.batch import to_json_number
 from fp8scope_dashboard.runs.models import Run, RunState, Writer
 
@@ -112,3 +114,29 @@ def test_rows_in_which_a_tensor_becomes_nan_are_urgent() -> None:
             assert notifications.flush()
             assert client.zcard(notifications.URGENT_RUNS) == expected, counts
             assert client.zcard(notifications.WAITING_RUNS) == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_rows_that_their_sender_calls_urgent_are_judged_first_within_bounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The agent sees bounds exceeded that the server does not look for."""
+    monkeypatch.setattr(urgency, "MAX_URGENT", 2.0)
+    monkeypatch.setattr(urgency, "URGENT_PER_SECOND", 0.0)
+    with redis.Redis.from_url(settings.REDIS_URL) as connection:
+        recorder = Recorder.of_new_run()
+        expected = [1, 1, 0]
+        for number, count in enumerate(expected):
+            connection.flushdb()
+            recorder.send([number], {"loss": [1.0]}, urgent=True)
+            assert notifications.flush()
+            assert connection.zcard(notifications.URGENT_RUNS) == count, number
+
+
+def test_each_run_has_a_bounded_number_of_urgent_batches() -> None:
+    budgets, now = urgency.Budgets(), 100.0
+    first, second = UUID(int=1), UUID(int=2)
+    taken = [budgets.take(first, now) for _ in range(200)]
+    assert taken == [True] * int(urgency.MAX_URGENT) + [False] * (200 - int(urgency.MAX_URGENT))
+    assert budgets.take(second, now)
+    assert [budgets.take(first, now + 3.0) for _ in range(5)] == [True] * 3 + [False] * 2
