@@ -12,6 +12,7 @@ from celery import Celery, Task
 from celery.signals import before_task_publish, setup_logging, task_prerun, worker_init
 from django.conf import settings
 
+from fp8scope_dashboard import process_setup
 from fp8scope_dashboard.monitoring.brokers import QUEUED_AT
 from fp8scope_dashboard.notifications import RUN_JOBS, job_started
 from fp8scope_dashboard.process_setup import keep_freed_memory, kill_after_parent_exit
@@ -53,7 +54,7 @@ def note_queueing(headers: dict[str, Any] | None = None, **_: Any) -> None:
 def give_way(sender: Any, **_: Any) -> None:
     """Let a worker that takes no alerts give way to everything else on this machine."""
     if set(sender.app.amqp.queues.consume_from) == {settings.CELERY_TASK_DEFAULT_QUEUE}:
-        os.nice(NICENESS)
+        process_setup.give_way(NICENESS)
 
 
 @task_prerun.connect  # type: ignore[untyped-decorator]

@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 # Parameters of mallopt(3), from <malloc.h>.
@@ -23,6 +24,7 @@ ARENAS: Final = 2
 
 GRACE_SECONDS = 15.0
 POLL_SECONDS = 1.0
+GIVE_WAY_ATTEMPTS = 5
 
 
 def keep_freed_memory() -> bool:
@@ -41,6 +43,26 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
         return all(mallopt(parameter, value) == 1 for parameter, value in settings)
     return False
+
+
+def give_way(niceness: int, pid: int = 0) -> None:
+    """Lower the priority of a process (0: this one), and of its session if it leads that.
+
+    Linux shares the processors between sessions first (`sched_autogroup_enabled`, on by default), and each of
+    our processes has a session of its own. So the niceness of the process alone means nothing to the others.
+    """
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, pid, niceness)
+    pid = pid or os.getpid()
+    with suppress(OSError):
+        if os.getsid(pid) != pid:
+            return
+        for _ in range(GIVE_WAY_ATTEMPTS):
+            # The kernel takes ten such changes a second from ordinary users, together.
+            with suppress(BlockingIOError):
+                Path(f"/proc/{pid}/autogroup").write_text(str(niceness))
+                return
+            time.sleep(POLL_SECONDS / 10)
 
 
 def kill_after_parent_exit(grace: float = GRACE_SECONDS) -> threading.Thread | None:

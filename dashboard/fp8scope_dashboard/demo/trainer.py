@@ -16,9 +16,11 @@ from typing import Any
 
 from fp8scope_dashboard.demo.plan import RunPlan
 from fp8scope_dashboard.embedded import processes
+from fp8scope_dashboard.process_setup import give_way
 
 MODULE = "fp8scope.demo.train"
 STOP_SECONDS = 5.0
+NICENESS = 5
 TAIL_LINES = 20
 LONGEST_LINE = 1_000_000
 
@@ -85,6 +87,8 @@ class Trainer:
             raise
         finally:
             os.close(write_fd)
+        # The servers, through which alerts come, share the processors with the trainings.
+        give_way(NICENESS, self._child.pid)
         self._reader = Thread(target=self._read, args=(read_fd,), name=self.plan.name, daemon=True)
         self._reader.start()
 

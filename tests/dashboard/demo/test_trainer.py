@@ -13,7 +13,7 @@ from helpers.waiting import wait_until
 
 from fp8scope_dashboard.demo.plan import RunPlan
 from fp8scope_dashboard.demo.running import DemoError, _check
-from fp8scope_dashboard.demo.trainer import Trainer, TrainerReport
+from fp8scope_dashboard.demo.trainer import NICENESS, Trainer, TrainerReport
 
 PLAN = RunPlan("a run", "bf16", "bf16", 1, 100)
 MESSAGES = """
@@ -62,6 +62,13 @@ def test_it_works(tmp_path: Path, trainers: list[Trainer]) -> None:
     assert report.finished is not None
     assert report.step_times == [1.0, 2.0]
     _check(trainer)
+
+
+def test_a_training_gives_way_to_the_servers(tmp_path: Path, trainers: list[Trainer]) -> None:
+    script = 'import json, os; print(json.dumps({"event": "finished", "nice": os.nice(0)}))\n'
+    trainer = begin(tmp_path, "import time; time.sleep(1.0)\n" + script, trainers)
+    assert wait(trainer) == 0
+    assert trainer.report.finished is not None and trainer.report.finished["nice"] == NICENESS
 
 
 def test_writes_other_output_to_the_log(tmp_path: Path, trainers: list[Trainer]) -> None:
