@@ -51,7 +51,9 @@ def test_it_works(project: Project) -> None:
     assert wording.title(composed) == "Saturation rate in gpt-7b [warning]"
     lines = wording.text(composed).splitlines()
     assert lines[0].startswith(f"{TENSORS[1]} overflows since step {FAULTY_FROM + 1}: 2 % of")
-    onset = f"Onset at step {FAULTY_FROM + 1}, found at step {event.step}."
+    later = event.step - FAULTY_FROM - 1
+    assert later > 1
+    onset = f"Onset at step {FAULTY_FROM + 1}, found at step {event.step}, {later} steps later."
     assert lines[1] == f"{onset} Alert opened 2026-03-01 02:03:04 UTC."
     assert lines[-1].endswith(f"/p/default/alerts/{event.pk}/")
     assert composed.notices[0].run_url.endswith(f"/p/default/runs/{event.run_id}/")

@@ -60,7 +60,7 @@ def text(message: Message, longest: int | None = None) -> str:
 
 def details(notice: Notice) -> list[str]:
     """The lines below the headline: what was measured, since when, where, and what is known of it."""
-    since = f"Onset {_onset(notice)}, found at step {notice.step:,}. Alert opened {_opened(notice)}."
+    since = f"Onset {_onset(notice)}, found {_found(notice)}. Alert opened {_opened(notice)}."
     lines = [notice.message, *([notice.note] if notice.note else []), since]
     count, names = _tensors(notice)
     if names:
@@ -78,7 +78,7 @@ def facts(notice: Notice) -> list[tuple[str, str]]:
     rows = [
         ("News", notice.note),
         ("Onset", _onset(notice)),
-        ("Found", f"at step {notice.step:,}, {_opened(notice)}"),
+        ("Found", f"{_found(notice)}, {_opened(notice)}"),
         (f"Tensors ({count:,})", names),
         ("Also", ", ".join(notice.also)),
         ("Suspected cause", notice.cause),
@@ -100,6 +100,12 @@ def _onset(notice: Notice) -> str:
     if 0 < first < notice.onset_step:
         return f"between steps {first:,} and {notice.onset_step:,}"
     return f"at step {notice.onset_step:,}"
+
+
+def _found(notice: Notice) -> str:
+    later = max(notice.step - notice.onset_step, 0)
+    after = f", {later:,} step{'' if later == 1 else 's'} later" if later else ""
+    return f"at step {notice.step:,}{after}"
 
 
 def _opened(notice: Notice) -> str:
