@@ -39,6 +39,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -81,7 +82,7 @@ for kind in kinds:
     Channel.objects.create(
         project=project, name="benchmark", sealed=encrypt_json({"url": hook}), per_minute=600
     )
-    tokens[kind] = create_token(project, "benchmark")[1]
+    tokens[kind] = create_token(project, "benchmark", scopes=("write", "read"))[1]
 print(json.dumps(tokens))
 """
 # Prints the number of stored messages, and of each run its first alert: the deciding step, when it opened,
@@ -117,25 +118,34 @@ def play(
 
     begin, steps, seed = time.monotonic(), 0, os.getpid()
     # Not all begin at once: their messages would come together.
-    active = [[list(part), None, -index % 10] for index, part in enumerate(parts)]
-    while any(rest or run is not None for rest, run, _ in active):
-        for slot in active:
-            rest, run, waits = slot
-            if waits > 0:
-                slot[2] -= 1
+    slots = [Slot(list(part), waits=-index % 10) for index, part in enumerate(parts)]
+    while any(slot.rest or slot.episode is not None for slot in slots):
+        for slot in slots:
+            if slot.waits > 0:
+                slot.waits -= 1
                 continue
-            if run is None and rest:
-                kind, seed = rest.pop(0), seed + 1
-                run = slot[1] = Episode(fp8scope, kind, seed, url, tokens[kind], directory)
-            if run is not None:
-                run.step()
-                steps += 1
-                if run.is_over:
-                    results.put((ENDED, run.kind, run.run.id, run.ends))
-                    threading.Thread(target=run.run.finish, args=(5.0,)).start()
-                    slot[1] = None
-        time.sleep(max(0.0, begin + steps / max(len(active), 1) / rate - time.monotonic()))
+            if slot.episode is None and slot.rest:
+                kind, seed = slot.rest.pop(0), seed + 1
+                slot.episode = Episode(fp8scope, kind, seed, url, tokens[kind], directory)
+            if slot.episode is None:
+                continue
+            slot.episode.step()
+            steps += 1
+            if slot.episode.is_over:
+                results.put((ENDED, slot.episode.kind, slot.episode.run.id, slot.episode.ends))
+                threading.Thread(target=slot.episode.run.finish, args=(5.0,)).start()
+                slot.episode = None
+        time.sleep(max(0.0, begin + steps / max(len(slots), 1) / rate - time.monotonic()))
     results.put((STEPS, steps, time.monotonic() - begin))
+
+
+@dataclass
+class Slot:
+    """One of the runs at once: the rules that are left, and its present run; it waits some turns first."""
+
+    rest: list[str]
+    episode: Episode | None = None
+    waits: int = 0
 
 
 class Episode:
