@@ -60,8 +60,8 @@ def test_it_works(finished: dict[str, Any]) -> None:
     assert 0 < saturation["steps"] < 20
     assert 0 < saturation["seconds"] < finished["seconds"]
     assert 0 < finished["ready_seconds"] < finished["first_rows_seconds"] < finished["seconds"]
-    # The loss may not leave its baseline in so few steps; then the exit status is 1.
-    assert finished["status"] == (1 if finished["problems"] else 0)
+    # In so few steps a verdict may differ from that of the whole demo, which is no error.
+    assert (finished["status"], finished["problems"]) == (0, [])
     for name in runs:
         assert name in finished["output"]
     assert finished["left"] == []

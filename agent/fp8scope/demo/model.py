@@ -11,12 +11,17 @@ BYTES = 256
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The size of the model. `width` must be a multiple of `heads`, and of 16 for FP8."""
+    """The size of the model. `width` must be a multiple of `heads`, and of 16 for FP8.
+
+    `earlier`: so many earlier bytes have an embedding at each position, besides the byte itself. A model with
+    them knows words within a hundred steps, and its loss is nearly level after some hundred more.
+    """
 
     layers: int = 3
     width: int = 96
     heads: int = 4
     context: int = 64
+    earlier: int = 0
 
 
 class Attention(nn.Module):
@@ -80,6 +85,7 @@ class ByteGpt(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.bytes = nn.Embedding(BYTES, shape.width)
+        self.earlier = nn.ModuleList(nn.Embedding(BYTES, shape.width) for _ in range(shape.earlier))
         self.positions = nn.Embedding(shape.context, shape.width)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = nn.LayerNorm(shape.width)
@@ -95,6 +101,8 @@ class ByteGpt(nn.Module):
     def forward(self, text: Tensor) -> Tensor:
         """int64 [batch, time] -> logits [batch, time, 256]; time is at most the context."""
         x = self.bytes(text) + self.positions.weight[: text.shape[1]]
+        for distance, embedding in enumerate(self.earlier, 1):
+            x = x + functional.pad(embedding(text[:, :-distance]), (0, 0, distance, 0))
         for block in self.blocks:
             x = block(x)
         logits: Tensor = self.head(self.norm(x))

@@ -35,6 +35,7 @@ class Plan:
     group: str = ""
     baseline: str = ""
     seed: int = 1
+    data_seed: int = 0
     steps: int = 600
     fault_at: int | None = None
     batch: int = 16
@@ -45,7 +46,7 @@ class Plan:
     clip: float = 1.0
     evaluations: int = 4
     windows: int = 256
-    shape: Shape = field(default_factory=Shape)
+    shape: Shape = field(default_factory=lambda: Shape(width=64, earlier=3))
 
     def learning_rate_at(self, step: int) -> float:
         """Return the learning rate: linear warm-up, then cosine decay to a tenth. Steps count from 1."""
@@ -60,7 +61,7 @@ class Plan:
 class Trainer:
     """The model, its optimizer, and one step of training at a time.
 
-    The seed affects only the initial weights: all runs see the same batches in the same order.
+    `seed` affects only the initial weights: runs of one `data_seed` see the same batches in the same order.
 
     Args:
         recipe: of the FP8 layers, by default that of the plan's precision.
@@ -68,7 +69,7 @@ class Trainer:
 
     def __init__(self, plan: Plan, recipe: Recipe | None = None) -> None:
         self.plan = plan
-        self.corpus = data.load(plan.shape.context, plan.windows)
+        self.corpus = data.load(plan.shape.context, plan.windows, plan.data_seed)
         torch.manual_seed(plan.seed)
         self.model = ByteGpt(plan.shape)
         if recipe is None and plan.precision == "fp8":

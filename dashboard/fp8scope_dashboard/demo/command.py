@@ -16,7 +16,7 @@ from types import FrameType
 # rich is a dependency of the dashboard, and only this package uses it.
 from rich.console import Console
 
-from fp8scope_dashboard.demo.outcome import Outcome, problems
+from fp8scope_dashboard.demo.outcome import Outcome, problems, surprises
 from fp8scope_dashboard.demo.plan import LEAST_STEPS, MOST_STEPS, STEPS
 from fp8scope_dashboard.demo.running import Demo, DemoError
 from fp8scope_dashboard.demo.screen import tables
@@ -27,6 +27,11 @@ INTERRUPTED = 130
 """The shell's exit status of a program that Ctrl-C ended."""
 
 LOG_WIDTH = 120
+
+ROUNDING = (
+    "Processors and versions of torch round differently, which has the effect of another seed. "
+    "The runs' pages say what the verdicts rest on."
+)
 
 
 def demo(argv: list[str]) -> int:
@@ -59,13 +64,14 @@ def demo(argv: list[str]) -> int:
 
 
 def _report(session: Demo, outcomes: Sequence[Outcome], file: Path | None) -> int:
-    """Print the results. Returns exit status 0 if they are as expected."""
-    unexpected = problems(outcomes)
+    """Print the results. Returns exit status 0 if everything that was sent is stored."""
+    errors, unusual = problems(outcomes), surprises(outcomes)
     for table in tables(outcomes):
         session.console.print(table)
     summary = {
-        "ok": not unexpected,
-        "problems": unexpected,
+        "ok": not errors,
+        "problems": errors,
+        "surprises": unusual,
         "ready_seconds": session.ready,
         "first_rows_seconds": session.first_rows,
         "seconds": session.elapsed(),
@@ -75,11 +81,15 @@ def _report(session: Demo, outcomes: Sequence[Outcome], file: Path | None) -> in
         session.console.print(
             f"First data stored after {session.first_rows:.0f} s, finished after {session.elapsed():.0f} s."
         )
-    for problem in unexpected:
-        session.console.print(f"Unexpected result: {problem}", style="bold red", highlight=False)
+    for sentence in unusual:
+        session.console.print(sentence, style="yellow", highlight=False)
+    if unusual:
+        session.console.print(ROUNDING, highlight=False)
+    for error in errors:
+        session.console.print(f"Error: {error}", style="bold red", highlight=False)
     if file is not None:
         file.write_text(json.dumps(summary, indent=2) + "\n")
-    return 1 if unexpected else 0
+    return 1 if errors else 0
 
 
 def _fail(message: str) -> int:

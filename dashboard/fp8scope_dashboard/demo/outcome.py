@@ -7,10 +7,11 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from fp8scope_dashboard.demo.plan import BASELINE, HEALTHY, RunPlan
+from fp8scope_dashboard.demo.plan import BASELINE, RunPlan
 from fp8scope_dashboard.demo.trainer import TrainerReport
 
 GOOD_VERDICTS = ("equivalent", "better")
+BAD_VERDICTS = ("worse",)
 LOSS_ALERTS = ("loss_not_finite", "loss_divergence", "loss_spike", "above_baseline")
 SATURATION_ALERT = "saturation_rate"
 
@@ -103,19 +104,40 @@ def is_judged(plan: RunPlan, stored: Mapping[str, Any]) -> bool:
 
 
 def problems(outcomes: Sequence[Outcome]) -> list[str]:
-    """The unexpected results as sentences; empty if the demo is successful."""
-    texts = [text for outcome in outcomes for text in _lost_points(outcome)]
+    """The errors as sentences: data that was not sent, or not stored. Empty if there is none."""
+    return [text for outcome in outcomes for text in _lost_points(outcome)]
+
+
+def surprises(outcomes: Sequence[Outcome]) -> list[str]:
+    """The verdicts and alerts that are unusual for this demo, as sentences.
+
+    They are no errors: processors and versions of torch round differently, as if the seeds were others.
+    """
+    texts = []
     for outcome in outcomes:
-        if outcome.group == HEALTHY and outcome.verdict not in GOOD_VERDICTS:
-            texts.append(
-                f"{outcome.name} has the verdict {outcome.verdict or 'none'} instead of equivalent or better."
-            )
+        if outcome.group != BASELINE:
+            texts += _unusual_verdict(outcome)
         if outcome.fault_at is None:
             critical = [alert.kind for alert in outcome.alerts if alert.severity == "critical"]
-            texts += [f"{outcome.name} has no fault but raised {kind}." for kind in critical]
+            texts += [f"{outcome.name} has no fault but raised {_words(kind)}." for kind in critical]
         else:
             texts += _missing_alerts(outcome, outcome.fault_at)
     return texts
+
+
+def _unusual_verdict(outcome: Outcome) -> list[str]:
+    usual = GOOD_VERDICTS if outcome.fault_at is None else BAD_VERDICTS
+    if outcome.verdict in usual:
+        return []
+    verdict = f"the verdict '{_words(outcome.verdict)}'" if outcome.verdict else "no verdict yet"
+    measured = ""
+    if outcome.delta is not None and outcome.tolerance is not None:
+        measured = f" at {outcome.delta:+.2%} with a tolerance of {outcome.tolerance:.2%}"
+    return [f"{outcome.name} has {verdict}{measured}; '{usual[0]}' is usual here."]
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
 
 
 def _lost_points(outcome: Outcome) -> list[str]:

@@ -21,7 +21,7 @@ SLUG = "demo"
 MARGIN = 0.01
 """The project's margin. It is wider than the default, because in short runs of a small model the three
 mantissa bits of E4M3 cost about half a per cent."""
-CREATE_SECONDS = 60.0
+CREATE_SECONDS = 180.0
 
 
 @dataclass(frozen=True)

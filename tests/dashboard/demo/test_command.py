@@ -103,4 +103,31 @@ def test_the_exit_status_depends_on_the_results(tmp_path: Path, stored: int, sta
     assert summary["runs"][0]["points_stored"] == stored
     assert summary["first_rows_seconds"] == 20.0
     assert summary["seconds"] == pytest.approx(100, abs=60)
-    assert ("Unexpected result" in console.export_text()) == (status == 1)
+    assert ("Error: bf16 seed 1 sent 600 points" in console.export_text()) == (status == 1)
+
+
+def test_an_unusual_verdict_is_a_sentence_on_the_screen(tmp_path: Path) -> None:
+    console = Console(record=True, width=120, force_terminal=False)
+    demo = Demo(Supervisor(tmp_path), console, 100, began=time.monotonic() - 100, first_rows=20.0)
+    outcome = Outcome(
+        name="fp8 delayed scaling",
+        group="fp8",
+        fault_at=None,
+        final_loss=2.5,
+        seconds=20.0,
+        verdict="cannot_tell",
+        delta=0.0106,
+        tolerance=0.0325,
+        scores=(),
+        alerts=(),
+        points_sent=600,
+        points_stored=600,
+        page="",
+    )
+    file = tmp_path / "result.json"
+    assert command._report(demo, [outcome], file) == 0
+    text = " ".join(console.export_text().split())
+    assert "has the verdict 'cannot tell' at +1.06% with a tolerance of 3.25%" in text
+    assert "Error" not in text
+    summary = json.loads(file.read_text())
+    assert summary["ok"] and len(summary["surprises"]) == 1
