@@ -115,11 +115,10 @@ def test_a_receiver_that_is_down_is_tried_again() -> None:
 def test_the_url_cannot_extend_the_time(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "READ_SECONDS", 0.3)
     receiver.hang = threading.Event()
-    start = time.monotonic()
+    # The receiver would answer after 30 s, and then there would be no error.
     with pytest.raises(DeliveryError):
         service.send({"url": url(receiver, "?rto=60&cto=60")}, MESSAGE)
-    # The receiver would answer after 30 s.
-    assert time.monotonic() - start < 20 and not receiver.hang.is_set()
+    assert not receiver.hang.is_set()
 
 
 def test_an_answer_without_an_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,7 +131,7 @@ def test_a_body_that_does_not_arrive_times_out(pieces: tuple[bytes, ...]) -> Non
     application = BodyLimit(read_all, budget=budget, seconds=0.2, rate=10**6)
     began = time.monotonic()
     assert statuses_of(application, Silent(*pieces).receive) == [408]
-    assert 0.2 <= time.monotonic() - began < 5
+    assert time.monotonic() - began >= 0.2
     assert budget.held == 0
 
 
