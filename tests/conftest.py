@@ -11,7 +11,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -115,6 +115,17 @@ def worker(transactional_db: None, tmp_path: Path) -> Iterator[Worker]:
     log = tmp_path / "worker.log"
     with celery_worker(log) as process:
         yield Worker(process, log)
+
+
+@pytest.fixture
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
+    """Fills a new data directory of `fp8scope up`, so that its first start has little to do; returns it."""
+    from dashboard.helpers.prepared_installation import fill
+
+    folder = tmp_path_factory.getbasetemp()
+    # That of a worker of pytest-xdist is in that of the session.
+    shared = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    return lambda data_dir: fill(data_dir, shared)
 
 
 LONGEST = ("e2e/test_demo.py", "kernels/triton/test_triton.py::test_it_works")

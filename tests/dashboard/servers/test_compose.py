@@ -92,31 +92,25 @@ def commands(compose: dict[str, Any], tmp_path: Path) -> Iterator[Commands]:
 
 @pytest.mark.slow
 def test_it_works(commands: Commands) -> None:
-    """Each service starts with its command, passes its health check, and ends on SIGTERM."""
+    """Each service starts with its command, passes its health check, and ends on SIGTERM.
+
+    The web server redirects to https, and refuses host names that it does not have.
+    """
     running = {name: commands.start(name) for name in ("web", "alerts", "worker", "beat")}
     try:
         for name in running:
             wait_until(lambda name=name: commands.healthy(name), f"{name} is healthy")  # type: ignore[misc]
         assert {name: process.poll() for name, process in running.items()} == dict.fromkeys(running)
+        assert status_of(f"http://127.0.0.1:{commands.port}/", host="evil.example") == 400
+        with closing(http.client.HTTPConnection("127.0.0.1", commands.port, timeout=60)) as connection:
+            connection.request("GET", "/", headers={"Host": "fp8.example.org"})
+            assert connection.getresponse().getheader("Location") == "https://fp8.example.org/"
     finally:
         for process in running.values():
             process.send_signal(signal.SIGTERM)
         codes = {name: process.wait(60) for name, process in running.items()}
     assert codes["alerts"] == codes["worker"] == codes["beat"] == 0
     assert not commands.healthy("web")
-
-
-def test_redirects_to_https_and_refuses_unknown_hosts(commands: Commands) -> None:
-    web = commands.start("web")
-    try:
-        wait_until(lambda: commands.healthy("web"), "web is healthy")
-        assert status_of(f"http://127.0.0.1:{commands.port}/", host="evil.example") == 400
-        with closing(http.client.HTTPConnection("127.0.0.1", commands.port, timeout=60)) as connection:
-            connection.request("GET", "/", headers={"Host": "fp8.example.org"})
-            assert connection.getresponse().getheader("Location") == "https://fp8.example.org/"
-    finally:
-        web.terminate()
-        web.wait(60)
 
 
 def test_the_file_contains_no_secrets(compose: dict[str, Any]) -> None:

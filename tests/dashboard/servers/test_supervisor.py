@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -24,6 +24,7 @@ from fp8scope_dashboard.embedded.processes import AlreadyRunningError, ServerErr
 from fp8scope_dashboard.embedded.redis import EmbeddedRedis
 from fp8scope_dashboard.servers.supervisor import Stopped, Supervisor
 
+Prepared = Callable[[Path], Path]
 CHILDREN = ["postgres", "redis", "web", "alerts", "worker", "beat"]
 
 
@@ -131,8 +132,8 @@ def test_refuses_a_second_supervisor(running: Supervisor) -> None:
     assert answers(running)
 
 
-def test_stops_in_spite_of_an_idle_connection(tmp_path: Path) -> None:
-    supervisor = Supervisor(tmp_path, port=0, durable=False)
+def test_stops_in_spite_of_an_idle_connection(tmp_path: Path, prepared: Prepared) -> None:
+    supervisor = Supervisor(prepared(tmp_path), port=0, durable=False)
     supervisor.start()
     supervisor.wait_ready()
     with socket.create_connection(("127.0.0.1", supervisor.port)) as idle:
@@ -214,8 +215,8 @@ def test_a_child_that_cannot_start_shows_the_end_of_its_log(
     assert names_below(tmp_path) == []
 
 
-def test_a_wildcard_address_accepts_the_names_of_the_machine(tmp_path: Path) -> None:
-    with Supervisor(tmp_path, host="0.0.0.0", port=0, durable=False) as supervisor:
+def test_a_wildcard_address_accepts_the_names_of_the_machine(tmp_path: Path, prepared: Prepared) -> None:
+    with Supervisor(prepared(tmp_path), host="0.0.0.0", port=0, durable=False) as supervisor:
         assert supervisor.url == f"http://localhost:{supervisor.port}"
         address = f"http://127.0.0.1:{supervisor.port}/signin/"
         assert status_of(address, host=f"{socket.gethostname()}:{supervisor.port}") != 400

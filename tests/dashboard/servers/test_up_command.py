@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -38,6 +38,9 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     # The terminal shows no ordinary lines of the servers' logs.
     ordinary_lines = re.compile(r"^(postgres|redis|prepare|worker) +\|(?!.*(ERROR|FATAL))", re.M)
     assert not ordinary_lines.search(running.output), running.output
+
+
+Prepared = Callable[[Path], Path]
 
 
 @pytest.fixture(autouse=True)
@@ -74,8 +77,8 @@ def test_the_supervisor_imports_neither_django_nor_celery() -> None:
 
 
 @own_installation
-def test_ctrl_c_stops_everything(tmp_path: Path) -> None:
-    up = Up(tmp_path, "--port", "0", "--verbose").wait_ready()
+def test_ctrl_c_stops_everything(tmp_path: Path, prepared: Prepared) -> None:
+    up = Up(prepared(tmp_path), "--port", "0", "--verbose").wait_ready()
     assert "database system is ready" in up.output
     assert up.finish(signal.SIGINT) == 0
     assert names_below(tmp_path) == []
@@ -100,8 +103,8 @@ def complete_installation(directory: Path) -> Up:
 
 
 @own_installation
-def test_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:
-    up = complete_installation(tmp_path)
+def test_nothing_outlives_a_killed_supervisor(tmp_path: Path, prepared: Prepared) -> None:
+    up = complete_installation(prepared(tmp_path))
     family = processes_below(tmp_path)
     up.finish(signal.SIGKILL)
     assert processes.wait_ended(family, 60) == []
@@ -110,9 +113,9 @@ def test_nothing_outlives_a_killed_supervisor(tmp_path: Path) -> None:
 
 
 @own_installation
-def test_the_next_supervisor_stops_survivors(tmp_path: Path) -> None:
+def test_the_next_supervisor_stops_survivors(tmp_path: Path, prepared: Prepared) -> None:
     """Stopped (SIGSTOP) children cannot act on the signal that the kernel sends them."""
-    up = complete_installation(tmp_path)
+    up = complete_installation(prepared(tmp_path))
     family = processes_below(tmp_path)
     for process in family:
         process.suspend()
@@ -169,8 +172,8 @@ def test_each_command_has_a_line_of_help() -> None:
 
 
 @own_installation
-def test_works_in_a_long_path(tmp_path: Path) -> None:
-    with Up(tmp_path / ("long" * 40) / "with a space") as up:
+def test_works_in_a_long_path(tmp_path: Path, prepared: Prepared) -> None:
+    with Up(prepared(tmp_path / ("long" * 40) / "with a space")) as up:
         assert 0 < status_of(up.url + "/") < 500
 
 
