@@ -1,0 +1,294 @@
+"""Who may do what: every address of the URL resolver, with every method, as every role and token.
+
+Each address has an entry in `PAGES` or `ENDPOINTS`, which says who may use it. An address without one fails
+`test_every_address_has_an_entry`. Requests use the ids of real objects, and each is rolled back.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pytest
+from dashboard.helpers.addresses import Addresses
+from dashboard.helpers.visitors import Visitor, visitor_of
+from django.db import transaction
+from django.http import HttpResponseBase
+from django.test import Client
+from django.urls import URLPattern, URLResolver, get_resolver
+
+from fp8scope_dashboard.accounts.models import Project, Role, Scope, User
+from fp8scope_dashboard.accounts.services import create_project, create_token, revoke_token
+from fp8scope_dashboard.runs.models import Run
+
+METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE")
+ROLES: Final = ("anonymous", "stranger", "viewer", "member", "admin", "superuser")
+TOKENS: Final = ("none", "session", "revoked", "own", "write", "read", "administer", "elsewhere")
+
+
+@dataclass(frozen=True)
+class Page:
+    """The least role that may read a page, and that may post to it; None where there is no such method."""
+
+    read: str | None = None
+    post: str | None = None
+
+
+def pages(names: str, read: str | None = None, post: str | None = None) -> dict[str, Page]:
+    return dict.fromkeys(names.split(), Page(read, post))
+
+
+PAGES: Final[Mapping[str, Page]] = {
+    # Everybody. The secret in the address of the last ones is what lets people in.
+    **pages("signin signin_link", read="anonymous", post="anonymous"),
+    **pages("signout", post="anonymous"),
+    **pages("shared alert_picture", read="anonymous"),
+    # Whoever is signed in, about themselves.
+    **pages("account", read="stranger", post="stranger"),
+    **pages("account_time_zone account_sign_out", post="stranger"),
+    **pages("home", read="stranger"),
+    **pages("server_status server_status_json", read="superuser"),
+    **pages(
+        """
+        project run spark figure compare compare_figure evaluations scores alerts evidence settings token_list
+        ranks run_commands run_reports report_figure run_data run_export diagnosis readiness readiness_figure
+        changes related_runs progress channels channel_list alert alerts_recent rules rule rule_new rule_trial
+        score_differences shared_reports shared_report run_suggest tensor tensor_map tensor_picture
+        tensor_ranking tensor_find compare_find compare_configuration console_lines console_text
+        project_events run_events
+        """,
+        read="viewer",
+    ),
+    # What people do for themselves: it changes nothing that others see.
+    **pages("compare_selected view_save", post="viewer"),
+    # Its owner and administrators; the view of the walk belongs to somebody else.
+    **pages("view_delete", post="admin"),
+    **pages("shared_report_new", read="viewer", post="member"),
+    **pages(
+        """
+        alert_change acknowledge_many acknowledge_undo token_create token_revoke command_new rule_create
+        rule_save rule_switch rule_remove rule_try note_save note_preview artefact_new artefact_remove
+        share_link_new share_link_revoke shared_report_delete runs_change runs_undo delivery_again run_delete
+        baseline_new group_new choice_undo change_undo
+        """,
+        post="member",
+    ),
+    **pages(
+        "channel_create channel_change margins retention project_general member_add member_change",
+        post="admin",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """The scope that an endpoint needs, and a valid body."""
+
+    scope: Scope
+    body: Any = None
+
+
+MESSAGE: Final = {"writer": str(uuid.UUID(int=7)), "seq": 0}
+ROW: Final = {"step": 1, "time": "2026-01-01T00:00:00Z", "scalars": {"loss": 1.0}}
+SCORES: Final = {"step": 1, "name": "e", "metric": "accuracy", "kind": "proportion", "items": [1, 0]}
+ENDPOINTS: Final[Mapping[tuple[str, str], Endpoint]] = {
+    ("PUT", "runs/{run}"): Endpoint(Scope.WRITE, {"name": "r"}),
+    ("POST", "runs/{run}/writers/{writer}/tensors"): Endpoint(Scope.WRITE, {"tensors": []}),
+    ("POST", "runs/{run}/batches"): Endpoint(Scope.WRITE, {**MESSAGE, "protocol": 1, "rows": [ROW]}),
+    ("POST", "runs/{run}/histograms"): Endpoint(Scope.WRITE, {}),
+    ("POST", "runs/{run}/evaluations"): Endpoint(Scope.WRITE, {**MESSAGE, **SCORES}),
+    ("POST", "runs/{run}/reports"): Endpoint(Scope.WRITE, {**MESSAGE, "kind": "accepts", "accepts": []}),
+    ("POST", "runs/{run}/finish"): Endpoint(Scope.WRITE, MESSAGE),
+    ("POST", "runs/{run}/heartbeat"): Endpoint(Scope.WRITE, MESSAGE),
+    ("GET", "runs/{run}"): Endpoint(Scope.READ),
+    ("GET", "runs/{run}/diagnosis"): Endpoint(Scope.READ),
+    ("GET", "runs/{run}/history"): Endpoint(Scope.READ),
+    ("GET", "runs/{run}/console"): Endpoint(Scope.READ),
+    ("GET", "runs/{run}/series"): Endpoint(Scope.READ),
+    ("GET", "runs/{run}/heatmap"): Endpoint(Scope.READ),
+    ("GET", "runs/{run}/readiness"): Endpoint(Scope.READ),
+    ("GET", "runs/{run}/export"): Endpoint(Scope.READ),
+    ("GET", "runs/{run}/export/{progress}"): Endpoint(Scope.READ),
+    ("GET", "runs"): Endpoint(Scope.READ),
+    ("GET", "rules"): Endpoint(Scope.READ),
+    ("PUT", "rules"): Endpoint(Scope.ADMINISTER, {"version": 1, "rules": []}),
+    ("DELETE", "runs/{run}"): Endpoint(Scope.ADMINISTER),
+}
+# The description of the API, without data.
+PUBLIC: Final = {"", "openapi.json", "docs"}
+QUERIES: Final = {"runs/{run}/series": "?scalar=loss", "runs/{run}/heatmap": "?statistic=amax"}
+
+
+def entries(patterns: list[Any], prefix: str = "") -> Iterator[tuple[str, URLPattern]]:
+    """Every address of the resolver, with the start of its route."""
+    for entry in patterns:
+        route = prefix + str(entry.pattern)
+        if isinstance(entry, URLResolver):
+            yield from entries(entry.url_patterns, route)
+        else:
+            yield route, entry
+
+
+ADDRESSES: Final = list(entries(get_resolver().url_patterns))
+API: Final = "api/v1/"
+
+
+def api_routes() -> set[str]:
+    """The routes of the API in the form of `ENDPOINTS`."""
+    routes = {route.removeprefix(API) for route, _ in ADDRESSES if route.startswith(API)}
+    return {route.replace("<uuid:", "{").replace("<", "{").replace(">", "}") for route in routes}
+
+
+def test_every_address_has_an_entry() -> None:
+    names = [entry.name for route, entry in ADDRESSES if not route.startswith(API)]
+    assert set(names) == PAGES.keys() and len(names) == len(set(names))
+    assert api_routes() == {route for _, route in ENDPOINTS} | PUBLIC
+
+
+def outcome(answer: HttpResponseBase) -> str:
+    """How an answer treats its client: the way it is refused, or `allowed`."""
+    status, location = answer.status_code, answer.headers.get("Location", "")
+    # Not closed: that would end the database connection of the test, which the test client prevents only
+    # within a request.
+    assert status < 500, answer
+    if status == 401 or (status == 302 and location.startswith("/signin/?next=")):
+        return "sign in"
+    return {403: "forbidden", 404: "hidden", 405: "no such method"}.get(status, "allowed")
+
+
+def send(client: Client, method: str, address: str, **options: Any) -> str:
+    """The outcome of a request, which is rolled back, with the client's cookies."""
+    cookies = copy.deepcopy(client.cookies)
+    with transaction.atomic():
+        result = outcome(client.generic(method, address, **options))
+        transaction.set_rollback(True)
+    client.cookies = cookies
+    return result
+
+
+@pytest.fixture
+def owner(db: None) -> Visitor:
+    return visitor_of(create_project("research", "Research"), "ada", Role.ADMIN)
+
+
+def client_of(role: str, project: Project) -> Client:
+    client = Client(raise_request_exception=True)
+    if role == "superuser":
+        client.force_login(User.objects.create_superuser("root"))
+    elif role == "stranger":
+        return visitor_of(create_project("elsewhere", "Elsewhere"), "sam", Role.ADMIN).client
+    elif role != "anonymous":
+        return visitor_of(project, role, Role(role)).client
+    return client
+
+
+def expected(name: str, needed: str, role: str) -> str:
+    if ROLES.index(role) >= ROLES.index(needed):
+        return "allowed"
+    if role == "anonymous" or name == "server_status_json":
+        return "sign in"
+    return "hidden" if role == "stranger" and needed != "superuser" else "forbidden"
+
+
+# Links with a wrong secret look the same to everybody; a right one is used by tests of their own.
+SECRET_IN_ADDRESS: Final = ("signin_link", "shared", "alert_picture")
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_pages(role: str, owner: Visitor) -> None:
+    addresses, client = Addresses(owner), client_of(role, owner.project)
+    wrong = []
+    for name, allowed in PAGES.items():
+        if name in SECRET_IN_ADDRESS:
+            continue
+        address = addresses.of(name) + ("?tensor=a.input" if name == "tensor_find" else "")
+        for method in METHODS:
+            needed = {"GET": allowed.read, "POST": allowed.post}.get(method)
+            form = {"content_type": "application/x-www-form-urlencoded"} if method == "POST" else {}
+            result = send(client, method, address, **form)
+            wanted = "no such method" if needed is None else expected(name, needed, role)
+            # Whoever is refused anyway may get either answer to a method that does not exist.
+            is_refused = needed is None and result != "allowed"
+            if result != wanted and not is_refused:
+                wrong.append((name, method, result))
+    assert not wrong
+
+
+class Tokens:
+    """Headers of each kind of client of the API. `own` has registered the run."""
+
+    def __init__(self, owner: Visitor, run: Run) -> None:
+        project, elsewhere = owner.project, create_project("elsewhere", "Elsewhere")
+        self._headers: dict[str, dict[str, str]] = {"none": {}, "session": {}}
+        for name, of, scopes in (
+            ("revoked", project, list(Scope)),
+            ("own", project, [Scope.WRITE]),
+            ("write", project, [Scope.WRITE]),
+            ("read", project, [Scope.READ]),
+            ("administer", project, [Scope.ADMINISTER]),
+            ("elsewhere", elsewhere, list(Scope)),
+        ):
+            token, secret = create_token(of, name, owner.user, scopes)
+            self._headers[name] = {"Authorization": f"Bearer {secret}"}
+            if name == "revoked":
+                revoke_token(token)
+            if name == "own":
+                Run.objects.filter(pk=run.pk).update(registered_with=token)
+        self._member = owner.client
+
+    def client(self, name: str) -> Client:
+        return self._member if name == "session" else Client(headers=self._headers[name])
+
+
+def expected_of_token(token: str, method: str, route: str, scope: Scope) -> str:
+    if token in ("none", "session", "revoked"):
+        return "sign in"
+    if token == "elsewhere":
+        # Registering a run that exists in another project is a conflict (409).
+        return "hidden" if "{run}" in route and method != "PUT" else "allowed"
+    allowed = {
+        "own": {Scope.WRITE, Scope.READ} if "{run}" in route else {Scope.WRITE},
+        "write": {Scope.WRITE},
+        "read": {Scope.READ},
+        "administer": {Scope.READ, Scope.ADMINISTER},
+    }
+    return "allowed" if scope in allowed[token] else "forbidden"
+
+
+@pytest.mark.parametrize("token", TOKENS)
+def test_the_api(token: str, owner: Visitor) -> None:
+    run = Addresses(owner).run
+    client = Tokens(owner, run).client(token)
+    wrong = []
+    for route in sorted({route for _, route in ENDPOINTS}):
+        path = f"/{API}{route}".replace("{run}", str(run.pk)) + QUERIES.get(route, "")
+        path = path.replace("{writer}", str(uuid.UUID(int=7))).replace("{progress}", str(uuid.UUID(int=8)))
+        for method in METHODS:
+            endpoint = ENDPOINTS.get((method, route))
+            body = json.dumps(endpoint.body if endpoint is not None else {})
+            result = send(client, method, path, data=body, content_type="application/json")
+            wanted = "no such method"
+            if endpoint is not None:
+                wanted = expected_of_token(token, method, route, endpoint.scope)
+            if result != wanted:
+                wrong.append((route, method, result))
+    assert not wrong
+
+
+@pytest.mark.parametrize("token", ["own", "administer"])
+def test_tokens_open_no_page(token: str, owner: Visitor) -> None:
+    addresses = Addresses(owner)
+    client = Tokens(owner, addresses.run).client(token)
+    for name, allowed in PAGES.items():
+        if allowed.read not in (None, "anonymous"):
+            assert send(client, "GET", addresses.of(name)) == "sign in", name
+
+
+def test_secrets_in_addresses_are_needed(db: None) -> None:
+    for path in ("/signin/x/", "/shared/x/", "/alert-pictures/x.png"):
+        answer = Client().get(path)
+        assert answer.status_code in (404, 410) or b"no longer" in answer.content, path
