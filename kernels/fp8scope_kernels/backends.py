@@ -13,6 +13,7 @@ from typing import Literal, TypeVar
 from torch import Tensor
 
 from fp8scope_kernels.cpu import library as cpu_library
+from fp8scope_kernels.plain_tensors import is_plain
 from fp8scope_kernels.triton import availability as triton_availability
 
 Backend = Literal["auto", "reference", "compiled", "triton"]
@@ -58,7 +59,7 @@ def failures() -> tuple[str, ...]:
 
 def use_compiled(x: Tensor) -> bool:
     """Whether the compiled kernels quantise this tensor. If so, they are loaded."""
-    if not x.is_cpu or _cpu_failure or _chosen == "reference":
+    if not x.is_cpu or _cpu_failure or _chosen == "reference" or not is_plain(x):
         return False
     return cpu_library.is_loaded() or _load()
 

@@ -12,7 +12,10 @@ from torch import Tensor
 from fp8scope_kernels import backends, reference
 from fp8scope_kernels.cpu import backend as cpu_backend
 from fp8scope_kernels.formats import Format
-from fp8scope_kernels.recipes import Block, Recipe
+from fp8scope_kernels.plain_tensors import check_row, is_abstract, is_plain, readable
+from fp8scope_kernels.quantization import check_format
+from fp8scope_kernels.recipes import MXFP8, Block, BlockScaling, Recipe, RowwiseScaling
+from fp8scope_kernels.statistics import BLOCK_STATISTICS, STATISTICS
 from fp8scope_kernels.triton import backend as triton_backend
 
 
@@ -30,13 +33,16 @@ class BlockTensor(NamedTuple):
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The matrix, computed in float32 and rounded once to `dtype`.
 
-        Exact in bfloat16 where scales are powers of two, down to bfloat16's smallest normal.
+        Exact in bfloat16 where scales are powers of two, down to bfloat16's smallest normal. Raises
+        ValueError if there is not one scale for each block of the matrix.
         """
-        values = self.values
+        values, scale = readable(self.values), readable(self.scale)
+        _check_scales(values, scale, self.grid)
         supported = values.dtype == torch.bfloat16 and dtype in (torch.bfloat16, torch.float32)
-        if supported and values.numel() and backends.use_compiled(values):
-            return cpu_backend.dequantize_blocks(values, self.scale, self.grid, dtype)
-        return reference.dequantize_blocks(values, self.scale, self.grid, dtype)
+        readables = scale.is_cpu and scale.dtype == torch.float32 and is_plain(scale)
+        if supported and readables and values.numel() and backends.use_compiled(values):
+            return cpu_backend.dequantize_blocks(values, scale, self.grid, dtype)
+        return reference.dequantize_blocks(values, scale, self.grid, dtype)
 
 
 def quantize_blocks(
@@ -57,12 +63,20 @@ def quantize_blocks(
 
     NaN stays NaN; Inf becomes NaN or M, with its sign, according to `recipe.nonfinite`. Neither counts in a
     block's amax.
+
+    Raises TypeError as `measure` does, and for a row that is not a plain tensor; ValueError unless x is a
+    matrix, `grid` has whole numbers of at least 0, `recipe` has blocks, `format` has at most 8 bits, and the
+    rows have their lengths and x's device.
     """
     if dtype not in (torch.bfloat16, format.dtype):
         raise ValueError(f"{format.name} is stored as bfloat16 or in its own dtype, not as {dtype}.")
-    grid = (grid[0] or max(x.shape[0], 1), grid[1] or max(x.shape[1], 1))
-    if x.numel() == 0:
-        return BlockTensor(x.detach().to(dtype), _scales_of_nothing(x, grid), grid)
+    x, grid = _checked(x, format, grid, recipe)
+    check_row(row, x, len(STATISTICS), "row")
+    check_row(block_row, x, len(BLOCK_STATISTICS), "block_row")
+    if is_abstract(x) or x.numel() == 0:
+        # At least one block each way, also of an empty matrix: products read one for each row.
+        scale = torch.ones(_shape_of_scales(x, grid), dtype=torch.float32, device=x.device)
+        return BlockTensor(x.to(dtype), scale, grid)
     if backends.use_triton(x) and triton_backend.takes_grid(grid):
         passed = backends.attempt_triton(
             lambda: triton_backend.quantize_blocks(x, format, grid, recipe, row, block_row)
@@ -74,7 +88,33 @@ def quantize_blocks(
     return BlockTensor(*reference.quantize_blocks(x, format, grid, recipe, row, block_row, dtype), grid)
 
 
-def _scales_of_nothing(x: Tensor, grid: Block) -> Tensor:
-    """The scales of an empty matrix: ones, at least one block each way. Products read one for each row."""
+def _checked(x: Tensor, format: Format, grid: Block, recipe: Recipe) -> tuple[Tensor, Block]:
+    """The matrix as the kernels read it, and the grid without zeros. Raises as `quantize_blocks` says."""
+    if not x.is_floating_point():
+        raise TypeError(f"Only floating-point tensors can be quantised, got {x.dtype}.")
+    x = readable(x)
+    if x.dim() != 2:
+        raise ValueError(f"Blocks are those of a matrix, got a tensor of shape {tuple(x.shape)}.")
+    height, width = grid
+    if min(grid) < 0 or any(size != int(size) for size in grid):
+        raise ValueError(f"grid must be two whole numbers of at least 0, got {grid!r}.")
+    if not isinstance(recipe, MXFP8 | BlockScaling | RowwiseScaling):
+        raise ValueError(f"{type(recipe).__name__} has no scale for each block.")
+    check_format(format)
+    return x, (height or max(x.shape[0], 1), width or max(x.shape[1], 1))
+
+
+def _check_scales(values: Tensor, scale: Tensor, grid: Block) -> None:
+    if values.dim() != 2 or min(grid) < 1:
+        raise ValueError(f"A tensor of shape {tuple(values.shape)} has no blocks of {grid!r}.")
+    expected = _shape_of_scales(values, grid)
+    if tuple(scale.shape) != expected:
+        raise ValueError(
+            f"A matrix of shape {tuple(values.shape)} in blocks of {grid!r} needs scales of shape "
+            f"{expected}, got {tuple(scale.shape)}."
+        )
+
+
+def _shape_of_scales(x: Tensor, grid: Block) -> tuple[int, int, int, int]:
     down, across = (max(1, -(-size // block)) for size, block in zip(x.shape, grid, strict=True))
-    return torch.ones(down, 1, across, 1, dtype=torch.float32, device=x.device)
+    return down, 1, across, 1

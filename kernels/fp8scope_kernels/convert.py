@@ -9,7 +9,9 @@ from torch import nn
 
 from fp8scope_kernels.linear import Fp8Linear
 from fp8scope_kernels.matmul import ALIGNMENT
+from fp8scope_kernels.plain_tensors import PLAIN_TYPES
 from fp8scope_kernels.recipes import Recipe
+from fp8scope_kernels.torch_internals import is_fake
 
 Selection = str | Sequence[str] | Callable[[str, nn.Module], bool]
 """Glob patterns over module paths (`*.mlp.*`), or a function of path and module."""
@@ -23,6 +25,7 @@ READ_DIRECTLY: dict[str, tuple[str, ...]] = {
 READ_BY_PARENT = "its parent reads its weight and never calls it"
 ALREADY = "already FP8"
 NOT_LINEAR = "not a linear layer"
+WRAPPED = "its weight is"
 
 HEAD_NAMES = frozenset(
     ("lm_head", "head", "output", "output_layer", "embed_out", "unembed", "classifier", "score")
@@ -76,6 +79,8 @@ def convert(
     - modules that are not exactly an `nn.Linear`: embeddings, norms, attention's own projections;
     - layers that their parent never calls (`READ_DIRECTLY`; a warning names them);
     - layers whose sizes are not multiples of 16;
+    - layers whose weight is a tensor of another class: sharded by tensor parallelism, quantised by torchao (a
+      warning names them);
     - the output head, recognised by its name, by a weight shared with an embedding, or by a width equal to
       an embedding's vocabulary.
 
@@ -107,7 +112,7 @@ def convert(
             parent, _, child = path.rpartition(".")
             setattr(model.get_submodule(parent), child, replacements[module])
     _disable_fast_path(modules.values())
-    _warn_unreachable(entries)
+    _warn_left(entries)
     _warn_unchanged(entries)
     return ConversionReport(tuple(entries))
 
@@ -160,16 +165,27 @@ def _disable_fast_path(modules: Iterable[nn.Module]) -> None:
             module.use_nested_tensor = False
 
 
-def _warn_unreachable(entries: Sequence[Conversion]) -> None:
-    names = [entry.name for entry in entries if entry.reason == READ_BY_PARENT]
-    if names:
-        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+def _warn_left(entries: Sequence[Conversion]) -> None:
+    """Warn of layers that would be converted if their parent, or another library, used them otherwise."""
+    unreachable = [entry.name for entry in entries if entry.reason == READ_BY_PARENT]
+    if unreachable:
         warnings.warn(
-            f"Left in high precision: {shown}. The parent reads the weight and never calls the layer; an FP8 "
-            "layer would not be used.",
+            f"Left in high precision: {_listed(unreachable)}. The parent reads the weight and never calls "
+            "the layer; an FP8 layer would not be used.",
             UserWarning,
             stacklevel=3,
         )
+    wrapped = [entry for entry in entries if entry.reason.startswith(WRAPPED)]
+    if wrapped:
+        warnings.warn(
+            f"Left in high precision: {_listed([entry.name for entry in wrapped])}; {wrapped[0].reason}.",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _warn_unchanged(entries: Sequence[Conversion]) -> None:
@@ -214,6 +230,10 @@ def _reason_not_convertible(name: str, module: nn.Module) -> str | None:
         return "its forward was replaced"
     if name == "":
         return "the model itself cannot be replaced in place; use Fp8Linear.from_linear"
+    if type(module.weight) not in PLAIN_TYPES and not is_fake(module.weight):
+        advice = ": convert before sharding, and leave out what tensor parallelism shards"
+        sharded = hasattr(module.weight, "to_local")
+        return f"{WRAPPED} a {type(module.weight).__name__}{advice if sharded else ''}"
     if _misaligned(module):
         return f"{module.in_features} -> {module.out_features} is not in multiples of {ALIGNMENT}"
     return None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fp8scope_kernels.formats import DATA_FORMATS
-from fp8scope_kernels.quantization import measure_now, quantize_now
+from fp8scope_kernels.quantization import check_arguments, measure_now, quantize_now
 from fp8scope_kernels.reference import Extent
 
 
@@ -42,6 +42,7 @@ def quantize_op(
     `amax` and `nonfinite` are the result of `measure`. `clamp`: Inf becomes M, not NaN.
     """
     extent, to = Extent(amax, nonfinite), DATA_FORMATS[format]
+    check_arguments(x, scale, to, row)
     return quantize_now(dtype, x, scale, to, row, saturate, extent, "clamp" if clamp else "propagate")
 
 

@@ -125,7 +125,7 @@ class Format:
         values = [self.decode(code) for code in range(1 << self.bits)]
         # The tensor is cached: created in inference mode, autograd would refuse it later.
         with torch.inference_mode(False):
-            return torch.tensor(values, dtype=torch.float32)
+            return torch.tensor(values, dtype=torch.float32, device="cpu")
 
 
 E4M3 = Format("E4M3", 4, 3, 7, "nan", torch.float8_e4m3fn)

@@ -18,6 +18,7 @@ from fp8scope_kernels.matmul import (
     to_operand,
     to_operands_in_one_pass,
 )
+from fp8scope_kernels.plain_tensors import PLAIN_TYPES
 from fp8scope_kernels.quantization import measure_now
 from fp8scope_kernels.recipes import ROLES, Recipe, Role
 from fp8scope_kernels.sampling import accumulate_sample
@@ -128,11 +129,7 @@ class Fp8Linear(nn.Linear):
         return cast(ScalingState, self.scaling[role])
 
     def forward(self, input: Tensor) -> Tensor:
-        if input.is_nested:
-            raise TypeError(
-                "Fp8Linear does not support nested tensors; pass padded ones. For nn.TransformerEncoder, set "
-                "use_nested_tensor = False on it, or call convert on the whole encoder."
-            )
+        self._check_input(input)
         device_type = input.device.type
         out_dtype = input.dtype
         if torch.is_autocast_enabled(device_type):
@@ -143,6 +140,23 @@ class Fp8Linear(nn.Linear):
         x = input.reshape(-1, self.in_features)
         output: Tensor = _apply(x, self.weight, bias, self, out_dtype)
         return output.view(*input.shape[:-1], self.out_features)
+
+    def _check_input(self, input: Tensor) -> None:
+        """Refuse an input before it changes the scaling state."""
+        if input.is_nested:
+            raise TypeError(
+                "Fp8Linear does not support nested tensors; pass padded ones. For nn.TransformerEncoder, set "
+                "use_nested_tensor = False on it, or call convert on the whole encoder."
+            )
+        if not input.dim() or input.shape[-1] != self.in_features:
+            raise RuntimeError(
+                f"Fp8Linear takes inputs with {self.in_features} features in the last dimension, got shape "
+                f"{tuple(input.shape)}."
+            )
+        if not input.is_floating_point():
+            raise RuntimeError(f"Fp8Linear takes floating-point inputs, got {input.dtype}.")
+        if input.device != self.weight.device:
+            raise RuntimeError(f"The input is on {input.device}, and the weight on {self.weight.device}.")
 
     def _forward_bf16(self, input: Tensor) -> Tensor:
         bias: Tensor | None = self.bias
@@ -244,6 +258,12 @@ def _sample(slot: Slot | None, x: Tensor, operand: Operand) -> None:
 def _apply(
     x: Tensor, weight: Tensor, bias: Tensor | None, layer: Fp8Linear, out_dtype: torch.dtype
 ) -> Tensor:
+    for tensor in (x, weight):
+        if type(tensor) not in PLAIN_TYPES and hasattr(tensor, "to_local"):
+            raise TypeError(
+                "Fp8Linear does not support DTensors, which tensor parallelism makes of weights and inputs: "
+                "leave these layers in high precision with convert(..., exclude=...)."
+            )
     products = layer.products
     output: Tensor = _Fp8Product.apply(  # type: ignore[no-untyped-call]
         x, weight, bias, layer, ALL_PRODUCTS if products is None else products, out_dtype

@@ -14,6 +14,7 @@ from fp8scope_kernels import backends
 from fp8scope_kernels.block_quantization import quantize_blocks
 from fp8scope_kernels.cpu import backend as cpu_backend
 from fp8scope_kernels.formats import E4M3, Format
+from fp8scope_kernels.plain_tensors import can_branch_on
 from fp8scope_kernels.quantization import (
     quantize,
     quantize_and_measure,
@@ -162,7 +163,7 @@ def multiply(a: Operand, b: Operand, out_dtype: torch.dtype) -> Tensor:
             return cpu_backend.scale_product(product, a.inverse_scale, b.inverse_scale, out_dtype)
         return product.float().mul_(a.inverse_scale).mul_(b.inverse_scale).to(out_dtype)
     inverse = a.inverse_scale * b.inverse_scale
-    if product.is_cpu and product.dtype == out_dtype:
+    if can_branch_on(product) and product.dtype == out_dtype:
         # torch multiplies by a number in float32 and rounds once: the same bits in one pass instead of three.
         return product.mul_(inverse.item())
     return product.float().mul_(inverse).to(out_dtype)

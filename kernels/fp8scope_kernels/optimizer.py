@@ -25,6 +25,7 @@ from torch.optim.optimizer import ParamsT
 
 from fp8scope_kernels.distributed import Group
 from fp8scope_kernels.formats import E4M3, Format
+from fp8scope_kernels.plain_tensors import can_branch_on
 from fp8scope_kernels.quantization import amax_to_scale, measure, quantize
 from fp8scope_kernels.reference import Extent, infinite_to_nan_
 from fp8scope_kernels.statistics import Slot, StatisticsBuffer
@@ -229,7 +230,7 @@ def _to_fp16(value: Tensor, scale: Tensor, extent: Extent, row: Tensor | None) -
     """`quantize` for FP16, which the kernels do not support, in plain torch."""
     scaled = value * scale
     clamped = scaled.clamp(-FP16.max, FP16.max)
-    if not (value.is_cpu and bool(extent.nonfinite == 0)):
+    if not (can_branch_on(value) and bool(extent.nonfinite == 0)):
         # As in FP8: a non-finite element stays visible, and makes the weight NaN.
         infinite_to_nan_(clamped, value)
     data = clamped.half()

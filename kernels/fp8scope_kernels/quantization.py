@@ -15,8 +15,10 @@ from torch import Tensor
 from fp8scope_kernels import backends, reference
 from fp8scope_kernels.cpu import backend as cpu_backend
 from fp8scope_kernels.formats import DATA_FORMATS, Format
+from fp8scope_kernels.plain_tensors import can_branch_on, check_row, is_abstract, readable
 from fp8scope_kernels.recipes import NONFINITE, Nonfinite
 from fp8scope_kernels.reference import Extent, Stochastic
+from fp8scope_kernels.statistics import STATISTICS
 from fp8scope_kernels.triton import backend as triton_backend
 
 
@@ -36,7 +38,11 @@ class Fp8Tensor(NamedTuple):
 
 
 def measure(x: Tensor) -> Extent:
-    """Amax and number of non-finite elements of x (any floating dtype and shape)."""
+    """Amax and number of non-finite elements of x (any floating dtype and shape).
+
+    Raises TypeError if x is not floating point, or has no memory that can be read: sharded, nested and sparse
+    tensors. A tensor without numbers (on the meta device, under FakeTensorMode) has an extent without them.
+    """
     if torch.compiler.is_compiling():
         return Extent(*torch.ops.fp8scope.measure(x))
     return measure_now(x)
@@ -45,6 +51,8 @@ def measure(x: Tensor) -> Extent:
 def measure_now(x: Tensor) -> Extent:
     """`measure` on the chosen backend; compiled code calls it through its custom operator."""
     x = _floating(x)
+    if is_abstract(x):
+        return Extent(x.new_empty((), dtype=torch.float32), x.new_empty((), dtype=torch.float64))
     if x.numel() == 0:
         return Extent(*torch.zeros(2, dtype=torch.float32, device=x.device))
     if backends.use_triton(x):
@@ -119,8 +127,9 @@ def quantize(
     `stochastic`: round at random, see `round_stochastically`. Runs in eager torch on every backend, not in
     compiled code, and only with `saturate`.
 
-    Raises TypeError if x is not floating point; ValueError for a format without a torch dtype, and for an
-    unknown `nonfinite`.
+    Raises TypeError as `measure` does, and for a `row` that is not a plain tensor; ValueError for a `scale`
+    or a `row` of another shape, a `row` on another device, a format of more than 8 bits or without a torch
+    dtype, and an unknown `nonfinite`.
     """
     data = _quantize(_dtype(format), x, scale, format, row, saturate, extent, stochastic, nonfinite)
     return Fp8Tensor(data, scale.reciprocal(), format)
@@ -154,6 +163,8 @@ def _quantize(
 ) -> Tensor:
     if nonfinite not in NONFINITE:
         raise ValueError(f"nonfinite must be one of {', '.join(NONFINITE)}, got {nonfinite!r}.")
+    if not torch.compiler.is_compiling():
+        check_arguments(x, scale, format, row)
     if stochastic is not False:
         return _quantize_stochastically(dtype, x, scale, format, row, saturate, extent, stochastic, nonfinite)
     if not torch.compiler.is_compiling():
@@ -164,6 +175,24 @@ def _quantize(
     clamp = nonfinite == "clamp"
     q: Tensor = torch.ops.fp8scope.quantize(x, scale, format.name, dtype, row, saturate, *extent, clamp)
     return q
+
+
+def check_arguments(x: Tensor, scale: Tensor, format: Format, row: Tensor | None) -> None:
+    """Check what the kernels of `quantize` rely on. Raises as `quantize` says."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"Only tensors can be quantised, got {type(x).__name__}.")
+    if not isinstance(scale, Tensor):
+        raise TypeError(f"scale must be a tensor without dimensions, got {type(scale).__name__}.")
+    if scale.numel() != 1:
+        raise ValueError(f"scale must be one number, got shape {tuple(scale.shape)}.")
+    check_format(format)
+    check_row(row, x, len(STATISTICS), "row")
+
+
+def check_format(format: Format) -> None:
+    """Raise ValueError for a format that the kernels cannot quantise to."""
+    if format.bits > 8 or not format.signed:
+        raise ValueError(f"{format.name} is not a format for data of at most 8 bits.")
 
 
 def _quantize_stochastically(
@@ -182,6 +211,8 @@ def _quantize_stochastically(
     if not saturate:
         raise ValueError("Stochastic rounding needs saturate=True: there is no value above M to round to.")
     x = _floating(x)
+    if is_abstract(x):
+        return x.new_empty(x.shape, dtype=dtype)
     q, counts = reference.quantize_stochastically(
         x, scale, format, stochastic, nonfinite == "propagate", row is not None
     )
@@ -202,6 +233,8 @@ def quantize_now(
 ) -> Tensor:
     """`quantize` to `dtype` on the chosen backend; compiled code calls it through its custom operator."""
     x = _floating(x)
+    if is_abstract(x):
+        return x.new_empty(x.shape, dtype=dtype)
     if backends.use_triton(x):
         passed = backends.attempt_triton(
             lambda: triton_backend.quantize(
@@ -214,9 +247,10 @@ def quantize_now(
         return _quantize_compiled(dtype, x, scale, format, row, extent, nonfinite)
     extent = extent or measure_now(x)
     # Multiplication by s is monotonic in float32 too: amax*s is the largest abs(x*s).
-    inside = x.is_cpu and bool(extent.amax * scale <= format.max) and bool(extent.nonfinite == 0)
+    finite = can_branch_on(x) and bool(extent.nonfinite == 0)
+    inside = finite and bool(extent.amax * scale <= format.max)
     counts = None if row is None else torch.zeros(3, dtype=torch.float64, device=x.device)
-    propagate = nonfinite == "propagate" and not (x.is_cpu and bool(extent.nonfinite == 0))
+    propagate = nonfinite == "propagate" and not finite
     out = reference.quantize(dtype, x, scale, format, counts, saturate, inside, propagate)
     if row is not None and counts is not None:
         _accumulate(row, x.numel(), scale, extent, counts)
@@ -272,7 +306,7 @@ def _accumulate(row: Tensor, elements: int, scale: Tensor, extent: Extent, count
 def _floating(x: Tensor) -> Tensor:
     if not x.is_floating_point():
         raise TypeError(f"Only floating-point tensors can be quantised, got {x.dtype}.")
-    x = x.detach()
+    x = readable(x)
     return x.float() if x.dtype == torch.float64 else x
 
 

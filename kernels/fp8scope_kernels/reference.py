@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fp8scope_kernels.formats import E8M0, Format
+from fp8scope_kernels.plain_tensors import can_branch_on
 from fp8scope_kernels.recipes import MXFP8, Block, BlockScaling, Recipe, RowwiseScaling
 
 EXPONENT_BITS = 0x7F800000
@@ -44,7 +45,7 @@ class Extent(NamedTuple):
 
 def measure(x: Tensor) -> Extent:
     """Amax and number of non-finite elements of x (floating, any shape, not empty)."""
-    if x.is_cpu:
+    if can_branch_on(x):
         low, high = torch.aminmax(x)
         amax = torch.maximum(-low, high).float()
         if amax < torch.inf:
@@ -247,7 +248,8 @@ def _workspace(like: Tensor) -> tuple[Tensor, Tensor]:
     Each CPU thread keeps its own: allocating new memory each time costs more than the work in it.
     """
     size = like.numel()
-    if not like.is_cpu:
+    # What is kept must be a tensor with memory.
+    if not can_branch_on(like):
         first, second = torch.empty(2, size, dtype=torch.float32, device=like.device)
         return first, second
     buffer: Tensor | None = getattr(_local, "buffer", None)
@@ -281,7 +283,7 @@ def quantize_blocks(
     if row is not None or block_row is not None:
         _count_blocks(row, block_row, x, tiles, scaled, scale, amax, format)
     scaled.clamp_(-format.max, format.max)
-    if recipe.nonfinite == "propagate" and not (x.is_cpu and bool(torch.isfinite(x).all())):
+    if recipe.nonfinite == "propagate" and not (can_branch_on(x) and bool(torch.isfinite(x).all())):
         infinite_to_nan_(scaled, tiles)
     values = scaled if dtype == format.dtype else round_to_format(scaled, format)
     return _matrix(values, x.shape).to(dtype), scale

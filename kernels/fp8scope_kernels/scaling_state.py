@@ -142,10 +142,15 @@ class ScalingState(nn.Module):
 
     def _is_for_compiled(self) -> bool:
         """Whether the compiled kernels can update this state. A checkpoint may have replaced its buffers."""
+        scale, history, calls = self.scale, self.amax_history, self.calls
         made = (
-            self.amax_history.dtype == self.scale.dtype == torch.float32 and self.calls.dtype == torch.int64
+            history.dtype == scale.dtype == torch.float32
+            and calls.dtype == torch.int64
+            and history.is_cpu
+            and calls.is_cpu
+            and type(history) is type(calls) is Tensor
         )
-        return made and self.amax_history.is_contiguous() and backends.use_compiled(self.scale)
+        return made and history.is_contiguous() and backends.use_compiled(scale)
 
     def _check(self, recipe: DelayedScaling, amax: Tensor) -> None:
         """Check a scale from a checkpoint against the first tensor that it is used for."""

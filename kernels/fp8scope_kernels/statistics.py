@@ -78,9 +78,11 @@ class TensorInfo:
 
 
 class Slot:
-    """One tensor's rows in a `StatisticsBuffer`."""
+    """One tensor's rows in a `StatisticsBuffer`. Raises IndexError if the buffer has no row of this index."""
 
     def __init__(self, buffer: "StatisticsBuffer", index: int) -> None:
+        if not 0 <= index < len(buffer):
+            raise IndexError(f"The buffer has rows 0 to {len(buffer) - 1}, not {index}.")
         self.buffer = buffer
         self.index = index
 
@@ -253,7 +255,13 @@ class StatisticsBuffer:
         return filled
 
     def recycle(self, storage: Tensor) -> None:
-        """Clear a storage that `exchange` returned, for a later one. May be called from any thread."""
+        """Clear a storage that `exchange` returned, for a later one. May be called from any thread.
+
+        Raises ValueError for any other tensor, because kernels write to rows by their address.
+        """
+        own = self.storage
+        if storage.shape[1:] != own.shape[1:] or storage.dtype != own.dtype or storage.device != own.device:
+            raise ValueError("recycle takes a storage that exchange has returned, got another tensor.")
         if len(self._spare) < MAX_SPARE:
             self._spare.append((len(storage), storage.zero_()))
 

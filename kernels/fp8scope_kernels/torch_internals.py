@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any, ParamSpec, TypeVar
 
 import torch
+from torch import Tensor
 from torch._C import _current_graph_task_id as current_graph_task_id
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.compiler import is_dynamo_compiling
@@ -21,6 +22,7 @@ __all__ = [
     "current_graph_task_id",
     "has_bf16_units",
     "is_exporting",
+    "is_fake",
     "is_functorch_wrapped_tensor",
     "scaled_mm",
     "torch_library_path",
@@ -80,6 +82,13 @@ def call_before_compiling(callback: Callable[..., None]) -> bool:
     if callback not in handler.start_callbacks:
         handler.register_start_callback(callback)
     return True
+
+
+def is_fake(x: Tensor) -> bool:
+    """Whether x is a tensor of FakeTensorMode: it has a shape and a device, but no memory."""
+    # torch's module is loaded by the time that there is such a tensor; importing it takes long.
+    fake: Any = sys.modules.get("torch._subclasses.fake_tensor")
+    return fake is not None and isinstance(x, fake.FakeTensor)
 
 
 @cache

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fp8scope_kernels.cpu.library import library
 from fp8scope_kernels.formats import Format
-from fp8scope_kernels.plain_tensors import READABLE_DTYPES, in_memory_order
+from fp8scope_kernels.plain_tensors import READABLE_DTYPES, check_memory, in_memory_order
 from fp8scope_kernels.recipes import MXFP8, Block, Nonfinite, Recipe
 from fp8scope_kernels.statistics import STATISTICS
 
@@ -24,6 +24,9 @@ ELEMENTS_PER_THREAD = 2**16
 """Fewer elements are not worth waking a thread."""
 
 COUNTS, AMAX = 1, 2
+
+LOW_ADDRESS = 2**32
+"""Addresses below may be offsets into freed memory. To look at the memory itself takes longer."""
 
 INF = 0x7F800000
 """The bits of a float32 Inf."""
@@ -80,17 +83,17 @@ def choose_scale(amax: float, top: float, power_of_two: bool, otherwise: float) 
 def past_scale(history: Tensor, scale: Tensor, calls: Tensor, interval: int, top: float) -> float:
     """The delayed scale, `top` / max of the history; written to `scale` at every `interval`-th call.
 
-    Here and in `remember`, buffers are contiguous, on the CPU, and float32 (`calls` is int64).
+    Here and in `remember`, buffers are contiguous, on the CPU, not empty, and float32 (`calls` is int64).
     """
     result: float = library().fp8scope_past_scale(
-        history.data_ptr(), history.numel(), scale.data_ptr(), calls.data_ptr(), interval, top
+        _pointer(history), history.numel(), _pointer(scale), _pointer(calls), interval, top
     )
     return result
 
 
 def remember(history: Tensor, calls: Tensor, amax: float) -> None:
     """Insert `amax` at the front of the history, drop its last entry, and count the call."""
-    library().fp8scope_remember(history.data_ptr(), history.numel(), calls.data_ptr(), amax)
+    library().fp8scope_remember(_pointer(history), history.numel(), _pointer(calls), amax)
 
 
 def measure(x: Tensor) -> float:
@@ -110,8 +113,7 @@ def observe(x: Tensor, address: int) -> int:
     if not x.is_contiguous():
         x, repeat = in_memory_order(x)
     size = x.numel()
-    if size and not x.untyped_storage().nbytes():
-        raise RuntimeError(f"the memory of a tensor of shape {tuple(x.shape)} has been freed")
+    check_memory(x)
     threads = 1 if size < 2 * ELEMENTS_PER_THREAD else _threads(x)
     nonfinite: int = library().fp8scope_observe(
         x.data_ptr(), size, repeat, READABLE_DTYPES[x.dtype], threads, address
@@ -130,7 +132,11 @@ def norm(tensors: Sequence[Tensor]) -> float:
     """The L2 norm over all elements of float32 tensors on the CPU, in any dense layout."""
     dense = [x if x.is_contiguous() else _without_repeats(x) for x in tensors]
     number = len(dense)
-    addresses = (ctypes.c_void_p * number)(*[x.data_ptr() for x in dense])
+    pointers = [x.data_ptr() for x in dense]
+    if min(pointers, default=0) < LOW_ADDRESS:
+        for x in dense:
+            check_memory(x)
+    addresses = (ctypes.c_void_p * number)(*pointers)
     sizes = (ctypes.c_int64 * number)(*[x.numel() for x in dense])
     squares: float = library().fp8scope_squares(addresses, sizes, number)
     return math.sqrt(squares)
@@ -172,7 +178,7 @@ def quantize(
     x, target = _readable(x), _writable(row)
     known, bad = extent or (math.inf, 0)
     counts = _Counts(nonfinite=bad)
-    data = x.new_empty(x.shape, dtype=dtype)
+    data = _empty(x, x.shape, dtype)
     measuring = measure or (row is not None and extent is None)
     wanted = (AMAX if measuring else 0) | (COUNTS if row is not None else 0)
     amax = library().fp8scope_quantize(
@@ -202,8 +208,8 @@ def quantize_blocks(
     """
     x, target, block_target = _readable(x), _writable(row), _writable(block_row)
     (rows, columns), (height, width) = x.shape, grid
-    data = x.new_empty(x.shape, dtype=dtype)
-    scales = x.new_empty((-(-rows // height), 1, -(-columns // width), 1), dtype=torch.float32)
+    data = _empty(x, x.shape, dtype)
+    scales = _empty(x, (-(-rows // height), 1, -(-columns // width), 1), torch.float32)
     if isinstance(recipe, MXFP8):
         rule = 2 if recipe.rounding == "floor" else 1
     else:
@@ -224,7 +230,7 @@ def dequantize_blocks(values: Tensor, scales: Tensor, grid: Block, dtype: torch.
     `values`: bfloat16 [rows, columns]; `scales`: float32, as from `quantize_blocks`.
     """
     values, scales = values.contiguous(), scales.contiguous()
-    out = values.new_empty(values.shape, dtype=dtype)
+    out = _empty(values, values.shape, dtype)
     library().fp8scope_dequantize_blocks(
         *(values.data_ptr(), scales.data_ptr(), out.data_ptr(), *values.shape, *grid),
         *(_is_wide(out), _threads(values)),
@@ -238,7 +244,7 @@ def scale_product(product: Tensor, left: Tensor, right: Tensor, dtype: torch.dty
     `product`: bfloat16 [rows, columns]; `left`: float32 [rows, 1]; `right`: float32 [1, columns].
     """
     product, left, right = product.contiguous(), left.contiguous(), right.contiguous()
-    out = product.new_empty(product.shape, dtype=dtype)
+    out = _empty(product, product.shape, dtype)
     library().fp8scope_scale_product(
         *(product.data_ptr(), left.data_ptr(), right.data_ptr(), out.data_ptr(), *product.shape),
         *(_is_wide(out), _threads(product)),
@@ -270,7 +276,25 @@ def _writable(row: Tensor | None) -> Tensor | None:
 
 
 def _address(row: Tensor | None) -> int | None:
-    return None if row is None else row.data_ptr()
+    return None if row is None else _pointer(row)
+
+
+def _pointer(x: Tensor) -> int:
+    """The address of a tensor that is not empty."""
+    address = x.data_ptr()
+    if not address:
+        raise RuntimeError(f"A tensor of shape {tuple(x.shape)} has no memory.")
+    return address
+
+
+def _empty(like: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    out = like.new_empty(shape, dtype=dtype)
+    # Under FakeTensorMode, new tensors have no memory, even if they are made from one that has.
+    if type(out) is not Tensor:
+        raise TypeError(
+            "Under FakeTensorMode a tensor with numbers cannot be quantised: make it in the mode."
+        )
+    return out
 
 
 def _write_back(row: Tensor | None, target: Tensor | None) -> None:
@@ -279,7 +303,8 @@ def _write_back(row: Tensor | None, target: Tensor | None) -> None:
 
 
 def _readable(x: Tensor) -> Tensor:
-    x = x.detach()
+    # A view that negates shares its memory with the tensor before the sign changed.
+    x = x.detach().resolve_neg()
     return (x if x.dtype in (torch.bfloat16, torch.float32) else x.float()).contiguous()
 
 

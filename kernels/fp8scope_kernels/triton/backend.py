@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fp8scope_kernels.formats import E8M0, Format
-from fp8scope_kernels.plain_tensors import in_memory_order
+from fp8scope_kernels.plain_tensors import check_memory, in_memory_order
 from fp8scope_kernels.recipes import MXFP8, Block, BlockScaling, Nonfinite, Recipe, RowwiseScaling
 
 FLAT = (1, 4096)
@@ -57,6 +57,7 @@ def observe(x: Tensor, row: Tensor) -> bool:
     One launch. x is copied first only if it is float64 or its elements overlap.
     """
     _check_row(x, row)
+    check_memory(x)
     x, repeat = (x, 1) if x.is_contiguous() else in_memory_order(x)
     if not x.numel():
         row[2] = 1.0
@@ -227,7 +228,7 @@ def _extent(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def _readable(x: Tensor) -> Tensor:
     """x in a dtype that the kernels read: float32, float16, or bfloat16's bits as int16."""
-    x = x.detach()
+    x = x.detach().resolve_neg()
     if x.dtype == torch.bfloat16:
         return x.view(torch.int16)
     return x if x.dtype in (torch.float32, torch.float16) else x.float()
