@@ -1,6 +1,7 @@
 """`Fp8Linear`: a linear layer whose three matrix products take FP8 operands."""
 
 from collections.abc import Collection
+from contextlib import nullcontext
 from typing import Any, Literal, cast
 
 import torch
@@ -95,6 +96,14 @@ class Fp8Linear(nn.Linear):
         # unless a module in it has a hook. This container is never called, so that its hook costs nothing.
         self.scaling.register_forward_pre_hook(_do_nothing)
 
+    def reset_parameters(self) -> None:
+        """As in `nn.Linear`; the scaling state, which is that of other weights, is reset too."""
+        super().reset_parameters()
+        # nn.Linear calls this while it is made, before there is any state.
+        if "scaling" in self._modules:
+            for role in ROLES:
+                self.state_of(role).reset()
+
     @property
     def precision(self) -> Precision:
         """`fp8`, or `bf16`: plain BF16 products, with nothing quantised and nothing counted.
@@ -132,7 +141,8 @@ class Fp8Linear(nn.Linear):
         self._check_input(input)
         device_type = input.device.type
         out_dtype = input.dtype
-        if torch.is_autocast_enabled(device_type):
+        # torch has no autocast for the meta device.
+        if device_type != "meta" and torch.is_autocast_enabled(device_type):
             out_dtype = torch.get_autocast_dtype(device_type)
         if self._precision == "bf16":
             return self._forward_bf16(input).to(out_dtype)
@@ -160,7 +170,8 @@ class Fp8Linear(nn.Linear):
 
     def _forward_bf16(self, input: Tensor) -> Tensor:
         bias: Tensor | None = self.bias
-        with torch.autocast(input.device.type, enabled=False):
+        abstract = input.device.type == "meta"
+        with nullcontext() if abstract else torch.autocast(input.device.type, enabled=False):
             return functional.linear(
                 input.bfloat16(), self.weight.bfloat16(), None if bias is None else bias.bfloat16()
             )
@@ -173,6 +184,7 @@ class Fp8Linear(nn.Linear):
         the first operand. With `update`, state and statistics advance.
         """
         state = self.state_of(role)
+        state.materialize(x.device)
         slot = self.slots.get(role) if update else None
         row = None if slot is None else slot.row
         grid = self.recipe.block_of(role)

@@ -182,7 +182,7 @@ def can_multiply(a: Format, b: Format) -> bool:
 
 def _mm(a: Tensor, b: Tensor) -> Tensor:
     # Autocast would cast to its own dtype, and float16 cannot hold the range of E5M2 and its products.
-    if torch.is_autocast_enabled(a.device.type):
+    if not a.is_meta and torch.is_autocast_enabled(a.device.type):
         with torch.autocast(a.device.type, enabled=False):
             return _mm(a, b)
     if a.is_cpu and a.dtype == b.dtype == torch.bfloat16 and not has_bf16_units():

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fp8scope_kernels import backends
 from fp8scope_kernels.cpu import backend as cpu_backend
 from fp8scope_kernels.formats import Format
+from fp8scope_kernels.plain_tensors import is_abstract
 from fp8scope_kernels.quantization import amax_to_scale
 from fp8scope_kernels.recipes import CurrentScaling, DelayedScaling, Recipe
 
@@ -17,6 +18,9 @@ Status = Literal["fresh", "restored", "missing", "stale"]
 """The effect of loading a checkpoint on a delayed scaling state: `fresh`, nothing was loaded; `restored`, the
 state was loaded; `missing`, the checkpoint had none, or only part of it; `stale`, the loaded state did not
 fit the next tensor."""
+
+STATE = ("scale", "amax_history", "calls")
+"""The buffers of a delayed state."""
 
 STALE_FACTOR = 16.0
 """A restored scale is stale if it maps amax to more than this factor above or below its target."""
@@ -28,10 +32,11 @@ UNREDUCED_CALLS = 256
 class ScalingState(nn.Module):
     """Computes the scale of one tensor at each call.
 
-    Its buffers are in the state_dict and can be read as telemetry. `scale`, float32 without dimensions, is
-    the multiplier of the last call (0 before the first). `DelayedScaling` adds `amax_history`, float32
-    [history_length], newest first, and `calls`, int64 without dimensions, which counts the calls that updated
-    it. All stay on the device and in these dtypes, so that a captured CUDA graph counts when replayed.
+    Its buffers can be read as telemetry. `scale`, float32 without dimensions, is the multiplier of the last
+    call (0 before the first). `DelayedScaling` adds `amax_history`, float32 [history_length], newest first,
+    and `calls`, int64 without dimensions, which counts the calls that updated it. Its three buffers are in
+    the state_dict; other recipes need no state, so that theirs is not, and a checkpoint's is ignored. All
+    stay on the device and in these dtypes, so that a captured CUDA graph counts when replayed.
 
     An amax of 0 (an empty or all-zero tensor, or one without a finite element) does not change a delayed
     scale. Inf elements do not enter amax, so that one of them cannot freeze the scale. An Inf in a history
@@ -41,12 +46,19 @@ class ScalingState(nn.Module):
     scale is checked against its tensor at the first call after loading; on a GPU this waits once. Older
     checkpoints with the number of calls as extra state can be loaded; for torch.distributed.checkpoint use
     the planner in dcp_planner.py.
+
+    A state that was made on the meta device is cleared when it gets memory: by `to_empty`, which leaves in it
+    what was there, or at its first call.
     """
 
     scale: Tensor
     amax_history: Tensor
     calls: Tensor
     status: Status
+
+    _is_empty = False
+    """Whether the buffers are, or were, on the meta device, and nothing has been written to them since. A
+    default of the class: older pickles have no such attribute."""
 
     def __init__(self, recipe: Recipe, format: Format, device: torch.device | str | None = None) -> None:
         super().__init__()
@@ -61,11 +73,14 @@ class ScalingState(nn.Module):
         self._until_unreduced = UNREDUCED_CALLS
         # A model that is converted or moved in inference mode must be able to train after it.
         with torch.inference_mode(False):
-            self.register_buffer("scale", torch.zeros((), dtype=torch.float32, device=device))
+            stateful = isinstance(recipe, DelayedScaling)
+            scale = torch.zeros((), dtype=torch.float32, device=device)
+            self.register_buffer("scale", scale, persistent=stateful)
             if isinstance(recipe, DelayedScaling):
                 history = torch.zeros(recipe.history_length, dtype=torch.float32, device=device)
                 self.register_buffer("calls", torch.zeros((), dtype=torch.int64, device=device))
                 self.register_buffer("amax_history", history)
+        self._is_empty = self._has_meta()
 
     def next_scale(self, amax: Tensor, *, update: bool = True) -> Tensor:
         """The scale, float32 without dimensions, for a tensor with this amax.
@@ -73,6 +88,7 @@ class ScalingState(nn.Module):
         With `update` False (evaluation, recomputation) the state stays as it is, and delayed scaling uses
         the scale of the last call again.
         """
+        self.materialize(amax.device)
         if isinstance(self.recipe, DelayedScaling):
             return self._delayed_scale(self.recipe, amax, update)
         if not isinstance(self.recipe, CurrentScaling):
@@ -89,7 +105,8 @@ class ScalingState(nn.Module):
 
         With it, one pass over the tensor can both cast and measure. With `update`, call `remember` next.
         """
-        if not isinstance(self.recipe, DelayedScaling) or not self._started or self._unchecked:
+        known = self._started and not (self._unchecked or self._is_empty)
+        if not isinstance(self.recipe, DelayedScaling) or not known:
             return None
         return self._past_scale(self.recipe, update)
 
@@ -154,7 +171,7 @@ class ScalingState(nn.Module):
 
     def _check(self, recipe: DelayedScaling, amax: Tensor) -> None:
         """Check a scale from a checkpoint against the first tensor that it is used for."""
-        if _is_capturing(amax):
+        if _is_capturing(amax) or is_abstract(amax):
             return
         self._unchecked = False
         place = float(amax * self.scale) / (self.format.max * 2.0**-recipe.margin)
@@ -181,13 +198,18 @@ class ScalingState(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         old_calls = state_dict.pop(f"{prefix}_extra_state", None)
         if not isinstance(self.recipe, DelayedScaling):
+            # Checkpoints of version 0.1, and of a delayed recipe, have state that this recipe does not need.
+            for name in STATE:
+                state_dict.pop(prefix + name, None)
             super()._load_from_state_dict(state_dict, prefix, *args)
             return
         if old_calls is not None and f"{prefix}calls" not in state_dict:
             state_dict[f"{prefix}calls"] = torch.as_tensor(old_calls, dtype=torch.int64)
             warn_older_form()
         super()._load_from_state_dict(state_dict, prefix, *args)
-        if all(prefix + name in state_dict for name in ("scale", "amax_history", "calls")):
+        # Loading copies nothing to the meta device, unless it assigns.
+        self._is_empty = self._has_meta()
+        if all(prefix + name in state_dict for name in STATE):
             # Read from the checkpoint: the buffer may be on a device, or on the meta device.
             started = bool(state_dict[f"{prefix}calls"] > 0)
             # History without a call count means a partially loaded checkpoint.
@@ -205,20 +227,56 @@ class ScalingState(nn.Module):
         )
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ScalingState":
-        """Move with the model, but keep the dtypes: BF16 would round a scale."""
+        """Move with the model, but keep the dtypes: BF16 would round a scale.
+
+        `to_empty` leaves memory as it was. A state from the meta device is cleared, others keep their values.
+        """
         before = dict(self.named_buffers())
         with torch.inference_mode(False):
             super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
             for name, buffer in before.items():
                 moved = self.get_buffer(name)
                 if moved.dtype != buffer.dtype:
-                    setattr(self, name, buffer.to(moved.device))
+                    setattr(self, name, _moved(buffer, moved.device))
+                elif not (moved is buffer or moved.is_meta or buffer.is_meta):
+                    moved.copy_(buffer)
+        if self._has_meta():
+            self._is_empty = True
+        elif self._is_empty or any(buffer.is_meta for buffer in before.values()):
+            self._clear()
         return self
+
+    def materialize(self, device: torch.device) -> None:
+        """Give a state from the meta device, at its first call, zeros on the device of its tensor."""
+        if not self._is_empty or device.type == "meta":
+            return
+        if _is_capturing_on(device):
+            raise RuntimeError("Scaling state from the meta device has no values: run the model once before.")
+        with torch.inference_mode(False):
+            for name, buffer in list(self.named_buffers()):
+                setattr(self, name, _moved(buffer, device))
+        self._clear()
+
+    def _has_meta(self) -> bool:
+        return any(buffer.is_meta for buffer in self.buffers())
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        if not isinstance(self.recipe, DelayedScaling):
+            # Modules that version 0.1 has pickled store this buffer with the state.
+            self._non_persistent_buffers_set.add("scale")
+
+    def _clear(self) -> None:
+        """`reset`, but the status goes on saying what a checkpoint lacked."""
+        status = self.status
+        self.reset()
+        self.status = "missing" if status == "missing" else "fresh"
 
     def reset(self) -> None:
         """Clear all buffers; the next call computes the scale from its own tensor."""
         self.status = "fresh"
         self._unchecked = self._started = False
+        self._is_empty = self._has_meta()
         for buffer in self.buffers():
             buffer.zero_()
 
@@ -236,8 +294,17 @@ def warn_older_form() -> None:
     )
 
 
+def _moved(buffer: Tensor, device: torch.device) -> Tensor:
+    """The buffer on `device`; zeros if it has no values."""
+    return torch.zeros_like(buffer, device=device) if buffer.is_meta else buffer.to(device)
+
+
 def _is_capturing(like: Tensor) -> bool:
-    return like.is_cuda and torch.cuda.is_current_stream_capturing()
+    return _is_capturing_on(like.device)
+
+
+def _is_capturing_on(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def scaling_status(model: nn.Module) -> dict[str, Status]:

@@ -11,9 +11,12 @@ from torch import Tensor, nn
 
 from fp8scope_kernels import (
     E4M3,
+    MXFP8,
+    BlockScaling,
     CurrentScaling,
     DelayedScaling,
     Recipe,
+    RowwiseScaling,
     ScalingState,
     convert,
     fp8_layers,
@@ -172,6 +175,45 @@ def test_the_newer_count_takes_precedence() -> None:
     with silent():
         twin.load_state_dict(model.state_dict() | {"0.scaling.input._extra_state": torch.tensor(99)})
     assert twin.get_submodule("0.scaling.input").get_buffer("calls") == 3
+
+
+STATELESS = (CurrentScaling(), RowwiseScaling(), BlockScaling(), MXFP8())
+
+
+@pytest.mark.parametrize("recipe", STATELESS, ids=lambda recipe: recipe.kind)
+def test_a_recipe_without_state_has_the_checkpoints_of_a_bf16_model(recipe: Recipe) -> None:
+    """Strictly in both directions: only delayed scaling has something to store."""
+    model, plain = trained(recipe), make_model()
+    assert list(model.state_dict()) == list(plain.state_dict())
+    with silent():
+        model.load_state_dict(plain.state_dict())
+        plain.load_state_dict(model.state_dict())
+    # The scale of the last call can be read all the same.
+    assert len([name for name, _ in model.named_buffers() if name.endswith(".scale")]) == 6
+
+
+@pytest.mark.parametrize("recipe", STATELESS, ids=lambda recipe: recipe.kind)
+@pytest.mark.parametrize("assign", [False, True])
+def test_checkpoints_that_stored_such_scales_are_still_read(recipe: Recipe, assign: bool) -> None:
+    model, twin = trained(recipe), make_model(recipe)
+    scales = {f"{layer}.scaling.{role}.scale": torch.tensor(3.0) for layer, role in map(_split, NAMES)}
+    with silent():
+        twin.load_state_dict(model.state_dict() | scales, assign=assign)
+    assert torch.equal(twin(batch()), model(batch()))
+    with pytest.raises(RuntimeError, match="Unexpected key.*scaling.other.scale"):
+        twin.load_state_dict(model.state_dict() | {"0.scaling.other.scale": torch.tensor(3.0)})
+
+
+def _split(name: str) -> list[str]:
+    return name.split(".")
+
+
+@pytest.mark.parametrize("recipe", STATELESS, ids=lambda recipe: recipe.kind)
+def test_a_recipe_without_state_takes_over_from_delayed_scaling(recipe: Recipe) -> None:
+    twin = make_model(recipe)
+    with silent():
+        twin.load_state_dict(trained(DelayedScaling()).state_dict())
+    assert torch.equal(twin(batch()), trained(recipe)(batch()))
 
 
 def test_coming_back_from_bf16_is_fresh() -> None:
