@@ -1,7 +1,8 @@
 """Replace a model's linear layers by FP8 layers, in place."""
 
+import logging
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -30,6 +31,9 @@ WRAPPED = "its weight is"
 HEAD_NAMES = frozenset(
     ("lm_head", "head", "output", "output_layer", "embed_out", "unembed", "classifier", "score")
 )
+"""Names of output heads. In a repeated block they name other layers, such as BERT's `attention.output`."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -81,8 +85,10 @@ def convert(
     - layers whose sizes are not multiples of 16;
     - layers whose weight is a tensor of another class: sharded by tensor parallelism, quantised by torchao (a
       warning names them);
-    - the output head, recognised by its name, by a weight shared with an embedding, or by a width equal to
-      an embedding's vocabulary.
+    - the output head, recognised by its name (`HEAD_NAMES`) outside of repeated blocks, by a weight shared
+      with an embedding, or by a width equal to an embedding's vocabulary.
+
+    The report says for each module why it was left; a logging message (INFO) names the linear ones.
 
     `include` selects the layers to convert, instead of all but the head; `exclude` removes layers from either
     selection. torch's transformer encoders that contain a converted layer no longer take their fast path in
@@ -94,7 +100,7 @@ def convert(
     for selection in (include, exclude):
         _check_patterns(selection, modules)
     embeddings = [module for module in modules.values() if isinstance(module, nn.Embedding)]
-    unreachable = _read_directly(modules)
+    unreachable, repeated = _read_directly(modules), _repeated_blocks(modules)
     entries: list[Conversion] = []
     replacements: dict[nn.Module, Fp8Linear] = {}
     for name, module in modules.items():
@@ -102,7 +108,7 @@ def convert(
             continue
         reason = READ_BY_PARENT if module in unreachable else _reason_not_convertible(name, module)
         if reason is None:
-            reason = _reason_not_selected(name, module, include, exclude, embeddings)
+            reason = _reason_not_selected(name, module, include, exclude, embeddings, repeated)
         if reason is None and isinstance(module, nn.Linear):
             replacements[module] = Fp8Linear.from_linear(module, recipe)
         entries.append(Conversion(name, type(module).__name__, reason is None, reason or ""))
@@ -113,6 +119,7 @@ def convert(
             setattr(model.get_submodule(parent), child, replacements[module])
     _disable_fast_path(modules.values())
     _warn_left(entries)
+    _log_left(entries)
     _warn_unchanged(entries)
     return ConversionReport(tuple(entries))
 
@@ -132,13 +139,13 @@ def candidate_layers(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
     """
     modules = dict(model.named_modules())
     embeddings = [module for module in modules.values() if isinstance(module, nn.Embedding)]
-    unreachable = _read_directly(modules)
+    unreachable, repeated = _read_directly(modules), _repeated_blocks(modules)
     for name, module in modules.items():
         if not isinstance(module, nn.Linear) or isinstance(module, Fp8Linear) or _misaligned(module):
             continue
         if module in unreachable:
             continue
-        reason = _reason_not_selected(name, module, None, None, embeddings)
+        reason = _reason_not_selected(name, module, None, None, embeddings, repeated)
         if reason is None:
             yield name, module
 
@@ -152,6 +159,34 @@ def _read_directly(modules: dict[str, nn.Module]) -> set[nn.Module]:
         for name in READ_DIRECTLY.get(f"{cls.__module__}.{cls.__qualname__}", ())
         if isinstance(child := getattr(module, name, None), nn.Linear)
     }
+
+
+def _repeated_blocks(modules: dict[str, nn.Module]) -> frozenset[str]:
+    """The paths of the blocks that a model repeats.
+
+    These are the members of a container that have a sibling of the same class, and the only member of an
+    `nn.ModuleList`. A list of heads, which its name says, is not one of blocks.
+    """
+    paths: set[str] = set()
+    for path, container in modules.items():
+        if not isinstance(container, nn.ModuleList | nn.ModuleDict | nn.Sequential):
+            continue
+        name = path.rpartition(".")[2].lower()
+        if name.rstrip("s") in HEAD_NAMES or name.endswith("_heads"):
+            continue
+        kinds = [type(child) for child in container.children()]
+        for key, child in container.named_children():
+            alone = isinstance(container, nn.ModuleList) and len(kinds) == 1
+            # A list repeats what is in it; it is no block itself.
+            if not isinstance(child, nn.ModuleList) and (alone or kinds.count(type(child)) > 1):
+                paths.add(f"{path}.{key}" if path else key)
+    return frozenset(paths)
+
+
+def _is_inside(name: str, blocks: Collection[str]) -> bool:
+    """Whether a module of this path is inside one of the blocks, and not a block itself."""
+    parts = name.split(".")
+    return any(".".join(parts[:length]) in blocks for length in range(1, len(parts)))
 
 
 def _disable_fast_path(modules: Iterable[nn.Module]) -> None:
@@ -182,6 +217,16 @@ def _warn_left(entries: Sequence[Conversion]) -> None:
             UserWarning,
             stacklevel=3,
         )
+
+
+def _log_left(entries: Sequence[Conversion]) -> None:
+    """Say which linear layers keep their precision, and why: a head is recognised by rules that may err."""
+    by_reason: dict[str, list[str]] = {}
+    for entry in entries:
+        if not entry.converted and entry.reason not in (NOT_LINEAR, ALREADY):
+            by_reason.setdefault(entry.reason, []).append(entry.name or "the model")
+    for reason, names in by_reason.items():
+        logger.info("Left in high precision: %s (%s).", _listed(names), reason)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -249,6 +294,7 @@ def _reason_not_selected(
     include: Selection | None,
     exclude: Selection | None,
     embeddings: Sequence[nn.Embedding],
+    repeated: Collection[str],
 ) -> str | None:
     """Why this convertible module is not selected, or None."""
     if exclude is not None and matches(exclude, name, module):
@@ -256,7 +302,7 @@ def _reason_not_selected(
     if include is not None:
         return None if matches(include, name, module) else "not included"
     assert isinstance(module, nn.Linear)
-    if name.rpartition(".")[2] in HEAD_NAMES:
+    if name.rpartition(".")[2] in HEAD_NAMES and not _is_inside(name, repeated):
         return "output head, by its name"
     for embedding in embeddings:
         if module.weight is embedding.weight:

@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from fp8scope_kernels import (
     DelayedScaling,
     Fp8Linear,
     StatisticsBuffer,
+    candidate_layers,
     convert,
     fp8_layers,
     observe,
@@ -151,6 +153,72 @@ def test_recognises_heads_without_a_typical_name() -> None:
     reasons = {e.name: e.reason for e in convert(model, DelayedScaling()).entries}
     assert reasons["last"] == "output head: as wide as the vocabulary"
     assert reasons["tied"] == "output head: shares the embedding's weight"
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = nn.Linear(32, 32)
+        self.output = nn.Linear(32, 32)
+
+
+class Layer(nn.Module):
+    """A block whose layers have the names of heads, as in BERT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = Attention()
+        self.output = nn.Linear(32, 32)
+        self.score = nn.Linear(32, 32)
+
+
+class Encoder(nn.Module):
+    def __init__(self, layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = layers
+        self.head = nn.Module()
+        self.head.output = nn.Linear(32, 32)
+        self.classifier = nn.Linear(32, 32)
+
+
+BLOCK_LISTS = {
+    "list": lambda: nn.ModuleList([Layer(), Layer()]),
+    "list of one": lambda: nn.ModuleList([Layer()]),
+    "sequential": lambda: nn.Sequential(Layer(), Layer()),
+    "dict": lambda: nn.ModuleDict({"first": Layer(), "second": Layer()}),
+    "stages": lambda: nn.Sequential(nn.Sequential(Layer(), Layer()), nn.Sequential(Layer())),
+}
+
+
+@pytest.mark.parametrize("blocks", BLOCK_LISTS.values(), ids=BLOCK_LISTS)
+def test_a_name_is_that_of_a_head_only_outside_of_blocks(
+    blocks: Callable[[], nn.Module], caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Encoder(blocks())
+    inside = {name for name, m in model.layers.named_modules(prefix="layers") if isinstance(m, nn.Linear)}
+    twin = copy.deepcopy(model)
+    with caplog.at_level("INFO", logger="fp8scope_kernels"):
+        report = convert(model, DelayedScaling())
+    assert set(report.converted) == inside
+    reasons = {e.name: e.reason for e in report.entries if isinstance(twin.get_submodule(e.name), nn.Linear)}
+    assert reasons["head.output"] == reasons["classifier"] == "output head, by its name"
+    assert caplog.messages == ["Left in high precision: head.output, classifier (output head, by its name)."]
+    # The BF16 run of this model observes the same layers.
+    assert {name for name, _ in candidate_layers(twin)} == inside
+
+
+def test_a_list_of_heads_is_not_one_of_blocks() -> None:
+    model = nn.ModuleDict(
+        {
+            "body": nn.Linear(32, 32),
+            "heads": nn.ModuleList([nn.ModuleDict({"output": nn.Linear(32, 32)}) for _ in range(2)]),
+            "lm_heads": nn.ModuleList([nn.ModuleDict({"score": nn.Linear(32, 32)}) for _ in range(2)]),
+            "steps": nn.ModuleList(
+                [nn.Embedding(8, 32), Attention(), nn.ModuleDict({"head": nn.Linear(32, 32)})]
+            ),
+        }
+    )
+    assert convert(model, DelayedScaling()).converted == ("body", "steps.1.query")
 
 
 def test_does_not_convert_modules_that_resemble_linear_layers() -> None:
