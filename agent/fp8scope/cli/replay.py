@@ -26,6 +26,8 @@ from fp8scope.replay.engine import EndScript, Engine
 
 UNEQUAL = 3
 """The exit status if the loss differs from the recorded one."""
+UNREPEATABLE = 4
+"""The exit status if two passes of the step differ, so that there is no verdict."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -128,6 +130,8 @@ def _replay(
         print("\n".join(finding.sentences()))
         if finding.bisection is not None:
             print(f"\n{finding.bisection.table(options.top)}")
+    if finding.repeatable is False:
+        return UNREPEATABLE
     return UNEQUAL if finding.equal is False else 0
 
 

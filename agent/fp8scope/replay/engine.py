@@ -23,7 +23,15 @@ from fp8scope.incidents.rates import before_steps, set_rates
 from fp8scope.incidents.snapshots import SnapshotError, Trained, restore_random
 from fp8scope.recording.records import Row
 from fp8scope.replay import limits
-from fp8scope.replay.passes import More, OnProgress, Pass, Passes, bisection_of, recorded_since
+from fp8scope.replay.passes import (
+    More,
+    OnProgress,
+    Pass,
+    Passes,
+    bisection_of,
+    recorded_since,
+    same_gradient,
+)
 from fp8scope.replay.verdict import Finding, loss_in, same_bits
 
 HOW_TO_STUDY = (
@@ -200,11 +208,22 @@ class Engine:
             if not passes.layers:
                 self.finding = self._found(row_in(first), notes=(*notes, NO_FP8))
                 return
-            bisection = yield from bisection_of(passes, loss_of, self._on_progress)
-            repeatable = None
-            if bisection is not None and (loss := loss_of(first)) is not None:
-                repeatable = same_bits(loss, bisection.loss_fp8)
-            self.finding = self._found(row_in(first), repeatable=repeatable, bisection=bisection, notes=notes)
+            total: Pass = yield from passes.again(None)
+            loss, repeated = loss_of(first), loss_of(total)
+            known = loss is not None and repeated is not None
+            same = not known or same_bits(loss or 0.0, repeated or 0.0)
+            if not (same and same_gradient(first, total)):
+                self.finding = self._found(row_in(first), repeatable=False, repeated=repeated, notes=notes)
+                return
+            bisection = yield from bisection_of(passes, total, loss_of, self._on_progress)
+            repeatable = True if bisection is not None and known else None
+            self.finding = self._found(
+                row_in(first),
+                repeatable=repeatable,
+                repeated=repeated,
+                bisection=bisection,
+                notes=notes,
+            )
 
     def _notes(self, flight: FlightRecorder) -> tuple[str, ...]:
         """Why a replay from the start may not be the recorded training.

@@ -26,6 +26,8 @@ from fp8scope.recording.records import Row
 from fp8scope_kernels import PRODUCTS, Product
 
 NOTE = "one step of a replay, after its last backward pass"
+REPEATED_GRADIENT = 0.01
+"""The relative difference up to which two gradients count as the same: a GPU may sum in any order."""
 OnProgress = Callable[[int, int], object]
 
 
@@ -157,10 +159,24 @@ def recorded_since(flight: FlightRecorder, added: int) -> list[Row]:
     return flight.ring.rows_since(added)
 
 
+def same_gradient(one: Pass, other: Pass) -> bool:
+    """Whether two passes of a step have the same gradient, up to REPEATED_GRADIENT. NaN equals NaN."""
+    if len(one.gradient) != len(other.gradient):
+        return False
+    difference = size = 0.0
+    for mine, theirs in zip(one.gradient, other.gradient, strict=True):
+        if not torch.equal(mine.isfinite(), theirs.isfinite()):
+            return False
+        mine, theirs = (part.double().nan_to_num(0.0, 0.0, 0.0) for part in (mine, theirs))
+        difference += float((mine - theirs).square().sum())
+        size += float(mine.square().sum())
+    return difference <= REPEATED_GRADIENT**2 * size
+
+
 def bisection_of(
-    passes: Passes, loss_of: Callable[[Pass], float | None], on_progress: OnProgress
+    passes: Passes, total: Pass, loss_of: Callable[[Pass], float | None], on_progress: OnProgress
 ) -> Generator[Any, None, Bisection | None]:
-    """Yield batches for passes in BF16, with each product alone in FP8, and with all.
+    """Yield batches for passes in BF16, and with each product alone in FP8. `total` is the one with all.
 
     The result is None if there is no FP8 layer, or if a pass has no loss or gradient.
     """
@@ -173,7 +189,6 @@ def bisection_of(
         for product in PRODUCTS
         if product in products_of(layer)
     ]
-    total = yield from passes.again(None)
     reference = yield from passes.again({})
     loss_fp8, loss_bf16 = loss_of(total), loss_of(reference)
     if loss_fp8 is None or loss_bf16 is None or not reference.gradient:

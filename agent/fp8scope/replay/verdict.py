@@ -26,7 +26,10 @@ class Finding:
     recorded: float | None
     replayed: float | None
     repeatable: bool | None = None
-    """Whether the step gave the same loss twice in this process."""
+    """Whether the step gave the same loss and gradient twice in this process. If not, there is no verdict:
+    the passes in FP8 and in BF16 would not be of the same step."""
+    repeated: float | None = None
+    """The loss of the second pass."""
     first_difference: int | None = None
     """The first step since the snapshot whose loss differs from the recorded one."""
     bisection: Bisection | None = None
@@ -45,8 +48,8 @@ class Finding:
 
     @property
     def parted(self) -> bool | None:
-        """Whether FP8 and BF16 part in this step; None if BF16 was not run."""
-        if self.bisection is None:
+        """Whether FP8 and BF16 part in this step; None if BF16 was not run, or the step is not repeatable."""
+        if self.bisection is None or self.repeatable is False:
             return None
         fp8, bf16, error = self.bisection.loss_fp8, self.bisection.loss_bf16, self.bisection.total
         if not math.isfinite(bf16):
@@ -69,7 +72,8 @@ class Finding:
 
     def sentences(self) -> list[str]:
         """The finding in words, one sentence each."""
-        return [self._sameness(), *filter(None, (self._parting(), self._ordinary())), *self.notes]
+        said = (self._sameness(), self._repetition(), self._parting(), self._ordinary())
+        return [*filter(None, said), *self.notes]
 
     def document(self) -> dict[str, Any]:
         """The finding as JSON."""
@@ -80,6 +84,7 @@ class Finding:
             "replayed_loss": _number(self.replayed),
             "equal": self.equal,
             "repeatable": self.repeatable,
+            "repeated_loss": _number(self.repeated),
             "first_difference": self.first_difference,
             "parted": self.parted,
             "product": None if product is None else {"layer": product.layer, "product": product.product},
@@ -95,16 +100,26 @@ class Finding:
             return f"Step {self.step} gives the recorded loss {self.recorded!r}, bit for bit."
         text = f"Step {self.step} gives the loss {self.replayed!r}; recorded is {self.recorded!r}."
         if self.repeatable is False:
-            return (
-                f"{text} Two passes of the same step differ: the script is not deterministic on this device."
-            )
+            return text
         if self.first_difference not in (None, self.step):
             return f"{text} The replay differs from step {self.first_difference} on."
         return f"{text} The script, its batches or its random numbers are not those of the run."
 
+    def _repetition(self) -> str:
+        if self.repeatable is not False:
+            return ""
+        same = self.repeated is None or self.replayed is None or same_bits(self.repeated, self.replayed)
+        losses = "the gradient differs" if same else f"loss {self.replayed!r}, then {self.repeated!r}"
+        return (
+            f"Step {self.step} is not repeatable: two passes from the same state on the same batches differ "
+            f"({losses}). So FP8 and BF16 cannot be compared. The script may count its own steps (a "
+            "schedule, 'if step == ...'), keep state that run.allow_snapshots was not given, or be random on "
+            "this device."
+        )
+
     def _parting(self) -> str:
         bisection = self.bisection
-        if bisection is None:
+        if bisection is None or self.repeatable is False:
             return ""
         losses = f"loss {bisection.loss_fp8:.6g} in FP8, {bisection.loss_bf16:.6g} in BF16"
         if not math.isfinite(bisection.loss_bf16):

@@ -21,6 +21,7 @@ parser.add_argument("--micro", type=int, default=1)
 parser.add_argument("--every", type=int, default=10)
 parser.add_argument("--counted-rate", action="store_true")
 parser.add_argument("--plain-loader", action="store_true")
+parser.add_argument("--once", type=int, default=0)
 parser.add_argument("--bad-batch", type=int, default=0)
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--checkpoint", default="")
@@ -84,6 +85,8 @@ def loss_of(stream):
             scaler.scale(loss).backward()
         else:
             loss = functional.cross_entropy(model(x), y) / options.micro
+            if current == options.once:
+                loss = loss * 3
             loss.backward()
         total += loss.detach()
     if scaler is not None:
@@ -97,9 +100,14 @@ def loss_of(stream):
     return total
 
 
+current = 0
+
+
 def train():
+    global current
     stream = endless()
     for number in range(1, options.stop + 1):
+        current = number
         if number == options.fail:
             raise RuntimeError("the script failed")
         if number == 25:

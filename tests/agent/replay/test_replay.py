@@ -24,7 +24,8 @@ def replay(
     out, err = capsys.readouterr()
     assert out, err
     document: dict[str, Any] = json.loads(out.splitlines()[-1])
-    assert status == (0 if document["equal"] else 3)
+    repeatable = document["repeatable"] is not False
+    assert status == ((0 if document["equal"] else 3) if repeatable else 4)
     return document
 
 
@@ -64,6 +65,25 @@ def test_from_the_start_it_makes_every_step_again(tmp_path: Path, capsys: pytest
     assert "random state" not in "".join(found["sentences"])
     found = replay(capsys, incident, path, "--seed", "1", own=("--from-start",))
     assert found["first_difference"] == 1 and "seed the script" in found["sentences"][-1]
+
+
+def test_a_step_that_is_not_repeatable_has_no_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The script does something in this step by its own count, which is another one in the next pass."""
+    path = script(tmp_path)
+    incident = incident_of(path, "--once", "37")
+    found = replay(capsys, incident, path, "--once", "37", own=("--from-start",))
+    assert found["equal"] and found["repeatable"] is False
+    assert found["recorded_loss"] == pytest.approx(3 * found["repeated_loss"], rel=1e-6)
+    assert found["parted"] is None and found["product"] is None and found["bisection"] is None
+    said = " ".join(found["sentences"])
+    assert "Step 37 is not repeatable" in said and "cannot be compared" in said and "do not part" not in said
+    assert main(["replay", "--from-start", str(incident), path, "--once", "37"]) == 4
+    assert "is not repeatable" in capsys.readouterr().out
+    # From a snapshot the script counts anew: its step is another one, and says so.
+    found = replay(capsys, incident, path, "--once", "37")
+    assert not found["equal"] and found["repeatable"]
 
 
 def test_any_kept_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
