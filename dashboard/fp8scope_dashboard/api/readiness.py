@@ -10,7 +10,6 @@ import numpy as np
 from django.http import HttpRequest
 from ninja import Query, Router
 
-from fp8scope_dashboard.analysis.run_readiness import sampled_tensors
 from fp8scope_dashboard.analysis.what_if import sentences
 from fp8scope_dashboard.analysis.what_if.distribution import Bounds
 from fp8scope_dashboard.analysis.what_if.readiness import (
@@ -25,6 +24,7 @@ from fp8scope_dashboard.analysis.what_if.readiness import (
 from fp8scope_dashboard.analysis.what_if.targets import MAX_BLOCK, MAX_MARGIN, make_target
 from fp8scope_dashboard.api.auth import RUN_READER, check_run
 from fp8scope_dashboard.api.responses import ERRORS
+from fp8scope_dashboard.diagnosis.healthy_stretch import tensors_to_judge
 from fp8scope_dashboard.wire import limits, schemas
 from fp8scope_dashboard.wire.errors import InvalidError
 
@@ -32,7 +32,8 @@ MOST_TENSORS = 2_000
 
 router = Router(tags=["analysis"], auth=RUN_READER)
 Step = Annotated[
-    int | None, Query(ge=0, le=limits.LARGEST_INT, description="Default: the last sampled step.")
+    int | None,
+    Query(ge=0, le=limits.LARGEST_INT, description="Default: the last sampled step before the loss broke."),
 ]
 Margin = Annotated[int, Query(ge=-MAX_MARGIN, le=MAX_MARGIN, description="Head room in powers of two.")]
 Block = Annotated[int, Query(ge=0, le=MAX_BLOCK, description="Elements that share a scale; 0: the default.")]
@@ -64,17 +65,19 @@ def get_readiness(
         target = make_target(format, scaling, scale, margin, block)
     except ValueError as problem:
         raise InvalidError(str(problem), "docs/readiness.md lists formats and scalings.") from None
-    sampled = sampled_tensors(run, step)
-    if sampled is None:
+    judged = tensors_to_judge(run, step)
+    if judged is None:
         raise InvalidError(
             "The run has no exponent histograms up to this step.",
             "Record them with run.watch(model, readiness=True), with shadow=… or with FP8 layers.",
         )
+    sampled = judged.sampled
     readiness = judge(sampled.tensors, target)
     shown = [tensor for tensor in worst_first(readiness) if search.lower() in tensor.name.lower()]
     return {
         "method_version": METHOD_VERSION,
         "step": sampled.step,
+        "note": judged.note,
         "format": target.format.name,
         "scaling": target.title,
         "headline": sentences.headline(readiness),

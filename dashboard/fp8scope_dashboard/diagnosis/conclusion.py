@@ -1,18 +1,21 @@
 """One sentence from the findings of all steps.
 
-The order is the order of proof. Lasting trouble that BF16 shares ends the search, because FP8 cannot be told
-from it. Then come faults of the scaling, one product, and trouble that BF16 shares but recovers from. A wrong
-evaluation explains scores and not losses, so it comes after them; a suspect is named only if the run is
-worse. Where a step of FP8 and BF16's share the trouble, BF16 wins unless the run is worse at its end.
+The order is the order of proof. A baseline that is in trouble alone ends the search, because nothing can be
+compared with it. So does lasting trouble that BF16 shares, because FP8 cannot be told from it. Then come
+causes: they begin before the trouble, and need trouble (`precedence`). Faults that arithmetic proves come
+first, then the one that began first. A loss that is not finite while no tensor is, and trouble that BF16
+shares but recovers from, come after them. A wrong evaluation explains scores and not losses. Suspects come
+last. Where a step of FP8 and BF16's share the trouble, BF16 wins unless the run is worse at its end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from fp8scope_dashboard.diagnosis.findings import METHOD_VERSION, Finding, Outcome
+from fp8scope_dashboard.diagnosis.precedence import RunTrouble, weighed
 from fp8scope_dashboard.diagnosis.reference import Reference
 
 NO_CAUSE: Final = "No cause found."
@@ -23,6 +26,10 @@ CAUSES: Final[Mapping[str, str]] = {
     "margin": "Margin too small",
     "margin_too_large": "Margin too large",
     "loss_scale": "Wrong loss scale",
+    "optimizer_state": "Broken optimizer state",
+    "weight_growth": "Growing weights",
+    "loss_code": "Loss computation, not FP8",
+    "baseline": "Baseline in trouble, not FP8",
     "underflow": "Underflowing gradients",
     "bad_layer": "One bad layer",
     "learning_rate": "Learning rate too high, not FP8",
@@ -63,33 +70,66 @@ class Conclusion:
         }
 
 
-def conclude(
-    reference: Reference, software: Finding, scaling: Finding, product: Finding, evaluation: Finding
-) -> Conclusion:
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """What each step found.
+
+    Attributes:
+        loss_code: a loss that is not finite while no tensor is; None without.
+        trouble: of the run, which BF16 does not share.
+    """
+
+    baseline: Finding
+    reference: Reference
+    software: Finding
+    optimizer: Finding
+    scaling: Finding
+    product: Finding
+    evaluation: Finding
+    loss_code: Finding | None = None
+    trouble: RunTrouble
+
+
+def conclude(steps: Steps) -> Conclusion:
     """Choose the decisive finding; see the module's docstring."""
-    findings = (reference.finding, software, scaling, product, evaluation)
-    decisive = _decisive(reference, software, scaling, product, evaluation)
+    weigh = [weighed(finding, steps.trouble) for finding in (steps.optimizer, steps.scaling, steps.product)]
+    optimizer, scaling, product = weigh
+    reference = steps.loss_code or steps.reference.finding
+    findings = (
+        steps.baseline, reference, steps.software, optimizer, scaling, product, steps.evaluation
+    )  # fmt: skip
+    decisive = _decisive(steps, optimizer, scaling, product)
     if decisive is None:
-        looked = any(finding.outcome == "clear" for finding in findings)
+        looked = any(finding.outcome in ("clear", "effect") for finding in findings)
         return Conclusion(NO_CAUSE, "clear" if looked else "unknown", None, findings)
     sentence = decisive.sentence if decisive.outcome != "suspect" else f"Possible cause: {decisive.sentence}"
     return Conclusion(sentence, decisive.outcome, decisive, findings)
 
 
-def _decisive(
-    reference: Reference, software: Finding, scaling: Finding, product: Finding, evaluation: Finding
-) -> Finding | None:
+def _decisive(steps: Steps, optimizer: Finding, scaling: Finding, product: Finding) -> Finding | None:
+    reference, evaluation, software = steps.reference, steps.evaluation, steps.software
+    if steps.baseline.outcome == "not_fp8":
+        return steps.baseline
     shared = reference.finding if reference.finding.outcome == "not_fp8" else None
     if shared is not None and (reference.lasting or not reference.is_worse):
         return shared
-    causes: Sequence[Finding] = (scaling, product)
-    for finding in causes:
-        if finding.outcome == "cause":
-            return finding
+    causes = [finding for finding in (scaling, optimizer, product) if finding.outcome == "cause"]
+    if causes:
+        # Faults of scales that arithmetic proves, then the one that began first, then the order of the steps.
+        return min(causes, key=lambda each: (each.step != "scaling" or not each.is_proven, _begin(each)))
+    if steps.loss_code is not None:
+        return steps.loss_code
     if shared is not None:
         return shared
-    if evaluation.outcome == "cause" or (evaluation.outcome == "suspect" and not reference.is_worse):
+    if evaluation.outcome == "cause" or (evaluation.outcome == "suspect" and not steps.trouble.exists):
         return evaluation
-    if software.outcome == "suspect" and (reference.is_worse or reference.own):
+    for finding in (scaling, optimizer, product):
+        if finding.outcome == "suspect":
+            return finding
+    if software.outcome == "suspect" and steps.trouble.exists:
         return software
     return None
+
+
+def _begin(finding: Finding) -> float:
+    return float("inf") if finding.onset is None else finding.onset

@@ -7,12 +7,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
 # Raise it when a rule changes, so that stored diagnoses are made again.
-METHOD_VERSION: Final = 3
+METHOD_VERSION: Final = 4
 
-Step = Literal["reference", "software", "scaling", "product", "evaluation"]
+Step = Literal["baseline", "reference", "software", "optimizer", "scaling", "product", "evaluation"]
 # cause: the step explains the trouble; not_fp8: BF16 shows it too; suspect: possible, not shown;
-# clear: looked and saw nothing; unknown: the data for this step are missing.
-Outcome = Literal["cause", "not_fp8", "suspect", "clear", "unknown"]
+# effect: seen, but it began after the trouble; clear: looked and saw nothing; unknown: the data for this step
+# are missing.
+Outcome = Literal["cause", "not_fp8", "suspect", "effect", "clear", "unknown"]
 LinkKind = Literal["run", "tensor", "compare", "evaluations", "reports", "ranks", "alerts", "source"]
 
 
@@ -35,6 +36,9 @@ class Finding:
         onset: the training step at which it begins; None if unknown.
         tensors: the tensors concerned, those that began first at the beginning.
         suggestion: what to do; may be empty.
+        earliest: the first step at which it may have begun, if the onset is known less exactly.
+        is_proven: whether arithmetic or a measurement shows it, whatever the training does.
+        observation: what was seen, without a judgement of it; empty if that is the sentence.
     """
 
     step: Step
@@ -45,6 +49,9 @@ class Finding:
     tensors: tuple[str, ...] = ()
     suggestion: str = ""
     links: tuple[Link, ...] = ()
+    earliest: int | None = None
+    is_proven: bool = False
+    observation: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """The fields as JSON types."""

@@ -51,6 +51,9 @@ def examine(ranking: Ranking | None) -> Finding:
             "and at "
             f"most {rest:.1%} with any other layer."
         )
-        return Finding("product", "cause", sentence, "bad_layer", ranking.step, (layer,), links=links)
+        # It was measured, whatever the training does.
+        return Finding(
+            "product", "cause", sentence, "bad_layer", ranking.step, (layer,), links=links, is_proven=True
+        )
     sentence = f"No product stands out: the worst is {product} of {layer} with an error of {worst:.1%}."
     return Finding("product", "clear", sentence, links=links)

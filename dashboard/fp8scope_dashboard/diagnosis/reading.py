@@ -19,6 +19,7 @@ from fp8scope_dashboard.diagnosis.findings import METHOD_VERSION
 from fp8scope_dashboard.diagnosis.product import Ranking
 from fp8scope_dashboard.diagnosis.reference import Curve, Window
 from fp8scope_dashboard.diagnosis.tensors import LARGEST, Floats, Int64s, TensorInfo, TensorRows
+from fp8scope_dashboard.diagnosis.weights import Moments
 from fp8scope_dashboard.evaluations.models import Evaluation
 from fp8scope_dashboard.runs.models import Run, RunState, Tensor, Writer
 from fp8scope_dashboard.telemetry import queries
@@ -35,6 +36,9 @@ MOST_WINDOWS: Final = 100
 # Of an overview of the whole run, and the share of the run in which updates are not settled.
 OVERVIEW_COLUMNS: Final = 64
 SETTLED_SHARE: Final = 0.1
+# Columns of the optimizer's state, and the roles that are not part of it.
+MOMENT_COLUMNS: Final = 256
+NO_MOMENTS: Final = ("input", "weight", "grad_output", "update", "")
 MOST_SCORES: Final = 500
 COUNTS: Final = ("amax", "scale", "saturated", "underflow", "nonfinite", "numel")
 ERRORS: Final = ("sq_error", "sq_signal")
@@ -112,6 +116,45 @@ def weight_growth(run: Run) -> float | None:
         growth = amax[:, -1] / amax[:, 0]
     growth = growth[np.isfinite(growth)]
     return float(np.quantile(growth, 0.25)) if len(growth) else None
+
+
+def last_step_of(run: Run) -> int | None:
+    """The last stored step of the run; None before the first."""
+    return run.last_step
+
+
+def moments_of(run: Run) -> Moments | None:
+    """The optimizer's state in an overview of the run; None if it was not observed."""
+    if "amax" not in run.statistics:
+        return None
+    stored = Tensor.objects.filter(run=run).exclude(role__in=(*NO_MOMENTS, "weight_grad"))
+    moments = list(stored.order_by("index").values_list("index", flat=True)[:MOST_TENSORS])
+    gradients = list(
+        Tensor.objects.filter(run=run, role="weight_grad").order_by("index").values_list("index", flat=True)
+    )[:MOST_TENSORS]
+    if not moments or not gradients:
+        return None
+    of_moments, of_gradients = (
+        queries.heatmap(run.id, "amax", tensors=indices, columns=MOMENT_COLUMNS)
+        for indices in (moments, gradients)
+    )
+    if of_moments.values.shape[1] != of_gradients.values.shape[1]:
+        return None
+    return Moments(
+        of_moments.step_edges.astype(np.int64),
+        _median_bits(of_moments.values),
+        _median_bits(of_gradients.values),
+    )
+
+
+def _median_bits(values: Floats) -> Floats:
+    """The median of log2 of each column of float64[T, C]; NaN in columns without a positive value."""
+    bits = np.full(values.shape[1], np.nan)
+    for column in range(values.shape[1]):
+        positive = values[:, column][values[:, column] > 0]
+        if len(positive):
+            bits[column] = float(np.median(np.log2(positive[np.isfinite(positive)])))
+    return bits
 
 
 def gradient_norms(run: Run, baseline: Run | None) -> GradientNorms:

@@ -39,6 +39,8 @@ LEAST_POINTS: Final = 40
 GROWN: Final = 1.5
 # A jump in the first steps is the training settling, not its data.
 SETTLING: Final = 10
+# A jump of so few steps is a hard batch, after which the loss goes on as before.
+FEW_STEPS: Final = 10
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ def compare_trouble(
         return Reference(Finding("reference", "clear", sentence, links=links), is_worse=worse)
     if not shared:
         sentence = (
-            f"The trouble is the FP8 run's alone: {_describe(ours[0])} (compared with {_arms(len(arms))})."
+            f"The trouble is the FP8 run's alone: {describe(ours[0])} (compared with {_arms(len(arms))})."
         )
         onset = ours[0].onset
         return Reference(Finding("reference", "clear", sentence, onset=onset, links=links), False, own, worse)
@@ -129,7 +131,7 @@ def compare_trouble(
     if own and not lasting:
         first = own[0]
         onset = shared[0].trouble.onset
-        sentence = f"BF16 shows the trouble at step {onset:,} too, but not this: {_describe(first)}."
+        sentence = f"BF16 shows the trouble at step {onset:,} too, but not this: {describe(first)}."
         return Reference(
             Finding("reference", "clear", sentence, onset=first.onset, links=links), False, own, worse
         )
@@ -233,11 +235,11 @@ def _not_fp8(run: Curve, shared: Sequence[_Matched], links: tuple[Link, ...]) ->
             "step, "
             "and the learning rate does not, so that the data of this step are at fault."
         )
-        cause, suggestion = "data", "Look at the batches of this step, and skip them."
+        cause, suggestion = "data", _advice_on_data(first.trouble, run)
     else:
         sentence = (
-            f"Not FP8: the BF16 run {first.arm.name} shows the same ({_describe(first.theirs)}; FP8: "
-            f"{_describe(first.trouble)}), so that the training itself is unstable: the learning rate is "
+            f"Not FP8: the BF16 run {first.arm.name} shows the same ({describe(first.theirs)}; FP8: "
+            f"{describe(first.trouble)}), so that the training itself is unstable: the learning rate is "
             "too high."
         )
         cause, suggestion = "learning_rate", "Lower the learning rate, or warm up for longer, in both arms."
@@ -245,6 +247,26 @@ def _not_fp8(run: Curve, shared: Sequence[_Matched], links: tuple[Link, ...]) ->
         "reference", "not_fp8", sentence, cause, first.trouble.onset, (), suggestion,
         (*links, Link("run", first.arm.name, {"run": first.arm.run})),
     )  # fmt: skip
+
+
+def _advice_on_data(trouble: Trouble, run: Curve) -> str:
+    """What to do about data. Skipping helps only where a few steps are hit, and those do harm."""
+    last = int(run.steps[-1]) if trouble.until is None else trouble.until
+    steps = last - trouble.onset + 1
+    if trouble.lasts:
+        return (
+            f"Look at what changes in the data from step {trouble.onset:,} on: sources, mixture, order, "
+            "tokenizer. It lasts to the end, so that no batch can be skipped."
+        )
+    if steps <= FEW_STEPS:
+        return (
+            f"Look at the batches of the steps {trouble.onset:,} to {last:,}. The loss recovers by itself, "
+            "so that there is nothing to skip unless it comes again."
+        )
+    return (
+        f"Look at the batches from step {trouble.onset:,} on: the loss needs {steps:,} steps to recover. If "
+        "these batches are faulty, take them out of the data of both arms."
+    )
 
 
 def _is_data(run: Curve, match: _Matched) -> bool:
@@ -277,7 +299,7 @@ def _alone(run: Curve, ours: list[Trouble], windows: Sequence[Window], resumes: 
             sentence = (
                 f"Not FP8: in the reference window of the steps {covering[0].first:,} to "
                 f"{covering[0].last:,} BF16 computes the same losses from the same state, while the run is "
-                f"in trouble ({_describe(ours[0])})."
+                f"in trouble ({describe(ours[0])})."
             )
             finding = Finding(
                 "reference", "not_fp8", sentence, "training", ours[0].onset,
@@ -288,7 +310,7 @@ def _alone(run: Curve, ours: list[Trouble], windows: Sequence[Window], resumes: 
     near = window_of(len(run.steps))
     again = [step for step in resumes for trouble in ours if 0 <= trouble.onset - step <= near]
     note = f" It begins at the resume at step {again[0]:,}." if again else ""
-    trouble = f"The run is in trouble: {_describe(ours[0])}.{note} " if ours else ""
+    trouble = f"The run is in trouble: {describe(ours[0])}.{note} " if ours else ""
     sentence = f"{trouble}There is no BF16 run to compare with: set the run's baseline."
     onset = ours[0].onset if ours else None
     return Reference(Finding("reference", "unknown", sentence, onset=onset), False, tuple(ours), bool(ours))
@@ -298,7 +320,8 @@ def _arms(number: int) -> str:
     return "1 BF16 run" if number == 1 else f"{number} BF16 runs"
 
 
-def _describe(trouble: Trouble) -> str:
+def describe(trouble: Trouble) -> str:
+    """A trouble of a loss in words."""
     if trouble.kind == "not_finite":
         return f"loss not finite from step {trouble.onset:,}"
     until = "to the end" if trouble.until is None else f"to step {trouble.until:,}"

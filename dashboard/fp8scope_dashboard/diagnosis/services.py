@@ -11,16 +11,30 @@ from django.utils import timezone
 
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.analysis.progress import ReportStage, progress
-from fp8scope_dashboard.diagnosis import evaluation, product, reading, reference, software
-from fp8scope_dashboard.diagnosis.conclusion import Conclusion, conclude
+from fp8scope_dashboard.diagnosis import (
+    baseline_health,
+    evaluation,
+    loss_code,
+    product,
+    reading,
+    reference,
+    software,
+    weights,
+)
+from fp8scope_dashboard.diagnosis.conclusion import Conclusion, Steps, conclude
 from fp8scope_dashboard.diagnosis.findings import Finding
 from fp8scope_dashboard.diagnosis.models import Diagnosis
+from fp8scope_dashboard.diagnosis.precedence import RunTrouble, may_explain
 from fp8scope_dashboard.diagnosis.scaling import step as scaling
+from fp8scope_dashboard.diagnosis.tensors import TensorRows
 from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.runs.models import Run, RunState
 
 # Verdicts on a loss or score that call for a diagnosis.
-IN_TROUBLE: Final = ("worse",)
+# And one that may come from the baseline's own trouble.
+IN_TROUBLE: Final = ("worse", "better")
+# Outcomes that name a cause.
+SUSPECTS: Final = ("cause", "suspect", "not_fp8")
 # Runs that one sweep starts.
 MOST_SWEPT: Final = 32
 
@@ -58,47 +72,87 @@ def diagnose(run_id: UUID, *, again: bool = False) -> Diagnosis | None:
     return diagnosis
 
 
+def suspected_cause(run_id: UUID, onset: int) -> Diagnosis | None:
+    """The diagnosis of a run if it names a possible cause of what began at step `onset`; else None.
+
+    What began later, or was so from the first steps on, is none: a healthy run has it too.
+    """
+    stored = Diagnosis.objects.filter(run=run_id, outcome__in=SUSPECTS).first()
+    if stored is None:
+        return None
+    decided_by, began = stored.result.get("decided_by"), stored.result.get("onset")
+    for finding in stored.result.get("findings", []):
+        if finding["step"] == decided_by and finding.get("earliest") is not None:
+            began = finding["earliest"]
+    return stored if may_explain(stored.cause, began, onset, 0) else None
+
+
 def conclude_run(run: Run, report: ReportStage) -> Conclusion:
     """Make all steps of the diagnosis, and conclude."""
     report("Comparing the losses", 0.0)
     baselines = reading.baselines_of(run)
     resumes = reading.resumes_of(run)
-    shared = reference.compare_trouble(
-        reading.curve_of(run),
-        [reading.curve_of(each) for each in baselines],
-        reading.windows_of(run),
-        resumes,
+    curve = reading.curve_of(run)
+    health = baseline_health.examine(curve, [reading.curve_of(each) for each in baselines])
+    shared = reference.compare_trouble(curve, health.usable, reading.windows_of(run), resumes)
+    scores = reading.scores_of([run], run)
+    trouble = RunTrouble(
+        int(curve.steps[0]) if len(curve.steps) else 0,
+        shared.own,
+        shared.is_worse
+        or any(each.verdict == "worse" for each in scores)
+        or getattr(getattr(run, "comparison", None), "verdict", "") == "worse",
     )
     report("Reading the tensors", 0.2)
-    scaled = _scaling(run, baselines, shared, resumes)
+    rows, beside = _rows(run, baselines, shared, resumes)
     report("Concluding", 0.9)
     return conclude(
-        shared,
-        software.examine(reading.environments_of(run), run.recipe),
-        scaled,
-        product.examine(reading.ranking_of(run)),
-        evaluation.examine(
-            reading.scores_of([run], run),
-            reading.scores_of(baselines) if baselines else [],
-            run.precision,
-            training_is_worse=shared.is_worse,
-        ),
+        Steps(
+            baseline=health.finding,
+            reference=shared,
+            software=software.examine(reading.environments_of(run), run.recipe),
+            optimizer=weights.examine(rows, beside, reading.moments_of(run), trouble),
+            scaling=_scaling(run, baselines, rows, beside, shared),
+            product=product.examine(reading.ranking_of(run)),
+            evaluation=evaluation.examine(
+                scores,
+                reading.scores_of(baselines) if baselines else [],
+                run.precision,
+                training_is_worse=shared.is_worse or bool(shared.own),
+            ),
+            loss_code=loss_code.examine(shared.own, rows),
+            trouble=trouble,
+        )
     )
 
 
-def _scaling(run: Run, baselines: list[Run], shared: reference.Reference, resumes: list[int]) -> Finding:
+def _rows(
+    run: Run, baselines: list[Run], shared: reference.Reference, resumes: list[int]
+) -> tuple[TensorRows | None, TensorRows | None]:
+    """The tensors of the run around its trouble, and those of its BF16 run in the same steps."""
     tensors = reading.tensors_of(run)
     onset = shared.own[0].onset if shared.own else None
     around = [step for step in (onset, *resumes) if step is not None]
     between = reading.steps_to_read(run, len(tensors), around)
     rows = reading.tensor_rows(run, tensors, between) if between else None
+    beside = None
+    if rows is not None and baselines and between:
+        beside = reading.tensor_rows(baselines[0], reading.tensors_of(baselines[0]), between)
+    return rows, beside
+
+
+def _scaling(
+    run: Run,
+    baselines: list[Run],
+    rows: TensorRows | None,
+    beside: TensorRows | None,
+    shared: reference.Reference,
+) -> Finding:
     if rows is None:
         return Finding("scaling", "unknown", "The run has no FP8 tensor telemetry to look at.")
-    beside = None
-    if baselines and between:
-        beside = reading.tensor_rows(baselines[0], reading.tensors_of(baselines[0]), between)
     norms = reading.gradient_norms(run, baselines[0] if baselines else None)
-    training = scaling.Training(norms.bits, norms.steps, shared.is_worse, onset)
+    onset = shared.own[0].onset if shared.own else None
+    training = scaling.Training(norms.bits, norms.steps, shared.is_worse, onset, reading.last_step_of(run))
     return scaling.examine(rows, run.recipe, beside, training)
 
 

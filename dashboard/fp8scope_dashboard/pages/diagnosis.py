@@ -15,8 +15,10 @@ from fp8scope_dashboard.pages.verdicts import Badge
 from fp8scope_dashboard.runs.models import Run
 
 STEPS: Final[Mapping[str, tuple[str, str]]] = {
+    "baseline": ("The baseline", "Whether the BF16 runs are healthy, so that they can be compared with."),
     "reference": ("Is it FP8?", "Compares spikes and rises of the loss with the BF16 runs."),
     "software": ("Software", "Versions with known faults, and versions that differ between ranks."),
+    "optimizer": ("Optimizer", "Weights that leap, a broken state of the optimizer, and growth."),
     "scaling": ("Scaling", "Whether each scale follows its amax, and which tensors leave their range first."),
     "product": ("One product", "The latest bisection of the matrix products."),
     "evaluation": ("Evaluation", "The precision and the number of evaluations."),
@@ -27,6 +29,7 @@ OUTCOMES: Final[Mapping[str, Badge]] = {
     "cause": Badge("Cause", "danger", "cross"),
     "not_fp8": Badge("Not FP8", "warning", "flag"),
     "suspect": Badge("Possible cause", "warning", "alert"),
+    "effect": Badge("Effect", "neutral", "flag"),
     "clear": Badge("Clear", "neutral", "check"),
     "unknown": Badge("No data", "neutral", "question"),
 }

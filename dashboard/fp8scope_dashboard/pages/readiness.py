@@ -10,7 +10,7 @@ from uuid import UUID
 
 import numpy as np
 
-from fp8scope_dashboard.analysis.run_readiness import Sampled, sampled_tensors
+from fp8scope_dashboard.analysis.run_readiness import Sampled
 from fp8scope_dashboard.analysis.what_if.distribution import MIN_EXPONENT, Bounds
 from fp8scope_dashboard.analysis.what_if.readiness import (
     Readiness,
@@ -22,6 +22,7 @@ from fp8scope_dashboard.analysis.what_if.readiness import (
 )
 from fp8scope_dashboard.analysis.what_if.sentences import headline, kept_sentence
 from fp8scope_dashboard.analysis.what_if.targets import TARGET_FORMATS, Target, make_target
+from fp8scope_dashboard.diagnosis.healthy_stretch import tensors_to_judge
 from fp8scope_dashboard.pages.figures.exponents import Exponents
 from fp8scope_dashboard.pages.formatting import percent
 from fp8scope_dashboard.pages.tensors.picture import typical_scale
@@ -128,6 +129,8 @@ class Answer:
     rows: list[TensorReadiness]
     budget: float
     kept: list[str]
+    # About the step that is judged; empty if there is nothing to say.
+    note: str = ""
 
     @property
     def headline(self) -> str:
@@ -169,9 +172,10 @@ class Answer:
 
 def answer(run_id: UUID, question: Question) -> Answer | None:
     """Judge the tensors of a sampled step; None if the run has no histograms up to this step."""
-    sampled = sampled_tensors(run_id, question.step)
-    if sampled is None:
+    judged = tensors_to_judge(run_id, question.step)
+    if judged is None:
         return None
+    sampled = judged.sampled
     readiness = judge(sampled.tensors, question.target)
     budget = default_budget(readiness.effect) if question.error is None else question.error
     kept = smallest_set(readiness.effect.error.estimate, budget)
@@ -183,6 +187,7 @@ def answer(run_id: UUID, question: Question) -> Answer | None:
         [tensor for tensor in worst_first(readiness) if search in tensor.name.lower()],
         budget,
         [sampled.tensors.names[i] for i in kept],
+        judged.note,
     )
 
 

@@ -61,7 +61,7 @@ def test_it_works(project: Project) -> None:
 
 def test_the_onset_of_a_tensor_that_is_not_always_observed_is_an_interval(project: Project) -> None:
     event = event_of(project, "kurtosis_growth")
-    event.evidence["tensors"][0]["after_step"] = FAULTY_FROM - 19
+    event.evidence["first"]["after_step"] = FAULTY_FROM - 19
     event.save()
     text = "\n".join(wording.details(notice_of(event)))
     assert f"Onset between steps {FAULTY_FROM - 18} and {FAULTY_FROM + 1}, found at step" in text

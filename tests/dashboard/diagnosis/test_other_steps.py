@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fp8scope_dashboard.diagnosis import evaluation, product, software
-from fp8scope_dashboard.diagnosis.conclusion import CAUSES, NO_CAUSE, conclude
+from fp8scope_dashboard.diagnosis import baseline_health, evaluation, product, software
+from fp8scope_dashboard.diagnosis.conclusion import CAUSES, NO_CAUSE, Conclusion, Steps, conclude
+from fp8scope_dashboard.diagnosis.curves import Trouble, TroubleKind
 from fp8scope_dashboard.diagnosis.evaluation import Scored
-from fp8scope_dashboard.diagnosis.findings import Finding
+from fp8scope_dashboard.diagnosis.findings import Finding, Step
+from fp8scope_dashboard.diagnosis.precedence import RunTrouble
 from fp8scope_dashboard.diagnosis.product import Ranking
 from fp8scope_dashboard.diagnosis.reference import Curve, Reference, Window, compare_trouble, is_worse
 
@@ -170,20 +173,42 @@ def test_worse_scores_of_a_worse_training_are_no_fault_of_the_evaluation() -> No
     assert evaluation.examine([], [], "fp8", training_is_worse=False).outcome == "unknown"
 
 
-CLEAR = {
-    step: Finding(step, "clear", "") for step in ("reference", "software", "scaling", "product", "evaluation")
-}
-FROZEN = Finding("scaling", "cause", "The scales are frozen.", "frozen_scale", 60)
+SEVEN: tuple[Step, ...] = (
+    "baseline",
+    "reference",
+    "software",
+    "optimizer",
+    "scaling",
+    "product",
+    "evaluation",
+)
+CLEAR = {step: Finding(step, "clear", "") for step in SEVEN}
+FROZEN = Finding("scaling", "cause", "The scales are frozen.", "frozen_scale", 60, is_proven=True)
+BAD_LAYER = Finding(
+    "scaling", "cause", "One layer is bad, up: far.", "bad_layer", 83, ("up.input",), "Compute it in BF16.",
+    observation="The layer up stands out: far.",
+)  # fmt: skip
+LEAPS = Finding("optimizer", "cause", "The weights leap at step 71.", "optimizer_state", 71)
 SHARED = Finding("reference", "not_fp8", "Not FP8: ...", "learning_rate", 50)
 PRECISION = Finding("evaluation", "cause", "Wrong precision.", "evaluation_precision")
 VERSION = Finding("software", "suspect", "torch 2.7 is known.", "known_version")
 
 
 def concluded(reference: Reference, **findings: Finding) -> tuple[str, str]:
-    steps = {**CLEAR, **findings}
-    result = conclude(reference, steps["software"], steps["scaling"], steps["product"], steps["evaluation"])
-    assert result.cause in {*CAUSES, ""}
+    result = conclusion(reference, **findings)
     return result.cause, result.sentence
+
+
+def conclusion(reference: Reference, **findings: Finding) -> Conclusion:
+    chosen: dict[str, Any] = {str(step): finding for step, finding in CLEAR.items()}
+    chosen |= {**findings, "reference": reference}
+    result = conclude(Steps(**chosen, trouble=RunTrouble(1, reference.own, reference.is_worse)))
+    assert result.cause in {*CAUSES, ""}
+    return result
+
+
+def in_trouble(*troubles: Trouble) -> Reference:
+    return Reference(CLEAR["reference"], own=troubles, is_worse=True)
 
 
 def test_nothing_found_has_one_sentence() -> None:
@@ -199,8 +224,89 @@ def test_bf16_in_the_same_lasting_trouble_wins() -> None:
 
 def test_scaling_comes_before_evaluation_and_software() -> None:
     calm, worse = Reference(CLEAR["reference"]), Reference(CLEAR["reference"], is_worse=True)
-    assert concluded(calm, scaling=FROZEN, evaluation=PRECISION, software=VERSION)[0] == "frozen_scale"
+    assert concluded(worse, scaling=FROZEN, evaluation=PRECISION, software=VERSION)[0] == "frozen_scale"
+    # Without trouble of the loss, a fault of the scales that does no harm does not explain scores.
+    assert concluded(calm, scaling=FROZEN, evaluation=PRECISION)[0] == "evaluation_precision"
     assert concluded(calm, evaluation=PRECISION, software=VERSION)[0] == "evaluation_precision"
     assert concluded(calm, software=VERSION) == ("", NO_CAUSE)
     cause, sentence = concluded(worse, software=VERSION)
     assert cause == "known_version" and sentence.startswith("Possible cause: ")
+
+
+def test_an_effect_is_no_cause() -> None:
+    """The loss was up at 75, and the layer stood out from 83 on."""
+    trouble = in_trouble(Trouble("jump", 75, None, 0.5))
+    result = conclusion(trouble, scaling=BAD_LAYER)
+    assert result.decisive is None and result.cause == "" and result.sentence == NO_CAUSE
+    effect = next(finding for finding in result.findings if finding.step == "scaling")
+    assert effect.outcome == "effect" and "began at step 75: an effect" in effect.sentence
+    assert concluded(trouble, scaling=BAD_LAYER, optimizer=LEAPS)[0] == "optimizer_state"
+
+
+@pytest.mark.parametrize(("kind", "until"), [("jump", None), ("rise", None), ("jump", 400)])
+def test_a_cause_begins_before_the_trouble(kind: TroubleKind, until: int | None) -> None:
+    assert concluded(in_trouble(Trouble(kind, 90, until, 0.5)), scaling=BAD_LAYER)[0] == "bad_layer"
+
+
+def test_an_earlier_trouble_that_has_ended_does_not_acquit() -> None:
+    troubles = (Trouble("jump", 30, 34, 0.5), Trouble("rise", 95, None, 0.5))
+    assert concluded(in_trouble(*troubles), scaling=BAD_LAYER)[0] == "bad_layer"
+
+
+def test_without_trouble_there_is_no_cause() -> None:
+    calm = Reference(CLEAR["reference"])
+    assert concluded(calm, scaling=BAD_LAYER) == ("", NO_CAUSE)
+    proven = conclusion(calm, scaling=FROZEN)
+    assert (proven.outcome, proven.cause) == ("suspect", "frozen_scale")
+    assert proven.sentence.endswith("It has done no harm so far.")
+
+
+def test_what_was_so_from_the_beginning_does_not_explain_a_later_jump() -> None:
+    """The healthy twin saturates from step 20 on as well."""
+    margin = Finding("scaling", "cause", "The margin is too small.", "margin", 20)
+    late = conclusion(in_trouble(Trouble("jump", 163, None, 0.5)), scaling=margin)
+    assert late.outcome == "suspect" and "long before the trouble at step 163" in late.sentence
+    assert conclusion(in_trouble(Trouble("rise", 163, None, 0.5)), scaling=margin).outcome == "cause"
+    assert conclusion(in_trouble(Trouble("jump", 40, None, 0.5)), scaling=margin).outcome == "cause"
+
+
+def test_a_bisection_after_the_trouble_is_only_possible() -> None:
+    ranked = Finding("product", "cause", "One layer is bad, up.", "bad_layer", 300, ("up",))
+    result = conclusion(in_trouble(Trouble("rise", 163, None, 0.5)), product=ranked)
+    assert (result.outcome, result.cause) == ("suspect", "bad_layer")
+
+
+def test_a_baseline_that_diverged_is_named() -> None:
+    sick = curve("bf16", rise=DIVERGES, noise=1)
+    health = baseline_health.examine(curve(), [sick])
+    assert health.usable == () and health.finding.cause == "baseline" and "bf16" in health.finding.sentence
+    assert concluded(Reference(CLEAR["reference"]), baseline=health.finding)[0] == "baseline"
+    nan = curve("bf16", noise=1).losses.copy()
+    nan[200:] = np.nan
+    assert baseline_health.examine(curve(), [Curve("bf16", STEPS, nan)]).finding.cause == "baseline"
+
+
+def test_a_baseline_in_the_same_trouble_is_compared_with() -> None:
+    sick = curve("bf16", rise=DIVERGES, noise=1)
+    health = baseline_health.examine(curve(rise=DIVERGES), [sick])
+    assert health.usable == (sick,) and health.finding.outcome == "clear"
+
+
+def test_a_sick_baseline_among_healthy_ones_is_left_out() -> None:
+    sick, well = curve("bf16 a", rise=DIVERGES, noise=1), curve("bf16 b", noise=2)
+    health = baseline_health.examine(curve(), [sick, well])
+    assert health.usable == (well,) and health.finding.outcome == "clear"
+    assert "It is left out" in health.finding.sentence
+
+
+@pytest.mark.parametrize(
+    ("rise", "words"),
+    [
+        (spike(180), "nothing to skip"),
+        (np.where(STEPS >= 180, 4.0, 0.0), "no batch can be skipped"),
+        (spike(180, 60), "take them out of the data"),
+    ],
+)
+def test_the_advice_on_data_follows_the_finding(rise: Floats, words: str) -> None:
+    result = compare_trouble(curve(rise=rise), [curve("bf16", rise=rise, noise=1)])
+    assert result.finding.cause == "data" and words in result.finding.suggestion

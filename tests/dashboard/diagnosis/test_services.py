@@ -12,6 +12,7 @@ from dashboard.helpers.reporting import BISECT, send_report
 from dashboard.helpers.token_clients import client_with_token
 from dashboard.helpers.visitors import Visitor, visitor_of
 from django.test import Client
+from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import Project, Role
 from fp8scope_dashboard.accounts.services import create_project, create_token
@@ -72,7 +73,7 @@ def test_a_healthy_run_has_no_cause(admin: Visitor) -> None:
     assert diagnosis is not None
     assert (diagnosis.sentence, diagnosis.cause, diagnosis.outcome) == (NO_CAUSE, "", "clear")
     assert [finding["outcome"] for finding in diagnosis.result["findings"]] == [
-        "clear", "unknown", "clear", "unknown", "unknown"
+        "clear", "clear", "unknown", "clear", "clear", "unknown", "unknown"
     ]  # fmt: skip
     assert diagnosis.result["method_version"] == METHOD_VERSION
 
@@ -162,9 +163,30 @@ def test_the_api_has_the_diagnosis(admin: Visitor) -> None:
     answer = json.loads(client.get(address).content)
     assert answer["current"] and answer["cause"] == "frozen_scale" and answer["decided_by"] == "scaling"
     assert [finding["step"] for finding in answer["findings"]] == [
-        "reference", "software", "scaling", "product", "evaluation"
+        "baseline", "reference", "software", "optimizer", "scaling", "product", "evaluation"
     ]  # fmt: skip
     stranger = create_token(create_project("elsewhere", "Elsewhere"), "tests", scopes=("write", "read"))[1]
     other = Client(headers={"authorization": f"Bearer {stranger}"})
     assert other.get(address).status_code == 404
     assert Diagnosis.objects.count() == 1
+
+
+@pytest.mark.parametrize(("onset", "named"), [(163, False), (60, True), (20, True), (10, False)])
+def test_an_alert_has_a_suspected_cause_only_if_that_is_new(admin: Visitor, onset: int, named: bool) -> None:
+    """The margin clips from step 20 on, in a healthy run too."""
+    run = make_run(admin.project, "fp8", precision="fp8")
+    finding = {"step": "scaling", "onset": 20, "earliest": None}
+    Diagnosis.objects.create(
+        run=run, outcome="cause", cause="margin", sentence="The margin is too small.",
+        result={"findings": [finding], "decided_by": "scaling", "onset": 20}, diagnosed_at=timezone.now(),
+    )  # fmt: skip
+    assert (services.suspected_cause(run.id, onset) is not None) is named
+
+
+def test_a_baseline_that_diverged_is_told(admin: Visitor) -> None:
+    bf16(admin.project, rise=0.05)
+    recorder = fp8(admin.project)
+    recorder.finish()
+    diagnosis = services.diagnose(recorder.run.id)
+    assert diagnosis is not None and (diagnosis.cause, diagnosis.outcome) == ("baseline", "not_fp8")
+    assert "Baseline in trouble" in diagnosis.result["cause_name"]

@@ -143,3 +143,20 @@ def test_the_api_refuses_wrong_choices(run: Run, query: dict[str, str]) -> None:
 def test_the_api_says_that_there_are_no_histograms(admin: Visitor) -> None:
     status, body = ask(make_run(admin.project, "empty"))
     assert status == 422 and "readiness=True" in body["error"]["hint"]
+
+
+@pytest.mark.parametrize("broken", [np.nan, 40.0])
+def test_a_broken_stretch_is_not_judged(admin: Visitor, broken: float) -> None:
+    """After NaN or a divergence, the tensors do not show what a working training needs."""
+    run = make_run(admin.project, "bf16 watched", precision="bf16")
+    recorder = Recorder(run, tensors=NAMES)
+    steps = np.arange(1, 121)
+    losses = 2.0 + np.exp(-steps / 20.0) + np.random.default_rng(0).normal(0.0, 0.01, len(steps))
+    losses[80:] = broken
+    recorder.rows(steps, {"loss": losses}, {"amax": np.ones((len(steps), len(NAMES)))})
+    values = np.random.default_rng(0).normal(size=4096)
+    for step in (50, 100):
+        store_histograms(run, step, {i: histogram_of(values) for i in range(4)})
+    page = shown(admin, run)
+    assert "judged at step 50" in page and "The loss is broken from step 81 on" in page
+    assert "does not say what a working training needs" in shown(admin, run, "step=100")

@@ -13,13 +13,11 @@ from fp8scope_dashboard.alerts.delivery.channels import Message, Notice
 from fp8scope_dashboard.alerts.delivery.channels.wording import headline
 from fp8scope_dashboard.alerts.models import Delivery, EntryKind, Event, Reason
 from fp8scope_dashboard.alerts.watching.evidence import first_tensor
-from fp8scope_dashboard.diagnosis.models import Diagnosis
+from fp8scope_dashboard.diagnosis.services import suspected_cause
 from fp8scope_dashboard.runs.services import page_url
 
 logger = logging.getLogger(__name__)
 
-# Outcomes of a diagnosis that name a cause.
-CAUSES = ("cause", "suspect", "not_fp8")
 # The entries of the history that say why a later notice is sent.
 NOTED: Mapping[str, EntryKind] = {
     Reason.REOPENED: EntryKind.REOPENED,
@@ -96,7 +94,7 @@ def _note(event: Event, reason: str) -> str:
 
 
 def _suspected_cause(event: Event) -> str:
-    diagnosis = Diagnosis.objects.filter(run=event.run_id, outcome__in=CAUSES).first()
+    diagnosis = suspected_cause(event.run_id, event.onset_step)
     return "" if diagnosis is None else diagnosis.sentence
 
 

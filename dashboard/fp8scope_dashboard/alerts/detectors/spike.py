@@ -66,7 +66,7 @@ def _fresh() -> State:
         "last_step": None,
         "window": [],
         "suspects": [],
-        # Steps and shares of the height of the latest points in a row that are above SHOULDER of it.
+        # Steps, shares of the height, and losses of the latest points in a row that are above SHOULDER of it.
         "elevated": [],
         # Points that were judged, and those of them above SHOULDER.
         "judged": 0,
@@ -89,7 +89,7 @@ def _watch(
     share = (loss - median) / height
     state["judged"] += 1
     if share > SHOULDER:
-        state["elevated"] = [*state["elevated"], [step, share]][-MOST_ELEVATED:]
+        state["elevated"] = [*state["elevated"], [step, share, loss]][-MOST_ELEVATED:]
     else:
         state["high"] += len(state["elevated"])
         state["elevated"] = []
@@ -102,7 +102,7 @@ def _watch(
             _accept(state, ordered, values, parameters)
             state["suspects"] = []
             return None
-        onset, since = state["elevated"][0][0], values
+        onset, since = state["elevated"][0][0], [value for *_, value in state["elevated"]]
     elif sparse or len(state["suspects"]) >= parameters["points"]:
         onset = state["elevated"][0][0] if sparse else state["suspects"][0][0]
         since = [value for _, value in state["suspects"]]
@@ -121,12 +121,16 @@ def _watch(
 def _is_sparse_spike(state: State, points: float) -> bool:
     """Whether points in a row, of which no two are of neighbouring steps, last for `points` steps."""
     elevated = state["elevated"]
-    steps = [int(step) for step, _ in elevated]
+    steps = [int(step) for step, *_ in elevated]
     if len(steps) < 2 or min(b - a for a, b in zip(steps, steps[1:], strict=False)) < 2:
         return False
     # Expected number of such rows so far, if high points are independent of each other.
     chance = state["judged"] * ((state["high"] + 0.5) / state["judged"]) ** len(steps)
-    return chance <= MOST_CHANCE and steps[-1] - steps[0] >= points - 1 and max(s for _, s in elevated) > 1.0
+    return (
+        chance <= MOST_CHANCE
+        and steps[-1] - steps[0] >= points - 1
+        and max(share for _, share, _ in elevated) > 1.0
+    )
 
 
 def _while_open(

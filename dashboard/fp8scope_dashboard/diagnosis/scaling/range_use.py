@@ -16,6 +16,7 @@ from typing import Final, Literal
 
 import numpy as np
 
+from fp8scope_dashboard.analysis.tensor_onsets import default_limit, first_sustained
 from fp8scope_dashboard.diagnosis.change_points import change_points
 from fp8scope_dashboard.diagnosis.tensors import Floats, TensorRows
 
@@ -38,7 +39,7 @@ class Leaving:
 
     Attributes:
         tensor: its position.
-        onset, low, high: the step of the change-point and its 95 % interval.
+        onset, low, high: the step at which it begins, and the steps between which; see `_onset`.
         share: the largest mean share over WINDOW rows.
     """
 
@@ -83,15 +84,26 @@ def _leaving(kind: LeavingKind, rows: TensorRows, shares: Floats, limits: Floats
         values, steps = row[known], rows.steps[known]
         share = float(rolling_mean(values, WINDOW).max())
         if share > limit:
-            begin, low, high = _onset(values, float(limit))
+            begin, low, high = _onset(kind, values, float(limit))
             tensors.append(
                 Leaving(kind, position, int(steps[begin]), int(steps[low]), int(steps[high]), share)
             )
     return sorted(tensors, key=lambda tensor: (tensor.onset, -tensor.share))
 
 
-def _onset(values: Floats, limit: float) -> tuple[int, int, int]:
-    """The first change-point that leads above the limit, with its interval; else the first row above it."""
+def _onset(kind: LeavingKind, values: Floats, limit: float) -> tuple[int, int, int]:
+    """The row of the onset, and the first and last row at which it may be.
+
+    Of saturation it is the first sustained row above the limit, as in the ranking of tensors
+    (`analysis.tensor_onsets`): a change-point of a slow rise lies far behind its beginning. A share that
+    becomes zero has no such limit, because a few per cent are usual: there it is the first change-point that
+    leads above the limit, else the first row above it.
+    """
+    if kind == "saturation":
+        over = (values > default_limit("saturation_rate"))[None, :]
+        first = int(first_sustained(over, np.ones_like(over))[0])
+        if first >= 0:
+            return first, first, first
     logarithms = np.log10(np.maximum(values, SMALLEST_SHARE))
     for change in change_points(logarithms):
         after = values[change.index : change.index + WINDOW]

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
 from fp8scope_dashboard.diagnosis.findings import Finding, Link
-from fp8scope_dashboard.diagnosis.scaling.following import FaultKind, ScaleFault, scale_fault
+from fp8scope_dashboard.diagnosis.scaling.following import (
+    LEAST_ROWS,
+    SEVERAL,
+    FaultKind,
+    ScaleFault,
+    scale_fault,
+)
 from fp8scope_dashboard.diagnosis.scaling.loss_scale import CommonFactor, amax_ratios, common_factor
 from fp8scope_dashboard.diagnosis.scaling.range_use import LARGE_ERROR, Leaving, flushing, saturating
 from fp8scope_dashboard.diagnosis.tensors import Floats, Scaling, TensorRows, scaling_of
@@ -41,12 +47,14 @@ class Training:
         norm_bits: log2 of the gradient norm over BF16's at each step of both; empty if unknown.
         norm_steps: these steps.
         is_worse: whether the loss is worse than BF16's at the end, or in trouble that BF16 does not show.
+        last_step: of the run.
     """
 
     norm_bits: Floats
     norm_steps: np.ndarray[tuple[int], np.dtype[np.int64]]
     is_worse: bool = False
     trouble_at: int | None = None
+    last_step: int | None = None
 
 
 def examine(
@@ -72,7 +80,7 @@ def examine(
         or _of_scales(faults, rows, scalings)
         or _of_ranges(saturated, flushed, rows, scalings, training)
         or _of_one_layer(rows, reference)
-        or _clear(rows, factor, saturated)
+        or _clear(rows, scalings, factor, saturated, training)
     )
 
 
@@ -158,6 +166,7 @@ def _reset(step: int, positions: Sequence[int], rows: TensorRows) -> Finding:
         _names(positions, rows),
         "Save and load the scaling state (scale, amax history, number of calls) with the checkpoint.",
         _tensor_links(positions, rows, "scale"),
+        is_proven=True,
     )
 
 
@@ -191,10 +200,12 @@ def _not_following(
             "Update the scales in every step, and load the state of the same checkpoint.",
         )
     if module:
-        return _bad_layer(module, onset, f"{what[0].lower()}{what[1:]}", order, rows)
+        return replace(
+            _bad_layer(module, onset, f"{what[0].lower()}{what[1:]}", order, rows, "scale"), is_proven=True
+        )
     return Finding(
         "scaling", "cause", f"{what}.", cause, onset, _names(order, rows), suggestion,
-        _tensor_links(order, rows, "scale"),
+        _tensor_links(order, rows, "scale"), is_proven=True,
     )  # fmt: skip
 
 
@@ -211,7 +222,7 @@ def _offset(
         f"the scales of {_counted(order, rows)} are {as_factor(abs(bits))} times {side}, since step {onset:,}"
     )
     if module:
-        return _bad_layer(module, onset, what, order, rows)
+        return replace(_bad_layer(module, onset, what, order, rows, "scale"), is_proven=True)
     gradients = all(rows.tensors[p].role == "grad_output" for p in order)
     margin = scalings[rows.tensors[order[0]].role].margin + bits
     cause = "margin" if bits < 0 else "underflow" if gradients else "margin_too_large"
@@ -222,7 +233,7 @@ def _offset(
     return Finding(
         "scaling", "cause", f"{what[0].upper()}{what[1:]}.", cause, onset, _names(order, rows),
         "Set the margin to 0 or more, or use current scaling." if bits < 0 else "Set the margin to 0.",
-        _tensor_links(order, rows, "scale"),
+        _tensor_links(order, rows, "scale"), is_proven=True,
     )  # fmt: skip
 
 
@@ -254,7 +265,8 @@ def _of_ranges(
         what = (
             f"up to {share:.1%} of {rows.tensors[positions[0]].name} saturates, {_first(saturated[0], rows)}"
         )
-        return _bad_layer(module, saturated[0].onset, what, positions, rows)
+        bad = _bad_layer(module, saturated[0].onset, what, positions, rows, "saturation_rate")
+        return replace(bad, earliest=saturated[0].low)
     return Finding(
         "scaling", "cause",
         f"The margin is too small ({min(margins):.0f}): up to {share:.1%} of the elements of "
@@ -262,7 +274,7 @@ def _of_ranges(
         "the recipe.",
         "margin", saturated[0].onset, _names(positions, rows),
         "Use a margin of 1 or more, or current scaling, which needs no head room.",
-        _tensor_links(positions, rows, "saturation_rate"),
+        _tensor_links(positions, rows, "saturation_rate"), earliest=saturated[0].low,
     )  # fmt: skip
 
 
@@ -275,7 +287,7 @@ def _underflow(vanishing: Sequence[Leaving], gradients: int, rows: TensorRows) -
         f"grad_output tensors become zero, {_first(vanishing[0], rows)}.",
         "underflow", vanishing[0].onset, _names(positions, rows),
         "Use E5M2 or block scaling for the gradients, or a larger loss scale.",
-        _tensor_links(positions, rows, "underflow_rate"),
+        _tensor_links(positions, rows, "underflow_rate"), earliest=vanishing[0].low,
     )  # fmt: skip
 
 
@@ -289,7 +301,8 @@ def _of_forward(
     if module:
         name = rows.tensors[positions[0]].name
         what = f"{share:.0%} of the elements of {name} become zero, {_first(forward[0], rows)}"
-        return _bad_layer(module, forward[0].onset, what, positions, rows)
+        bad = _bad_layer(module, forward[0].onset, what, positions, rows, "underflow_rate")
+        return replace(bad, earliest=forward[0].low)
     margin = max(scalings[rows.tensors[p].role].margin for p in positions)
     if margin <= 0:
         return None
@@ -299,7 +312,7 @@ def _of_forward(
         f"{_counted(positions, rows)} become zero, {_first(forward[0], rows)}.",
         "margin_too_large", forward[0].onset, _names(positions, rows),
         "Set the margin to 0.",
-        _tensor_links(positions, rows, "underflow_rate"),
+        _tensor_links(positions, rows, "underflow_rate"), earliest=forward[0].low,
     )  # fmt: skip
 
 
@@ -310,7 +323,7 @@ def _of_one_layer(rows: TensorRows, reference: TensorRows | None) -> Finding | N
         position, bits, onset = apart[0]
         size = "larger" if bits > 0 else "smaller"
         what = f"its weight is {as_factor(abs(bits))} times {size} than in BF16, since step {onset:,}"
-        return _bad_layer(rows.tensors[position].module, onset, what, [position], rows)
+        return _bad_layer(rows.tensors[position].module, onset, what, [position], rows, "amax")
     noisy = _apart_errors(rows)
     module = _only_module([position for position, _, _ in noisy], rows)
     if not module:
@@ -320,7 +333,14 @@ def _of_one_layer(rows: TensorRows, reference: TensorRows | None) -> Finding | N
         f"the quantisation error of {rows.tensors[position].name} is {error:.0%} of the signal, more than "
         f"{ERROR_APART:.0f} times that of the other layers, since step {onset:,}"
     )
-    return _bad_layer(module, onset, what, [position for position, _, _ in noisy], rows)
+    bad = _bad_layer(module, onset, what, [position for position, _, _ in noisy], rows, "noise_to_signal")
+    return replace(bad, earliest=_observed_before(rows.error[position], onset, rows) + 1)
+
+
+def _observed_before(values: Floats, step: int, rows: TensorRows) -> int:
+    """The last step before `step` with an observation; without one, the step before the first row."""
+    earlier = rows.steps[np.isfinite(values) & (rows.steps < step)]
+    return int(earlier[-1]) if len(earlier) else int(rows.steps[0]) - 1
 
 
 def _apart_weights(rows: TensorRows, reference: TensorRows) -> list[tuple[int, float, int]]:
@@ -396,29 +416,62 @@ def _loss_scale(
     )  # fmt: skip
 
 
-def _bad_layer(module: str, onset: int, what: str, positions: Sequence[int], rows: TensorRows) -> Finding:
+def _bad_layer(
+    module: str, onset: int, what: str, positions: Sequence[int], rows: TensorRows, statistic: str
+) -> Finding:
+    """A finding about one layer. `statistic`: what the evidence shows; it is what was found, and recorded."""
     return Finding(
         "scaling", "cause",
         f"One layer is bad, {module}: {what}.",
         "bad_layer", onset, _names(positions, rows),
         "Compute this layer in BF16, and check its weights and its scaling state.",
-        _tensor_links(positions, rows, "saturation_rate"),
+        _tensor_links(positions, rows, statistic),
+        observation=f"The layer {module} stands out: {what}.",
     )  # fmt: skip
 
 
-def _clear(rows: TensorRows, factor: CommonFactor | None, saturated: Sequence[Leaving]) -> Finding:
+def _clear(
+    rows: TensorRows,
+    scalings: Mapping[str, Scaling],
+    factor: CommonFactor | None,
+    saturated: Sequence[Leaving],
+    training: Training,
+) -> Finding:
+    """What was looked at without a fault. It covers only the tensors and steps that were observed."""
+    seen = np.isfinite(rows.scale) & (rows.scale > 0) & np.isfinite(rows.amax)
+    enough = seen.sum(axis=1) >= LEAST_ROWS
+    if not enough.any():
+        sentence = (
+            f"No scale was observed in {LEAST_ROWS} steps or more, so that nothing can be said of them."
+        )
+        return Finding("scaling", "unknown", sentence)
+    stated = np.array([scalings[tensor.role].kind in ("delayed", "current") for tensor in rows.tensors])
+    stated &= rows.calls <= SEVERAL
+    steps = rows.steps[seen.any(axis=0)]
+    where = (
+        f"{int(enough.sum())} of {count(len(rows.tensors), 'tensor')} in {count(len(steps), 'step')} "
+        f"({int(steps[0]):,} to {int(steps[-1]):,}"
+    )
+    where += f" of {training.last_step:,})" if training.last_step is not None else ")"
+    follow = int((enough & stated).sum())
+    if follow == int(enough.sum()):
+        what = f"All scales that were observed follow their amax: {where}."
+    elif follow:
+        what = f"{follow} scales follow their amax, and no other one is frozen: {where}."
+    else:
+        what = f"No scale is frozen: {where}. The recipe states no formula to compare them with."
     note = "" if factor is None else f" A loss scale of 2^{factor.bits:.0f} does no harm."
-    between = f"in the steps {int(rows.steps[0]):,} to {int(rows.steps[-1]):,}"
-    if not saturated:
-        sentence = f"All scales follow their amax and no tensor leaves its range {between}."
+    if not np.isfinite(rows.saturated).any():
+        range_use = " Whether tensors leave their range was not recorded."
+    elif not saturated:
+        range_use = " None leaves its range."
     else:
         share = max(each.share for each in saturated)
-        sentence = (
-            f"All scales follow their amax {between}. Up to {share:.1%} of the elements of "
-            f"{_counted([each.tensor for each in saturated], rows)} saturate, {_first(saturated[0], rows)}; "
-            "nothing shows that this does harm."
+        range_use = (
+            f" Up to {share:.1%} of the elements of {_counted([each.tensor for each in saturated], rows)} "
+            f"saturate, {_first(saturated[0], rows)}; nothing shows that this does harm."
         )
-    return Finding("scaling", "clear", f"{sentence}{note}")
+    return Finding("scaling", "clear", f"{what}{range_use}{note}")
 
 
 def _only_module(positions: Sequence[int], rows: TensorRows) -> str:

@@ -38,7 +38,7 @@ from fp8scope_dashboard.alerts.user_rules.rule_audit import record_rules
 from fp8scope_dashboard.alerts.user_rules.rule_documents import document_of
 from fp8scope_dashboard.audit.log import actor_of
 from fp8scope_dashboard.control.models import Command
-from fp8scope_dashboard.diagnosis.models import Diagnosis
+from fp8scope_dashboard.diagnosis.services import suspected_cause
 from fp8scope_dashboard.pages import formatting, rule_words
 from fp8scope_dashboard.pages.access import POST, back_to, in_project, open_alerts, page, person
 from fp8scope_dashboard.pages.address_values import uuid_in, whole_number
@@ -65,7 +65,6 @@ FILTERS: Final = {
 }
 # Hours for which an alert can be muted, and how the page names them.
 SILENCES: Final = {"1": "1 hour", "4": "4 hours", "24": "1 day", "168": "1 week"}
-CAUSES: Final = ("cause", "suspect", "not_fp8")
 
 
 @dataclass(frozen=True)
@@ -193,7 +192,6 @@ def alert(request: HttpRequest, project: Project, event_id: int) -> HttpResponse
     event = _event(project, event_id)
     is_refresh = request.headers.get("HX-Target") == "alert"
     commands = Command.objects.filter(event=event).select_related("given_by", "event")
-    diagnosis = Diagnosis.objects.filter(run=event.run_id, outcome__in=CAUSES).first()
     context: dict[str, Any] = {
         "alert": _alert(event),
         "event": event,
@@ -205,7 +203,7 @@ def alert(request: HttpRequest, project: Project, event_id: int) -> HttpResponse
         "history": event.history.select_related("user"),
         "commands": [command_entry(command) for command in commands.prefetch_related("results")],
         "orders": event.history.filter(kind=EntryKind.ORDERED),
-        "diagnosis": diagnosis,
+        "diagnosis": suspected_cause(event.run_id, event.onset_step),
         "silences": SILENCES,
         "longest_comment": life.LONGEST_COMMENT,
     }

@@ -1,0 +1,64 @@
+"""The baseline's own health: whether the BF16 runs can be compared with at all. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fp8scope_dashboard.diagnosis.curves import Trouble, troubles
+from fp8scope_dashboard.diagnosis.findings import Finding, Link
+from fp8scope_dashboard.diagnosis.reference import Curve, describe
+
+
+@dataclass(frozen=True)
+class BaselineHealth:
+    """The finding of this step, and the BF16 runs to compare with."""
+
+    finding: Finding
+    usable: tuple[Curve, ...]
+
+
+def examine(run: Curve, baselines: Sequence[Curve]) -> BaselineHealth:
+    """Judge each BF16 run by its own loss.
+
+    A BF16 run in lasting trouble that the FP8 run does not have is not usable: against it any run is better.
+    If both are in lasting trouble, FP8 is not its cause, which the step 'reference' says; then it is usable.
+    """
+    arms = [arm for arm in baselines if len(arm.steps)]
+    if not arms:
+        return BaselineHealth(Finding("baseline", "unknown", "There is no BF16 run to compare with."), ())
+    ours = _lasting(run)
+    sick = [] if ours is not None else [(arm, bad) for arm in arms if (bad := _lasting(arm)) is not None]
+    if not sick:
+        last = max(int(arm.steps[-1]) for arm in arms)
+        both = " It is in the same trouble as the FP8 run." if any(map(_lasting, arms)) else ""
+        counted = f"{len(arms)} BF16 run{'s' if len(arms) > 1 else ''}"
+        sentence = f"No trouble of the baseline alone ({counted}, up to step {last:,}).{both}"
+        return BaselineHealth(Finding("baseline", "clear", sentence), tuple(arms))
+    names = {arm.name for arm, _ in sick}
+    usable = tuple(arm for arm in arms if arm not in [bad for bad, _ in sick])
+    arm, bad = sick[0]
+    links = tuple(Link("run", each.name, {"run": each.run}) for each, _ in sick[:3])
+    what = f"the BF16 run {arm.name} is in trouble, and the FP8 run is not: {describe(bad)}"
+    if usable:
+        rest = f"It is left out; {len(usable)} of {len(arms)} BF16 runs are healthy."
+        sentence = f"{what[:1].upper()}{what[1:]}. {rest}"
+        return BaselineHealth(Finding("baseline", "clear", sentence, onset=bad.onset, links=links), usable)
+    more = f" So are {len(names) - 1} more." if len(names) > 1 else ""
+    sentence = f"Not FP8: {what}.{more} A comparison with it says nothing about FP8."
+    return BaselineHealth(
+        Finding(
+            "baseline", "not_fp8", sentence, "baseline", bad.onset, (),
+            "Find out why the BF16 run failed, and compare with a healthy one.", links,
+        ),
+        (),
+    )  # fmt: skip
+
+
+def _lasting(curve: Curve) -> Trouble | None:
+    """The first trouble that lasts to the end of a run."""
+    if not np.isfinite(curve.losses).any():
+        return Trouble("not_finite", int(curve.steps[0]), None, np.inf)
+    return next((each for each in troubles(curve.steps, curve.losses) if each.lasts), None)
