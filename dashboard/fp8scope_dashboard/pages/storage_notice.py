@@ -13,8 +13,8 @@ from django.views.defaults import server_error
 from fp8scope_dashboard.telemetry.disk_space import is_disk_full, shows_full
 
 RETRY_SECONDS: Final = 10
-# SQLSTATEs of a server that is down, starts, stops, or has no connection left.
-LOST: Final = ("08", "57P", "53300")
+# SQLSTATEs of a server that is down, starts, stops, has no connection left, or has ended a long query.
+LOST: Final = ("08", "57P", "57014", "53300")
 
 
 def storage_notice(request: HttpRequest) -> dict[str, Any]:

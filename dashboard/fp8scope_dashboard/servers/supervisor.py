@@ -38,6 +38,8 @@ DEFAULT_PORT = 8265
 POLL_SECONDS = 0.1
 # The web server closes its event streams after 2 s; a task has this long to finish.
 STOP_GRACE_SECONDS = 8.0
+# The longest query of a page. The slowest that people wait for takes a few seconds.
+STATEMENT_SECONDS = 60
 
 
 class Stopped(Exception):
@@ -253,7 +255,13 @@ class Supervisor:
         """Launch the web server; it waits at `gate`."""
         fd = listener.fileno()
         arguments = ["fp8scope_dashboard.servers.web", "--fd", str(fd), "--after-fd", str(gate.fd)]
-        web = self._python(stack, "web", arguments, signal.SIGTERM, inherit=(fd, gate.fd))
+        environment = dict(self.environment)
+        if not os.environ.get("DATABASE_URL"):
+            # Only for the private PostgreSQL: a connection pooler before another may refuse the parameter.
+            environment.setdefault("FP8SCOPE_STATEMENT_SECONDS", str(STATEMENT_SECONDS))
+        web = self._python(
+            stack, "web", arguments, signal.SIGTERM, inherit=(fd, gate.fd), environment=environment
+        )
         web.launch()
         return web
 
@@ -289,13 +297,14 @@ class Supervisor:
         arguments: list[str],
         *signals: signal.Signals,
         inherit: tuple[int, ...] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> Child:
         return children.python_child(
             name,
             arguments,
             self._log_file(stack, name),
             cwd=self.data.run,
-            environment=self.environment,
+            environment=self.environment if environment is None else environment,
             stop_signals=signals or (signal.SIGTERM,),
             inherit=inherit,
         )
