@@ -180,7 +180,7 @@ def verdict_of(run: Run, baselines: Collection[str]) -> Verdict:
     judgement = judged_now(run, comparison)
     share = in_short(judgement.coverage)
     return Verdict(
-        badge=loss_badge(judgement, has_baseline=True, is_baseline=False),
+        badge=loss_badge(judgement, has_baseline=True, is_baseline=False, within=_within(result)),
         explanation=str(result.get("explanation", "")),
         reason=judgement.reason,
         coverage=in_full(judgement.coverage),
@@ -197,6 +197,14 @@ def verdict_of(run: Run, baselines: Collection[str]) -> Verdict:
         seeds=int(result.get("k_baseline") or 0),
         so_far=run.state == RunState.RUNNING,
     )
+
+
+def _within(result: Mapping[str, Any]) -> str:
+    """The margin of an equivalence, in words, if it is not the project's."""
+    judged, margin = result.get("judged_margin"), result.get("margin")
+    if not judged or not margin or judged <= margin:
+        return ""
+    return f"{100.0 * judged:.3g} %" if result.get("unit") == "relative" else f"{judged:.3g}"
 
 
 def _missing_verdict_reason(run: Run, is_baseline: bool) -> str:

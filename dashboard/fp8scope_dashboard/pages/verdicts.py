@@ -77,8 +77,14 @@ def state_badge(standing: Standing) -> Badge:
     return FINISHED_EARLY if standing == "finished_early" else STATES[standing]
 
 
-def loss_badge(judgement: Judgement | None, *, has_baseline: bool, is_baseline: bool) -> Badge:
-    """The badge of a run's verdict, or of the reason why there is none."""
+def loss_badge(
+    judgement: Judgement | None, *, has_baseline: bool, is_baseline: bool, within: str = ""
+) -> Badge:
+    """The badge of a run's verdict, or of the reason why there is none.
+
+    Args:
+        within: an equivalence's limit, if it is not the project's margin.
+    """
     if judgement is not None:
         if judgement.verdict == PENDING:
             return SO_FAR.get(judgement.measured, UNKNOWN)
@@ -86,6 +92,8 @@ def loss_badge(judgement: Judgement | None, *, has_baseline: bool, is_baseline: 
             return NOT_ALL_JUDGED
         if judgement.verdict == "cannot_tell" and is_dead(judgement.coverage.standing):
             return TOO_LITTLE
+        if judgement.verdict == "equivalent" and within:
+            return Badge(f"Equivalent within {within}", "good", "check")
         return VERDICTS.get(judgement.verdict, UNKNOWN)
     if is_baseline:
         return IS_BASELINE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fp8scope_dashboard.text.numbers import about, count, length_against, level, number, percent
+from fp8scope_dashboard.text.numbers import about, count, length_against, level, number, percent, rounded
 
 NO_LOSS = "The run has not logged a loss yet. A value counts as the loss if its name is loss."
 
@@ -121,6 +121,8 @@ def loss(facts: LossFacts) -> str:
     low, high = (facts.amount(bound) for bound in facts.interval)
     over_seeds = f"{level(facts.level)} interval over seeds"
     kind = over_seeds if facts.arms else "anytime-valid interval of this pair"
+    if facts.verdict == "equivalent" and not facts.arms:
+        kind = "interval over noise and seeds"
     subject = "the loss" if facts.runs == 1 else f"the mean loss of {count(facts.runs, 'run')}"
     relation = "above" if facts.delta >= 0 else "below"
     if facts.onset is not None:
@@ -140,6 +142,11 @@ def loss(facts: LossFacts) -> str:
 def _conclusion(facts: LossFacts) -> str:
     allowed = _allowed(facts)
     if facts.verdict == "equivalent":
+        if facts.tolerance > facts.margin:
+            allowed = (
+                f"±{facts.amount(facts.tolerance)}, {rounded(facts.tolerance / facts.margin, 2)} times the "
+                f"margin of ±{facts.amount(facts.margin)}, for which more seeds are needed"
+            )
         unseen = f"A difference below {facts.amount(facts.detectable)} could have gone unseen"
         return f"inside {allowed}, so the two are equivalent. {unseen}"
     if facts.onset is not None and facts.interval[0] <= facts.tolerance:
@@ -152,7 +159,10 @@ def _conclusion(facts: LossFacts) -> str:
         )
     inside = -facts.tolerance <= facts.interval[0] and facts.interval[1] <= facts.tolerance
     if inside and not facts.arms:
-        return f"inside {allowed}. That is too wide to call the two equivalent. {_needed(facts)}"
+        return (
+            f"inside {allowed}, but with the spread of seeds it is too wide to call the two equivalent. "
+            f"{_needed(facts)}"
+        )
     return f"neither inside nor clearly outside {allowed}. {_needed(facts)}"
 
 

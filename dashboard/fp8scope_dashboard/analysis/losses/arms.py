@@ -35,6 +35,7 @@ class EquivalenceTest:
         error: standard error of delta.
         p_value: of the hypothesis that the arms are not equivalent: the larger of the two one-sided p-values.
         freedom: degrees of freedom.
+        pooled: the spread is that of both arms and a prior; otherwise it is Welch's.
     """
 
     verdict: Verdict
@@ -44,6 +45,7 @@ class EquivalenceTest:
     error: float
     p_value: float
     freedom: float
+    pooled: bool = False
 
 
 def standard_error(losses: Floats) -> float:
@@ -99,7 +101,8 @@ def two_one_sided_tests(
         raise ValueError("A test over seeds needs at least two runs in each arm.")
     delta = float(np.mean(run)) / scale - float(np.mean(baseline)) / scale
     error, freedom = _welch(run, baseline, scale)
-    if spread is not None and not _spreads_differ(run, baseline):
+    pooled = spread is not None and not _spreads_differ(run, baseline)
+    if spread is not None and pooled:
         error, freedom = spread.error(len(run), len(baseline)), spread.freedom
     reach = student(alpha, freedom) * error
     claim = claim_quantile(alpha, freedom, margin / error if error > 0.0 else math.inf) * error
@@ -110,8 +113,9 @@ def two_one_sided_tests(
         interval,
         claimed,
         error,
-        max(_tail(side * delta + margin, error, freedom) for side in (1.0, -1.0)),
+        max(tail(side * delta + margin, error, freedom) for side in (1.0, -1.0)),
         freedom,
+        pooled,
     )
 
 
@@ -138,7 +142,7 @@ def _spreads_differ(run: Floats, baseline: Floats) -> bool:
     return more[0] > less[0] * math.sqrt(float(scipy.special.fdtri(more[1], less[1], UNEQUAL)))
 
 
-def _tail(distance: float, error: float, freedom: float) -> float:
+def tail(distance: float, error: float, freedom: float) -> float:
     """Probability that Student's t is below -distance / error."""
     if error == 0.0:
         return float(distance < 0.0)

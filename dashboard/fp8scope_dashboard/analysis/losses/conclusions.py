@@ -15,20 +15,23 @@ from fp8scope_dashboard.analysis.losses.arms import (
     LARGEST_ERROR,
     EquivalenceTest,
     conclusion,
+    student,
+    tail,
     two_one_sided_tests,
 )
 from fp8scope_dashboard.analysis.losses.harm import Harm
 from fp8scope_dashboard.analysis.losses.needs import seeds_needed, steps_needed
 from fp8scope_dashboard.analysis.losses.result import LossComparison
 from fp8scope_dashboard.analysis.losses.schedules import final_of
-from fp8scope_dashboard.analysis.losses.seeds import Prior, Spread, spread_of
+from fp8scope_dashboard.analysis.losses.seeds import Prior, Spread, cautious_spread, spread_of
 from fp8scope_dashboard.analysis.losses.selection import Selection
 from fp8scope_dashboard.analysis.losses.sequence import Looks
 
 Floats = NDArray[np.float64]
 
-# One pair is called equivalent only if the seeds' spread does not hide more than this many margins.
-MARGINS_OF_TOLERANCE = 2.0
+# 'Equivalent' holds within the margin, or within twice the margin where the evidence suffices for that only.
+# It always names the margin that it was judged by.
+RUNGS = (1.0, 2.0)
 # Several arms: a difference must show in so many consecutive windows, unless the run has ended.
 PERSISTENCE = 3
 # Of a probability of 80 %, with which the smallest detectable difference would be found.
@@ -60,11 +63,23 @@ class Measured:
         return len(self.ours), len(self.theirs)
 
 
+@dataclass(frozen=True)
+class Bound:
+    """What a claim of equivalence rests on: the half-width of delta's interval over noise and seeds.
+
+    `error` and `freedom` are those of its Student's t.
+    """
+
+    reach: float
+    error: float
+    freedom: float
+
+
 def of_pair(common: LossComparison, measured: Measured, alpha: float) -> LossComparison:
     """One run in an arm: the anytime-valid interval of the pair against the tolerance.
 
     The tolerance is the larger of the margin and the difference that two seeds of one configuration exceed
-    with probability alpha. One pair is 'equivalent' only if the tolerance is not far beyond the margin.
+    with probability alpha.
     """
     spread, looks = measured.spread, measured.looks
     error = spread.error(*measured.counts)
@@ -76,25 +91,61 @@ def of_pair(common: LossComparison, measured: Measured, alpha: float) -> LossCom
         half,
         max(common.margin, spread.quantile(alpha) * error),
         math.hypot(noise, error),
+        _bound(_finals_of(measured), measured.prior, spread.seeds, alpha, half=half),
+    )
+
+
+def _finals_of(measured: Measured) -> list[Floats]:
+    """Mean losses of the seeds of both arms in the window, over the scale."""
+    begin = int(measured.looks.start[-1])
+    return [arm[:, begin:].mean(axis=1) / measured.scale for arm in (measured.ours, measured.theirs)]
+
+
+def _bound(
+    values: Sequence[Floats], prior: Prior, seeds: int, alpha: float, *, half: float = 0.0, noise: float = 0.0
+) -> Bound:
+    """The bound of equivalence from the seeds' spread at level alpha, and the noise's half-width."""
+    spread = cautious_spread(values, prior, seeds=seeds, noise=noise)
+    error = spread.error(*(len(arm) for arm in values))
+    quantile = student(alpha, spread.freedom)
+    reach = min(math.hypot(quantile * error, half), LARGEST_ERROR)
+    return Bound(reach, reach / quantile, spread.freedom)
+
+
+def _rung(delta: float, reach: float, margin: float) -> float | None:
+    """The smallest margin within which delta surely is; None if it is within none."""
+    return next((rung * margin for rung in RUNGS if abs(delta) + reach <= rung * margin), None)
+
+
+def _equivalent(judged: LossComparison, bound: Bound) -> LossComparison:
+    """The comparison as 'equivalent', if it is, with the interval and the margin that decide."""
+    delta = judged.delta or 0.0
+    within = _rung(delta, bound.reach, judged.margin)
+    if within is None:
+        return judged
+    return replace(
+        judged,
+        verdict="equivalent",
+        judged_margin=within,
+        tolerance=within,
+        interval=(delta - bound.reach, delta + bound.reach),
     )
 
 
 def _against_tolerance(
-    common: LossComparison, delta: float, half: float, tolerance: float, error: float
+    common: LossComparison, delta: float, half: float, tolerance: float, error: float, bound: Bound
 ) -> LossComparison:
     interval = (delta - half, delta + half)
     verdict = conclusion(interval, interval, tolerance)
-    if verdict == "equivalent" and tolerance > MARGINS_OF_TOLERANCE * common.margin:
-        verdict = "cannot_tell"
-    detectable = tolerance + half + POWER_QUANTILE * error
-    return replace(
+    judged = replace(
         common,
-        verdict=verdict,
+        verdict="cannot_tell" if verdict == "equivalent" else verdict,
         tolerance=tolerance,
         delta=delta,
         interval=interval,
-        smallest_detectable=min(detectable, LARGEST_ERROR),
+        smallest_detectable=min(tolerance + half + POWER_QUANTILE * error, LARGEST_ERROR),
     )
+    return judged if verdict in ("worse", "better") else _equivalent(judged, bound)
 
 
 def of_arms(common: LossComparison, measured: Measured, alpha: float, *, ended: bool) -> LossComparison:
@@ -110,22 +161,39 @@ def of_arms(common: LossComparison, measured: Measured, alpha: float, *, ended: 
         for back in range(1 if ended else PERSISTENCE)
     ]
     test = tests[0]
-    reach = (test.claim[1] - test.claim[0]) / 2.0
-    if not ended:
-        reach = min(math.hypot(reach, float(measured.looks.half[-1])), LARGEST_ERROR)
+    looks_half = 0.0 if ended else float(measured.looks.half[-1])
+    reach = min(math.hypot((test.claim[1] - test.claim[0]) / 2.0, looks_half), LARGEST_ERROR)
     sure = abs(test.delta) - reach > common.margin and all(each.verdict == test.verdict for each in tests)
-    verdict = test.verdict if sure or test.verdict == "equivalent" else "cannot_tell"
-    detectable = common.margin + reach + POWER_QUANTILE * test.error
-    return replace(
+    judged = replace(
         common,
-        verdict=verdict,
+        verdict=test.verdict if sure and test.verdict in ("worse", "better") else "cannot_tell",
         method="two one-sided t-tests over seeds",
         tolerance=common.margin,
         delta=test.delta,
         interval=test.interval,
         p_value=test.p_value,
-        smallest_detectable=min(detectable, LARGEST_ERROR),
+        smallest_detectable=min(common.margin + reach + POWER_QUANTILE * test.error, LARGEST_ERROR),
     )
+    if judged.verdict != "cannot_tell":
+        return judged
+    bound = _bound_of_arms(measured, test, alpha)
+    judged = _equivalent(judged, replace(bound, reach=math.hypot(bound.reach, looks_half)))
+    within = judged.judged_margin or common.margin
+    tails = [tail(side * test.delta + within, bound.error, bound.freedom) for side in (1.0, -1.0)]
+    return replace(judged, p_value=max(tails))
+
+
+def _bound_of_arms(measured: Measured, test: EquivalenceTest, alpha: float) -> Bound:
+    """The bound of equivalence of several seeds; Welch's where the test is Welch's."""
+    if not test.pooled:
+        return Bound((test.interval[1] - test.interval[0]) / 2.0, test.error, test.freedom)
+    noise = _noise_of_seed(measured)
+    return _bound(_finals_of(measured), measured.prior, measured.spread.seeds, alpha, noise=noise)
+
+
+def _noise_of_seed(measured: Measured) -> float:
+    """Standard error of one run's mean in the window, from that of the difference of the arms' means."""
+    return float(measured.looks.error[-1]) / math.sqrt(sum(1.0 / count for count in measured.counts))
 
 
 def _test(common: LossComparison, measured: Measured, part: slice, alpha: float) -> EquivalenceTest:
@@ -133,8 +201,7 @@ def _test(common: LossComparison, measured: Measured, part: slice, alpha: float)
     error = float(measured.looks.error[-1])
     spread = None
     if math.isfinite(error):
-        # The error is that of the difference of the arms' means.
-        noise = error / math.sqrt(sum(1.0 / count for count in measured.counts))
+        noise = _noise_of_seed(measured)
         values = [ours / measured.scale, theirs / measured.scale]
         spread = spread_of(values, measured.prior, seeds=measured.spread.seeds, noise=noise)
     return two_one_sided_tests(ours, theirs, common.margin, alpha, spread, scale=measured.scale)
@@ -178,6 +245,13 @@ def of_finals(
         half,
         max(common.margin, measured.spread.quantile(alpha) * error),
         math.hypot(noise, error),
+        _bound(
+            [np.array([each.mean for each in arm]) / scale for arm in (mine, others)],
+            measured.prior,
+            measured.spread.seeds,
+            alpha,
+            half=half,
+        ),
     )
 
 

@@ -27,8 +27,11 @@ def steps_needed(delta: float, half: float, tolerance: float, points: int, gap: 
 
 
 def seeds_needed(delta: float, spread: Spread, margin: float, alpha: float, have: int) -> int | None:
-    """Seeds in each arm (more than `have`) with which a test over seeds would decide; None if too many."""
-    target = abs(margin - abs(delta))
+    """Seeds in each arm (more than `have`) with which a test over seeds would decide; None if too many.
+
+    It decides if it tells a difference from the margin, or equivalence within twice the margin.
+    """
+    target = max(abs(margin - abs(delta)), 2.0 * margin - abs(delta))
     for count in range(max(2, have + 1), MOST_SEEDS + 1):
         freedom = max(spread.freedom, 2.0 * count - 2.0)
         if -float(scipy.special.stdtrit(freedom, alpha)) * spread.error(count, count) <= target:

@@ -9,7 +9,7 @@ from fp8scope_dashboard.analysis.losses.alignment import Axis, Pairing
 from fp8scope_dashboard.analysis.losses.arms import Verdict
 
 # Raise it with every change that can give another result for the same curves.
-METHOD_VERSION: Final = 4
+METHOD_VERSION: Final = 5
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,8 @@ class LossComparison:
         noise_interval: within-pair noise of delta in the window (HAC), without the price of looking;
             bootstrap_interval: the same by the stationary bootstrap.
         tolerance: the largest delta that counts as no difference: the margin, or the spread of the seeds.
+        judged_margin: of 'equivalent', the margin within which the two surely are, that its badge names: the
+            margin, or twice the margin where the evidence suffices for that only. None of other verdicts.
         smallest_detectable: the difference that would be found with 80 % probability.
         needs: what would decide, if the verdict is 'cannot_tell': {"steps", "seeds"}, each a number or None.
         window: first and last point of the window, on `aligned_on`.
@@ -79,6 +81,7 @@ class LossComparison:
     unit: str = "relative"
     margin: float = 0.0
     tolerance: float | None = None
+    judged_margin: float | None = None
     delta: float | None = None
     interval: tuple[float, float] | None = None
     noise_interval: tuple[float, float] | None = None

@@ -116,6 +116,21 @@ def spread_of(arms: Sequence[Floats], prior: Prior, *, seeds: int, noise: float 
     return Spread(math.sqrt(variance), total, source, seeds, conflict=conflict, wide=wide)
 
 
+def cautious_spread(arms: Sequence[Floats], prior: Prior, *, seeds: int, noise: float = 0.0) -> Spread:
+    """The spread of seeds for a claim that there is no difference.
+
+    The prior has one degree of freedom less than for the claim of a difference, because seeds of a group
+    unlike the prior's spread more; and it is pooled with the own seeds even where these spread more. So each
+    seed narrows the bound in expectation, and none makes the claim vaguer.
+    """
+    own, freedom = variance_of(arms)
+    weight = max(prior.freedom - 1.0, 1.0)
+    expected = prior.spread**2 + noise**2
+    variance = (weight * expected + freedom * own) / (weight + freedom)
+    source: Source = "own" if seeds >= SEEDS_OF_OWN else prior.source
+    return Spread(math.sqrt(variance), weight + freedom, source, seeds)
+
+
 def shrunk(own: float, freedom: float, prior: Prior, conflict: float = CONFLICT) -> tuple[float, float, bool]:
     """A variance with so many degrees of freedom, shrunk towards a prior.
 

@@ -146,7 +146,7 @@ def _judged(
     else:
         judged = of_pair(common, measured, alpha)
     if chosen.uncertain:
-        judged = replace(judged, verdict="cannot_tell")
+        judged = replace(judged, verdict="cannot_tell", judged_margin=None)
     return with_needs(judged, measured, alpha)
 
 
@@ -162,6 +162,7 @@ def _became_worse(
         verdict="worse",
         method="loss above the baseline since an onset, by the noise before it",
         tolerance=harm.tolerance,
+        judged_margin=None,
         delta=harm.delta,
         interval=(harm.delta - harm.half, harm.delta + harm.half),
         p_value=None,
