@@ -13,7 +13,16 @@ wrong. Simulated groups need no directory. Prints one JSON line per group and mo
     power_H      share of comparisons that are 'worse' after the loss of the run is raised by H per cent
     cannot_tell  share of comparisons of equal configurations that are undecided at the end
     looks        comparisons during a run, at equal distances, the last at its end
-    trials       comparisons of the line: as many as its share of `--seconds` allows, at least 10
+    equivalent   share of comparisons of equal configurations that are equivalent at the end, by the margin
+                 that the badge names, in margins; equivalent_wrong_M is the share that is equivalent within M
+                 margins or less under a harm of M margins
+    trials       comparisons of the line: as many as its share of `--seconds` allows, at least 3
+
+Then one line per group, mode, harm and onset, of a harm that begins at this share of the run:
+
+    said               median share of the run at which 'worse' is said, at one of 50 looks; null if never
+    onset_said_above   median of how far the run is above by then, in per cent
+    missed             share of the trials in which it is not said
 
 Lines of real FP8-BF16 pairs have the shares of all verdicts instead. `--prior` prints the spread between
 seeds, as estimated with each group left out, and nothing else. Random choices have a fixed seed.
@@ -25,6 +34,7 @@ import argparse
 import csv
 import gzip
 import json
+import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -33,10 +43,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.signal import lfilter
 from scipy.special import digamma, polygamma
+from verdict_curves import HARMS as ONSET_HARMS
+from verdict_curves import harmed, simulated
 
 from fp8scope_dashboard.analysis.losses.alignment import Curve
+from fp8scope_dashboard.analysis.losses.result import LossComparison
 from fp8scope_dashboard.analysis.losses.sequence import COMMON_POINTS
 from fp8scope_dashboard.analysis.losses.verdict import compare_losses
 
@@ -45,7 +57,13 @@ HARMS = {"power_0.25": 0.0025, "power_0.5": 0.005, "power_1": 0.01}
 MODES = ((1, 1), (1, 3), (3, 3))
 # Smaller groups in the public data are not re-runs: they contain several configurations under one name.
 GROUP_RUNS = 7
-LEAST_TRIALS = 10
+LEAST_TRIALS = 3
+# Harms, in margins, under which a claim of equivalence within so many margins is wrong.
+WRONG_MARGINS = (1.0, 1.5, 2.0, 3.0)
+# Harms that begin, and the looks at a run until they are said.
+ONSETS, ONSET_LOOKS = tuple(i / 10 for i in range(1, 10)), 50
+# The share of the time for harms that begin, and the groups with too few points for them.
+ONSET_SHARE, ONSET_POINTS = 0.5, 200
 # Runs of one group whose lengths differ by less than this share have one schedule.
 SAME_LENGTH = 0.02
 Draw = Callable[[np.random.Generator, int], list[Curve]]
@@ -98,42 +116,6 @@ def _of_one_length(curves: Sequence[Curve]) -> list[Curve]:
     return [curve for curve in curves if abs(int(curve.steps[-1]) - end) <= SAME_LENGTH * end]
 
 
-def simulated() -> dict[str, Draw]:
-    """Groups of known configuration: noise that is not shared between runs, and offsets between seeds."""
-
-    def group(points: int, noise: float, rho: float, offset: float, every: int = 1) -> Draw:
-        steps = every * np.arange(1, points + 1)
-
-        def draw(chance: np.random.Generator, count: int) -> list[Curve]:
-            level = 1.2 + 1.5 * np.exp(-np.arange(points) / (0.15 * points))
-            return [
-                Curve(
-                    steps,
-                    level * (1.0 + offset * chance.normal() + noise * _autoregressive(chance, points, rho)),
-                    planned=int(steps[-1]),
-                )
-                for _ in range(count)
-            ]
-
-        return draw
-
-    return {
-        "simulated: 38 points, noise 5 %": group(38, 0.05, 0.0, 0.0, every=10),
-        "simulated: 38 points, noise 5 %, seeds .5 %": group(38, 0.05, 0.0, 0.005, every=10),
-        "simulated: 38 points, AR(1) .9, noise 3 %": group(38, 0.03, 0.9, 0.0, every=10),
-        "simulated: 300 points, AR(1) .3, noise 3 %": group(300, 0.03, 0.3, 0.0),
-        "simulated: 300 points, AR(1) .9, noise 3 %": group(300, 0.03, 0.9, 0.0),
-        "simulated: 1000 points, noise .2 %, seeds .05 %": group(1000, 0.002, 0.0, 0.0005),
-        "simulated: 1000 points, noise .2 %, seeds .1 %": group(1000, 0.002, 0.3, 0.001),
-    }
-
-
-def _autoregressive(chance: np.random.Generator, points: int, rho: float) -> np.ndarray:
-    noise = chance.normal(size=points + 100)
-    scale = float(np.sqrt(1.0 - rho * rho))
-    return np.asarray(scale * lfilter([1.0], [1.0, -rho], noise)[100:])
-
-
 def null_line(
     name: str, draw: Draw, mode: tuple[int, int], most: int, looks: int, seconds: float
 ) -> dict[str, Any]:
@@ -141,6 +123,8 @@ def null_line(
     chance = np.random.default_rng(SEED)
     wrong, at_end, undecided, trials = 0, 0, 0, 0
     power: Counter[str] = Counter()
+    within: Counter[str] = Counter()
+    passed: Counter[str] = Counter()
     began = time.perf_counter()
     while trials < most and (trials < LEAST_TRIALS or time.perf_counter() - began < seconds):
         trials += 1
@@ -150,9 +134,14 @@ def null_line(
         mistaken = [verdict in ("worse", "better") for verdict in seen]
         wrong, at_end = wrong + any(mistaken), at_end + mistaken[-1]
         undecided += seen[-1] == "cannot_tell"
+        within[_within(*arms)] += 1
+        for margins in WRONG_MARGINS:
+            raised = [replace(curve, losses=curve.losses * (1.0 + margins * MARGIN)) for curve in arms[0]]
+            named = _compared(raised, arms[1]).judged_margin
+            passed[f"equivalent_wrong_{margins:g}"] += named is not None and named <= margins * MARGIN
         for label, harm in HARMS.items():
-            harmed = [replace(curve, losses=curve.losses * (1.0 + harm)) for curve in arms[0]]
-            power[label] += _verdict(harmed, arms[1]) == "worse"
+            raised = [replace(curve, losses=curve.losses * (1.0 + harm)) for curve in arms[0]]
+            power[label] += _verdict(raised, arms[1]) == "worse"
     return {
         "group": name,
         "verdict": f"{mode[0]}v{mode[1]}",
@@ -160,6 +149,8 @@ def null_line(
         "null_wrong_at_end": round(at_end / trials, 4),
         **{label: round(power[label] / trials, 4) for label in HARMS},
         "cannot_tell": round(undecided / trials, 4),
+        "equivalent": {name: round(number / trials, 4) for name, number in sorted(within.items()) if name},
+        **{name: round(number / trials, 4) for name, number in passed.items()},
         "looks": looks,
         "trials": trials,
     }
@@ -174,8 +165,62 @@ def _first(curves: Sequence[Curve], share: float) -> list[Curve]:
     return parts
 
 
+def _compared(runs: Sequence[Curve], baselines: Sequence[Curve]) -> LossComparison:
+    return compare_losses(runs, baselines, margin=MARGIN, alpha=ALPHA)
+
+
 def _verdict(runs: Sequence[Curve], baselines: Sequence[Curve]) -> str:
-    return compare_losses(runs, baselines, margin=MARGIN, alpha=ALPHA).verdict
+    return _compared(runs, baselines).verdict
+
+
+def _within(runs: Sequence[Curve], baselines: Sequence[Curve]) -> str:
+    """The margins within which two arms are equivalent; empty if they are not."""
+    named = _compared(runs, baselines).judged_margin
+    return "" if named is None else f"{named / MARGIN:g}"
+
+
+def onset_line(
+    name: str, draw: Draw, mode: tuple[int, int], harm: str, onset: float, most: int, seconds: float
+) -> dict[str, Any]:
+    """When a harm that begins at a share of the run is said to be worse."""
+    chance = np.random.default_rng(SEED)
+    said: list[float] = []
+    above: list[float] = []
+    trials, began = 0, time.perf_counter()
+    while trials < most and (trials < LEAST_TRIALS or time.perf_counter() - began < seconds):
+        trials += 1
+        curves = draw(chance, sum(mode))
+        arm = [harmed(curve, harm, onset) for curve in curves[: mode[0]]]
+        for look in range(math.floor(onset * ONSET_LOOKS) + 1, ONSET_LOOKS + 1):
+            share = look / ONSET_LOOKS
+            runs = _first([curve for curve, _ in arm], share)
+            if _verdict(runs, _first(curves[mode[0] :], share)) == "worse":
+                said.append(share)
+                above.append(100.0 * float(arm[0][1][len(runs[0]) - 1]))
+                break
+    return {
+        "group": name,
+        "verdict": f"{mode[0]}v{mode[1]}",
+        "harm": harm,
+        "onset": onset,
+        "said": round(float(np.median(said)), 2) if said else None,
+        "onset_said_above": round(float(np.median(above)), 2) if above else None,
+        "missed": round(1.0 - len(said) / trials, 4),
+        "trials": trials,
+    }
+
+
+def onset_lines(draws: dict[str, Draw], most: int, seconds: float) -> Iterator[dict[str, Any]]:
+    """The lines of harms that begin, until the time is over: each group and mode in turn."""
+    chance, began = np.random.default_rng(SEED), time.perf_counter()
+    long = {name: draw for name, draw in draws.items() if len(draw(chance, 1)[0]) >= ONSET_POINTS}
+    cases = [(harm, onset, mode) for onset in ONSETS for harm in ONSET_HARMS for mode in MODES]
+    share = seconds / max(len(long) * len(cases), 1)
+    for harm, onset, mode in (cases[i] for i in chance.permutation(len(cases))):
+        for name, draw in long.items():
+            if time.perf_counter() - began > seconds:
+                return
+            yield onset_line(name, draw, mode, harm, onset, most, share)
 
 
 def pair_lines(name: str, arms: Sequence[list[Curve]]) -> Iterator[dict[str, Any]]:
@@ -247,9 +292,11 @@ def main() -> None:
     for name, draw in draws.items():
         for mode in MODES:
             if sum(mode) <= len(groups.get(name, range(sum(mode)))):
-                share = arguments.seconds / (len(draws) * len(MODES))
+                share = (1.0 - ONSET_SHARE) * arguments.seconds / (len(draws) * len(MODES))
                 line = null_line(name, draw, mode, arguments.trials, arguments.looks, share)
                 print(json.dumps({"benchmark": "verdicts", **line}), flush=True)
+    for line in onset_lines(draws, arguments.trials, ONSET_SHARE * arguments.seconds):
+        print(json.dumps({"benchmark": "verdicts", **line}), flush=True)
     for name, arms in pairs.items():
         for line in pair_lines(name, arms):
             print(json.dumps({"benchmark": "verdicts", **line}), flush=True)
