@@ -3,13 +3,15 @@
 `reference` is the definition and needs only torch. `compiled` is C++ for CPUs, built with the package.
 `triton` is for CUDA devices. All compute the same bits. `auto`, the default, takes `compiled` for tensors on
 a CPU and `triton` for tensors on a CUDA device, where they can be loaded. If a backend fails under `auto`,
-one warning says why and `reference` replaces it for the rest of the process.
+one warning says why and `reference` replaces it for the rest of the process: all of `compiled`, which is one
+library, but only the kernel of `triton` that has failed, because each is compiled by itself.
 """
 
 import warnings
 from collections.abc import Callable
 from typing import Literal, TypeVar
 
+import torch
 from torch import Tensor
 
 from fp8scope_kernels.cpu import library as cpu_library
@@ -19,11 +21,14 @@ from fp8scope_kernels.triton import availability as triton_availability
 Backend = Literal["auto", "reference", "compiled", "triton"]
 BACKENDS: tuple[Backend, ...] = ("auto", "reference", "compiled", "triton")
 
+TritonKernel = Literal["measure", "observe", "quantize", "quantize_blocks"]
+"""The functions of triton/backend.py that launch kernels."""
+
 Result = TypeVar("Result")
 
 _chosen: Backend = "auto"
 _cpu_failure: str | None = None
-_triton_failure: str | None = None
+_triton_failures: dict[TritonKernel, str] = {}
 
 
 def set_backend(backend: Backend) -> None:
@@ -53,8 +58,9 @@ def get_backend() -> Backend:
 
 
 def failures() -> tuple[str, ...]:
-    """Why backends were given up in this process: one message for each."""
-    return tuple(failure for failure in (_cpu_failure, _triton_failure) if failure)
+    """Why backends were given up in this process: one message for each, and for each kernel of Triton."""
+    kernels = [f"{kernel}: {failure}" for kernel, failure in _triton_failures.items()]
+    return (*((_cpu_failure,) if _cpu_failure else ()), *kernels)
 
 
 def use_compiled(x: Tensor) -> bool:
@@ -80,31 +86,33 @@ def _load() -> bool:
     return True
 
 
-def use_triton(x: Tensor) -> bool:
-    """Whether the Triton kernels quantise this tensor: if chosen, or on CUDA devices under `auto`."""
+def use_triton(x: Tensor, kernel: TritonKernel) -> bool:
+    """Whether this Triton kernel takes this tensor: if chosen, or on CUDA devices under `auto`."""
     if _chosen == "triton":
-        return x.is_cuda or (x.is_cpu and triton_availability.is_interpreted())
-    return _chosen == "auto" and x.is_cuda and _triton_failure is None and triton_availability.is_installed()
+        return (x.is_cuda or (x.is_cpu and triton_availability.is_interpreted())) and is_plain(x)
+    if _chosen != "auto" or not x.is_cuda or kernel in _triton_failures:
+        return False
+    return triton_availability.is_installed() and is_plain(x)
 
 
-def attempt_triton(launch: Callable[[], Result]) -> Result | None:
-    """Return what `launch` returns. If Triton fails under `auto`, warn once and return None.
+def attempt_triton(kernel: TritonKernel, launch: Callable[[], Result]) -> Result | None:
+    """Return what `launch` returns. If it fails under `auto`, warn, give up this kernel and return None.
 
-    Raises ValueError, which is a wrong argument, and any exception where `triton` was chosen. Kernels write
-    statistics in their last launch, so that quantising again after a failure counts nothing twice.
+    Raises ValueError, which is a wrong argument, torch's OutOfMemoryError, after which a script may go on
+    with smaller batches, and any exception where `triton` was chosen. Kernels write statistics in their last
+    launch, so that quantising again after a failure counts nothing twice.
     """
-    global _triton_failure
     try:
         return launch()
-    except ValueError:
+    except (ValueError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # any error of Triton's compiler: training must go on
         if _chosen == "triton":
             raise
-        _triton_failure = f"{type(error).__name__}: {error}"
+        _triton_failures[kernel] = f"{type(error).__name__}: {error}"
         warnings.warn(
-            "Quantisation continues in eager torch, because Triton failed "
-            f"({_triton_failure.splitlines()[0]}).",
+            f"{kernel} continues in eager torch, with the same results, because its Triton kernel failed "
+            f"({_triton_failures[kernel].splitlines()[0]}).",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -77,9 +77,10 @@ def quantize_blocks(
         # At least one block each way, also of an empty matrix: products read one for each row.
         scale = torch.ones(_shape_of_scales(x, grid), dtype=torch.float32, device=x.device)
         return BlockTensor(x.to(dtype), scale, grid)
-    if backends.use_triton(x) and triton_backend.takes_grid(grid):
+    if backends.use_triton(x, "quantize_blocks") and triton_backend.takes_grid(grid):
         passed = backends.attempt_triton(
-            lambda: triton_backend.quantize_blocks(x, format, grid, recipe, row, block_row)
+            "quantize_blocks",
+            lambda: triton_backend.quantize_blocks(x, format, grid, recipe, row, block_row),
         )
         if passed is not None:
             return BlockTensor(passed[0].to(dtype), passed[1], grid)

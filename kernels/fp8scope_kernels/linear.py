@@ -206,7 +206,9 @@ class Fp8Linear(nn.Linear):
         state, saturate, fp8 = self.state_of(role), self.recipe.saturate, self._has_units(x.device)
         stochastic = self.recipe.stochastic_gradients and role == "grad_output"
         nonfinite = self.recipe.nonfinite
-        fused = not stochastic and (backends.use_triton(x) or (saturate and backends.use_compiled(x)))
+        fused = not stochastic and (
+            backends.use_triton(x, "quantize") or (saturate and backends.use_compiled(x))
+        )
         extent, scale = None, state.past_scale(update=update) if fused else None
         measuring = scale is not None and update
         if scale is None:

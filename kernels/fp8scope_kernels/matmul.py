@@ -109,7 +109,7 @@ def to_operands_in_one_pass(
     measured in the same pass with `measure`.
     """
     dtype = format.dtype if fp8 and format.dtype is not None else torch.bfloat16
-    if not backends.use_triton(x):
+    if not backends.use_triton(x, "quantize"):
         if measure:
             data, extent = quantize_and_measure(dtype, x, scale, format, row, nonfinite)
         else:
@@ -117,11 +117,12 @@ def to_operands_in_one_pass(
         operand = Operand(data, scale.reciprocal())
         return operand, operand.t(), extent
     passed = backends.attempt_triton(
+        "quantize",
         lambda: triton_backend.quantize(
             dtype, x, scale, format, row,
             saturate=saturate, extent=extent, measure=measure, transpose=transpose and fp8,
             nonfinite=nonfinite,
-        )
+        ),
     )  # fmt: skip
     if passed is None:
         return None

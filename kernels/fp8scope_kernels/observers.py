@@ -185,8 +185,8 @@ def add_tensor(slot: Slot, x: Tensor) -> None:
         if backends.use_compiled(x):
             cpu_backend.observe(x, row.data_ptr())
             return
-        if backends.use_triton(x):
-            launched = backends.attempt_triton(lambda: triton_backend.observe(x, row))
+        if backends.use_triton(x, "observe"):
+            launched = backends.attempt_triton("observe", lambda: triton_backend.observe(x, row))
             if launched is not None:
                 return
     add_extent(row, x.numel(), measure(x))

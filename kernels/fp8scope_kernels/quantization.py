@@ -55,8 +55,8 @@ def measure_now(x: Tensor) -> Extent:
         return Extent(x.new_empty((), dtype=torch.float32), x.new_empty((), dtype=torch.float64))
     if x.numel() == 0:
         return Extent(*torch.zeros(2, dtype=torch.float32, device=x.device))
-    if backends.use_triton(x):
-        measured = backends.attempt_triton(lambda: triton_backend.measure(x))
+    if backends.use_triton(x, "measure"):
+        measured = backends.attempt_triton("measure", lambda: triton_backend.measure(x))
         if measured is not None:
             return Extent(*measured)
     if backends.use_compiled(x):
@@ -235,11 +235,12 @@ def quantize_now(
     x = _floating(x)
     if is_abstract(x):
         return x.new_empty(x.shape, dtype=dtype)
-    if backends.use_triton(x):
+    if backends.use_triton(x, "quantize"):
         passed = backends.attempt_triton(
+            "quantize",
             lambda: triton_backend.quantize(
                 dtype, x, scale, format, row, saturate=saturate, extent=extent, nonfinite=nonfinite
-            )
+            ),
         )
         if passed is not None:
             return passed.data

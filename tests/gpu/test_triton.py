@@ -92,7 +92,7 @@ def assert_same(
 def test_it_works(device: torch.device) -> None:
     set_backend("triton")
     x = torch.tensor([1e4, -2.0, 0.0, 1e-5, 2.0**-8, torch.inf, torch.nan, -1e-5], device=device)
-    assert use_triton(x)
+    assert use_triton(x, "quantize")
     row = empty_row(device)
     q = quantize(x, torch.tensor(1.0, device=device), E4M3, row)
     assert q.data.view(torch.uint8).tolist() == [0x7E, 0xC0, 0, 0, 2, 0x7F, 0x7F, 0x80]

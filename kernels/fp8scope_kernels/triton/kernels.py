@@ -74,7 +74,8 @@ def observe_tiles(
     if nonfinite > 0:
         tl.atomic_add(row + 6, (nonfinite * repeat).to(tl.float64))
     if tl.program_id(0) == 0:
-        tl.store(row, tl.load(row) + size.to(tl.float64) * repeat)
+        # The launcher passes a size of 1 as a constant, which is no tensor.
+        tl.store(row, tl.load(row) + tl.full((), size, tl.float64) * repeat)
         tl.store(row + 2, 1.0)
 
 

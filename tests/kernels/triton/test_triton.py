@@ -10,7 +10,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(backends, "_chosen", "auto")
-    monkeypatch.setattr(backends, "_triton_failure", None)
+    monkeypatch.setattr(backends, "_triton_failures", {})
     yield
 
 
@@ -162,21 +163,37 @@ def test_which_tensors_use_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     on_cpu = torch.empty(4)
     for choice in ("auto", "reference", "triton"):
         set_backend(choice)
-        assert not backends.use_triton(on_cpu)
+        assert not backends.use_triton(on_cpu, "quantize")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    assert backends.use_triton(on_cpu)
+    assert backends.use_triton(on_cpu, "quantize")
     set_backend("auto")
-    assert not backends.use_triton(on_cpu)
+    assert not backends.use_triton(on_cpu, "quantize")
 
 
-def test_a_failure_is_reported_once_without_stopping_training() -> None:
+def test_a_failure_gives_up_one_kernel_without_stopping_training(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> int:
         raise OSError("no compiler\nat all")
 
-    with pytest.warns(RuntimeWarning, match=r"eager torch.*OSError: no compiler\)"):
-        assert backends.attempt_triton(broken) is None
-    assert backends.failures() == ("OSError: no compiler\nat all",)
-    assert backends.attempt_triton(lambda: 3) == 3
+    with pytest.warns(
+        RuntimeWarning, match=r"observe continues in eager torch.*OSError: no compiler\)"
+    ) as seen:
+        assert backends.attempt_triton("observe", broken) is None
+    assert len(seen) == 1
+    assert backends.failures() == ("observe: OSError: no compiler\nat all",)
+    monkeypatch.setattr(backends, "is_plain", lambda x: True)
+    on_gpu: Any = SimpleNamespace(is_cuda=True, is_cpu=False)
+    for kernel in get_args(backends.TritonKernel):
+        assert backends.use_triton(on_gpu, kernel) == (kernel != "observe")
+    assert backends.attempt_triton("quantize", lambda: 3) == 3
+
+
+def test_no_memory_left_is_not_a_failure_of_triton() -> None:
+    def greedy() -> int:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        backends.attempt_triton("quantize", greedy)
+    assert not backends.failures()
 
 
 def test_a_failure_of_an_explicitly_chosen_backend_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +202,7 @@ def test_a_failure_of_an_explicitly_chosen_backend_is_raised(monkeypatch: pytest
 
     monkeypatch.setattr(backends, "_chosen", "triton")
     with pytest.raises(OSError, match="no compiler"):
-        backends.attempt_triton(broken)
+        backends.attempt_triton("quantize", broken)
     assert not backends.failures()
 
 
@@ -194,5 +211,5 @@ def test_an_invalid_argument_is_not_a_failure_of_triton() -> None:
         raise ValueError("on another device")
 
     with pytest.raises(ValueError, match="another device"):
-        backends.attempt_triton(refusing)
+        backends.attempt_triton("quantize", refusing)
     assert not backends.failures()
