@@ -2,7 +2,7 @@
 
     python benchmarks/agent_overhead.py [--peers-venv DIRECTORY] [--pairs 400] [--rounds 3]
                                         [--attach-rounds 6] [--memory-steps 100000]
-                                        [--only plain,bf16,step,threads,memory] [--cpu]
+                                        [--only plain,bf16,step,threads,memory,tiny] [--cpu]
 
 The agent sends to a sink (agent_sink.py) all the time. `--peers-venv` is a virtual environment, kept between
 runs, into which the other trackers are installed; without it they are left out. `--only` selects questions.
@@ -36,6 +36,11 @@ threads: a step of 1,002 tensors x 7 statistics and 10 scalars.
                         and tensorboard
     times_less          the fastest of these over the agent
 
+tiny: steps of about a millisecond under `attach`, in CPU time; see tiny_steps.py.
+
+    tiny_ratio, tiny_us                  of the training thread: ratio, and microseconds more for a step
+    tiny_process_ratio, tiny_process_us  with the agent's own threads
+
 memory: `rss_mib`, resident memory after a tenth, half and all of `--memory-steps` steps.
 """
 
@@ -59,6 +64,7 @@ import torch
 from agent_peers import COLD_STEPS, PEERS, measure
 from nano_gpt import MEDIUM, SMALL, Training
 from numpy.typing import NDArray
+from tiny_steps import tiny_ratios
 from torch import nn
 from torch.nn import functional
 
@@ -78,7 +84,7 @@ SETTLING = 60
 """Steps of each model before the measured ones, under `attach`: it reads all of the first steps."""
 BLOCK = 4
 """Steps in a row of one model, under `attach`."""
-QUESTIONS = ("plain", "bf16", "step", "threads", "memory")
+QUESTIONS = ("plain", "bf16", "step", "threads", "memory", "tiny")
 LAYERS = 334
 STEPS = 1000
 Timer = Callable[[], float]
@@ -399,6 +405,8 @@ def main() -> None:
                 )
                 for kind in ("tight", "paced", "cold")
             }
+        if "tiny" in only:
+            figures |= tiny_ratios(arguments.pairs // 4, url, directory)
         if "memory" in only:
             figures["rss_mib"] = memory_growth(arguments.memory_steps, url, directory)
     print(json.dumps(figures))

@@ -310,9 +310,10 @@ class Attachment:
             if self._due and self._step is not None:
                 self._step.stop_clock()
             # Guarantees that the previous step is on disk by now, even on a busy machine.
-            began = perf_counter()
-            self._steps.pipeline.settle()
-            self._budget.fixed_seconds += perf_counter() - began
+            if not self._budget.is_light:
+                began = perf_counter()
+                self._steps.pipeline.settle()
+                self._budget.fixed_seconds += perf_counter() - began
         except Exception as error:
             self._run.guard.caught("ending a step", error)
         if self._due and not self._forward_seen:

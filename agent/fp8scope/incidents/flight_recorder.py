@@ -81,7 +81,9 @@ class FlightRecorder:
     def step_ends(self, number: int) -> None:
         """A step is being recorded: keep the random state, and let a replay look at the step."""
         torch: Any = sys.modules.get("torch")
-        if torch is not None:
+        # The copy is a large part of a short step. A replay, which uses it, needs the batches as well.
+        is_spared = self.log is None and self.session.steps.budget.is_light
+        if torch is not None and not is_spared:
             self._random.append((number, torch.default_generator.get_state()))
         driver = _driver()
         if driver is not None:

@@ -1,5 +1,7 @@
 """Decides how often plain tensors are read, so that watching stays within its share of the training time.
 
+Where steps are short, that leaves no room for times either: only the loss is then taken in every step.
+
 Plain tensors belong to layers in high precision: reading one is an extra pass over memory. Losses, times and
 the counters of FP8 layers are collected in every step. So is the gradient norm, unless it exceeds the budget:
 then it is computed in the steps in which plain tensors are read.
@@ -34,6 +36,10 @@ HOOK_SECONDS = 5e-6
 """Time that torch takes to call a hook, which is not measured."""
 STEP_SECONDS = 3e-4
 """Time of the other hooks of a step, which is not measured."""
+SHORT_STEP = 5e-3
+"""In steps that take less seconds, times and the gradient norm are measured in every nth step, too."""
+LAG_SECONDS = 0.02
+"""Such short steps are written in the background, this much time after them at most."""
 DEVICE_EVERY = 5
 """One in so many readings is timed on the device."""
 
@@ -86,6 +92,10 @@ class Budget:
         """The time that the gradients' norm took in this step; the optimizers' hooks add to it."""
         self.takes_norm = True
         """Whether the gradient norm is computed in this step."""
+        self.is_light = False
+        """Whether nothing is measured in this step but its loss."""
+        self.lag = 0
+        """Steps that may wait to be written while the training goes on."""
         self.was_thinned = False
         """Whether plain tensors were ever read in fewer than all steps."""
         self._steps = 0
@@ -95,6 +105,7 @@ class Budget:
         self._fixed: deque[float] = deque(maxlen=REVIEW_STEPS)
         self._norms: deque[float] = deque(maxlen=READINGS)
         self._thins_norm = False
+        self._measured_every = 1
         self._readings: deque[float] = deque(maxlen=READINGS)
         self._device_seconds = 0.0
         self._timed: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
@@ -103,6 +114,7 @@ class Budget:
         """Change the budget, from the next step on."""
         self.overhead = overhead
         self._steps, self.every, self._thins_norm = 0, 1, False
+        self._measured_every, self.is_light, self.lag = 1, False, 0
 
     def begin(self, number: int, sampled: bool, pace: "Pace") -> None:
         """Called when step `number` begins: decide whether to read its plain tensors."""
@@ -113,6 +125,12 @@ class Budget:
         self.takes_norm = observing or not self._thins_norm
         self._read += observing
         pace.events = [] if observing and not self._timed and self._read % DEVICE_EVERY == 0 else None
+
+    def plan(self, number: int) -> bool:
+        """Decide whether step `number`, which is next, is light. Returns whether measuring begins again."""
+        before = self.is_light
+        self.is_light = self._measured_every > 1 and (number - 1) % self._measured_every != 0
+        return before and not self.is_light
 
     def end(self, sampled: bool, pace: "Pace") -> None:
         """Called when a step ends; `pace` has the time of its readings."""
@@ -129,7 +147,8 @@ class Budget:
         if self.overhead is None or not last:
             return
         self._durations.append(max(0.0, now - last - reading - fixed - norm))
-        self._fixed.append(fixed)
+        if not self.is_light:
+            self._fixed.append(fixed)
         if norm:
             self._norms.append(norm)
         # A sampled step does more than read plain tensors.
@@ -155,6 +174,14 @@ class Budget:
         else:
             fixed += norm
         self.every = choose_pace(step, fixed, reading, self.overhead, self.every)
+        if step < SHORT_STEP:
+            # What a step costs that is not light. The rest of the budget is for reading tensors.
+            share = (1 - LEAST_SHARE) * self.overhead * step
+            self._measured_every = next((pace for pace in PACES if fixed + norm <= share * pace), PACES[-1])
+            self.every = max(self.every, self._measured_every)
+        else:
+            self._measured_every = 1
+        self.lag = int(LAG_SECONDS / step) if self._measured_every > 1 and step > 0 else 0
         self.was_thinned |= self.every > 1
 
     def _take_device_times(self, pace: "Pace") -> None:

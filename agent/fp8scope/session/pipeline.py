@@ -70,6 +70,8 @@ class Pipeline:
         self.directory = settings.directory / run / self.writer
         self.sender: Sender | None = None
         self.started = False
+        self.lag = 0
+        """Entries that may wait while the training goes on; see `observe.budget`."""
         self._settings = settings
         self._run = run
         self._child = child
@@ -108,7 +110,7 @@ class Pipeline:
             self._open()
             self._recorder.start()
         # `recorded` is incremented after the write, so an entry whose write is in progress still counts here.
-        elif queue.handed - queue.recorded > 1:
+        elif queue.handed - queue.recorded > 1 + self.lag:
             queue.catch_up()
         if self._dozing:
             self._recorder.wake()

@@ -175,9 +175,15 @@ class Steps:
     def measure_step(self, step: Step) -> None:
         """The work of the step is done: read the clock, and what the optimizers say."""
         if self.measures.watching and self.active:
+            self.pipeline.lag = self.budget.lag
+            if self.budget.is_light:
+                if self.budget.plan(step.number + 1):
+                    self.measures.restart()
+                return
             began = perf_counter()
             try:
                 step.reading = self.measures.end(step)
+                self.budget.plan(step.number + 1)
                 if self._registration.lacks_precision and self.measures.precision:
                     self._registration.set("precision", self.measures.precision)
             except Exception as error:

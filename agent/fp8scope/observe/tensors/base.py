@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 from fp8scope_kernels.recipes import Role
 
+_is_tracing: Callable[[], bool] = torch._C._is_tracing
+
 OnError = Callable[[Exception], None]
 
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
@@ -55,7 +57,7 @@ def local(x: Tensor) -> Tensor:
 
 def is_traced() -> bool:
     """Whether calls are being recorded: for `torch.compile`, `torch.export` or `torch.jit.trace`."""
-    return torch.compiler.is_compiling() or bool(torch._C._is_tracing())
+    return torch.compiler.is_compiling() or _is_tracing()
 
 
 def inside_backward() -> bool:

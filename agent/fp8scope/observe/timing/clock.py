@@ -34,6 +34,10 @@ class HostClock:
         if not self._last:
             self._last = time.perf_counter()
 
+    def restart(self) -> None:
+        """Forget what was marked; the time of the next step starts here."""
+        self._last, self._totals, self._marks = time.perf_counter(), [0.0] * len(PHASES), 0
+
     def mark(self, phase: int) -> None:
         """Add the time since the last mark to `phase`."""
         now = time.perf_counter()
@@ -84,6 +88,10 @@ class DeviceClock:
         """Called when a step begins; the time of the first step starts here."""
         if self._first is None:
             self._first = self._record()
+
+    def restart(self) -> None:
+        """Forget what was marked; the time of the next step starts here."""
+        self._first, self._marks = self._record(), []
 
     def mark(self, phase: int) -> None:
         """Add the device's work since the last mark to `phase`."""

@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 
 from fp8scope.guard import Guard
 from fp8scope.observe.budget import Budget
-from fp8scope.observe.timing.clock import Times
+from fp8scope.observe.timing.clock import DATA, Times
 from fp8scope.observe.timing.machine import Machine
 from fp8scope.observe.timing.peaks import bf16_peak
 from fp8scope.scalars import host_number, is_tensor
@@ -111,6 +111,15 @@ class Measures:
             self._begun = True
             self._watch.clock.begin()
             self._machine.start()
+
+    def restart(self) -> None:
+        """Called between two steps: the time that has passed belongs to none that is measured."""
+        if self._watch is not None:
+            self._watch.end_of_step()
+            self._watch.clock.restart()
+            self._watch.idle = DATA
+            for hooks in self._stepping:
+                hooks.end_of_step()
 
     def mark(self, phase: int) -> None:
         """The time since the last mark belongs to `phase` of `observe.timing.clock`: said by somebody who

@@ -97,7 +97,7 @@ class ModelHooks:
 
     def before_forward(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         watch = self._watch
-        if watch is None or watch.is_off() or watch.inside not in (None, self):
+        if watch is None or watch.budget.is_light or watch.is_off() or watch.inside not in (None, self):
             return
         try:
             watch.inside = self
@@ -126,7 +126,7 @@ class ModelHooks:
         self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any
     ) -> None:
         watch = self._watch
-        if watch is None or watch.is_off() or watch.inside is not self:
+        if watch is None or watch.inside is not self or watch.is_off():
             return
         began = perf_counter()
         try:
@@ -199,7 +199,7 @@ class OptimizerHooks:
             handle.remove()
 
     def before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if is_traced():
+        if self._watch.budget.is_light or is_traced():
             return
         self._depth += 1
         if self._depth > 1:
@@ -218,7 +218,7 @@ class OptimizerHooks:
         budget.fixed_seconds += perf_counter() - began - (budget.norm_seconds - norms)
 
     def after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if is_traced():
+        if self._watch.budget.is_light or is_traced():
             return
         self._depth = max(0, self._depth - 1)
         if self._depth:
