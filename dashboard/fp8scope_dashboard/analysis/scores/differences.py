@@ -100,7 +100,7 @@ class Difference:
     @property
     def doubt(self) -> str:
         """Why no interval is reliable, as a part of a sentence; empty if one is."""
-        return skewness.doubt(self.total_skewness, self.largest_cluster)
+        return skewness.doubt(self.total_skewness, self.largest_cluster, self.units)
 
     @property
     def reference(self) -> Reference:
@@ -230,7 +230,9 @@ def paired(
         error.freedom,
         error.units,
         1.0 if proportion else float(max(np.ptp(run), np.ptp(baseline), np.abs(differences).max())),
-        skewness=_skewness(error.skewness, proportion=proportion, clustered=clusters is not None),
+        skewness=_skewness(
+            error.skewness, error.units, proportion=proportion, clustered=clusters is not None
+        ),
         largest_cluster=error.largest_cluster,
         identical=bool((run == run[:1]).all() and (baseline == run[:1]).all()),
     )
@@ -251,13 +253,14 @@ def paired(
     )
 
 
-def _skewness(skew: float, *, proportion: bool, clustered: bool) -> float:
+def _skewness(skew: float, units: int, *, proportion: bool, clustered: bool) -> float:
     """The skewness to correct for. Differences of 0/1 items are bounded: a few of them are no heavy tail."""
     if not proportion:
         return skew
     if not clustered:
         return 0.0
-    return max(-skewness.MAX_SKEWNESS, min(skewness.MAX_SKEWNESS, skew))
+    most = skewness.limit(units)
+    return max(-most, min(most, skew))
 
 
 def unpaired(
@@ -291,7 +294,9 @@ def unpaired(
         sum(variances) ** 2 / parts if parts else min(error.freedom for error in errors),
         min(error.units for error in errors),
         1.0 if proportion else float(max(np.ptp(run), np.ptp(baseline), abs(difference))),
-        skewness=_skewness(skew, proportion=proportion, clustered=clustered),
+        skewness=_skewness(
+            skew, min(error.units for error in errors), proportion=proportion, clustered=clustered
+        ),
         largest_cluster=max(error.largest_cluster for error in errors),
     )
 

@@ -65,7 +65,7 @@ class Error:
     @property
     def doubt(self) -> str:
         """Why no interval of the mean is reliable; empty if one is."""
-        return skewness.doubt(self.skewness, self.largest_cluster)
+        return skewness.doubt(self.skewness, self.largest_cluster, self.units)
 
 
 def wilson(successes: int, n: int, alpha: float) -> Interval:

@@ -18,7 +18,11 @@ Floats = NDArray[np.float64]
 
 # The skewness of the mean, that of the items over sqrt(n). Beyond it, intervals of 95 % cover less than 90 %
 # for some lognormal and Pareto items (`benchmarks/scores.py --coverage`).
+# The mean of more units is less skewed unless their tail has no variance, so that the limit falls slowly from
+# UNITS_OF_LIMIT units on, by their power FALL.
 MAX_SKEWNESS: Final = 0.25
+UNITS_OF_LIMIT: Final = 50
+FALL: Final = 0.1
 # A skewness within so many standard errors of 0, each sqrt(6) / n for normal items, is chance.
 MIN_DEVIATIONS: Final = 2.5
 # With a larger cluster the spread between clusters is not seen: the other ones are too small to show it.
@@ -49,19 +53,25 @@ def restored(quantile: float, skewness: float) -> float:
     return 3.0 / skewness * (float(np.cbrt(1.0 + skewness * (quantile - skewness / 6.0))) - 1.0)
 
 
-def doubt(skewness: float, largest_cluster: float) -> str:
+def limit(units: int) -> float:
+    """The largest skewness of the mean of so many units that has a reliable interval."""
+    return MAX_SKEWNESS * min(1.0, math.pow(UNITS_OF_LIMIT / units, FALL))
+
+
+def doubt(skewness: float, largest_cluster: float, units: int) -> str:
     """Why no interval of a mean is reliable, as a part of a sentence; empty if one is.
 
     Args:
         skewness: of the mean.
         largest_cluster: share of the items in the largest cluster; 0 without clusters.
+        units: independent items or clusters.
     """
     if largest_cluster > MAX_CLUSTER_SHARE:
         return (
             f"one cluster holds {100.0 * largest_cluster:.3g} % of the items, so that the spread between "
             "clusters is not known"
         )
-    if abs(skewness) > MAX_SKEWNESS:
+    if abs(skewness) > limit(units):
         side = "upper" if skewness > 0 else "lower"
         return (
             f"a few items with values far on the {side} side decide the mean, and an interval from so few "
