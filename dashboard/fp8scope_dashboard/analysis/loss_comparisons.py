@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from uuid import UUID
 
@@ -13,9 +14,17 @@ from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.analysis.coverage import conclude
 from fp8scope_dashboard.analysis.judging import coverage_of_loss
 from fp8scope_dashboard.analysis.losses.alignment import Curve
+from fp8scope_dashboard.analysis.losses.result import LossComparison
 from fp8scope_dashboard.analysis.losses.seeds import Prior, pooled_prior
 from fp8scope_dashboard.analysis.losses.verdict import compare_losses
 from fp8scope_dashboard.analysis.models import Comparison
+from fp8scope_dashboard.analysis.own_differences import (
+    RunDifference,
+    as_dict,
+    ends_broken,
+    of_losses,
+    sentences,
+)
 from fp8scope_dashboard.analysis.progress import progress
 from fp8scope_dashboard.analysis.quantity_comparisons import quantities_of
 from fp8scope_dashboard.analysis.reading import read_arms
@@ -48,18 +57,21 @@ def compare(run_id: UUID) -> Comparison | None:
         ours = [_planned(reading.curve, each) for reading, each in zip(mine, arm, strict=True)]
         theirs = [_planned(reading.curve, each) for reading, each in zip(others, baseline, strict=True)]
         report("Comparing the losses", 0.7)
-        result = compare_losses(
-            ours, theirs, margin=run.project.margin, alpha=run.project.alpha, prior=project_prior(run)
-        )
+        prior = project_prior(run)
+        result = compare_losses(ours, theirs, margin=run.project.margin, alpha=run.project.alpha, prior=prior)
         judgement = conclude(result.verdict, coverage_of_loss(arm, baseline, ours, theirs, result))
         report("Computing costs and savings", 0.9)
         stored = result.as_dict()
         quantities = quantities_of(run, mine, others, stored)
+    differences = _own_differences(arm, ours, theirs, result, prior)
+    own = as_dict(run.group, differences, str(run.id), result.unit)
+    stored["warnings"] = [*stored["warnings"], *sentences(differences, result.unit)]
     values = {
         "baseline": run.baseline,
         "to_step": run.last_step or 0,
         "verdict": judgement.verdict,
-        "result": {**stored, **judgement.as_dict(), "quantities": quantities},
+        "own_difference": own["own"]["difference"],
+        "result": {**stored, **own, **judgement.as_dict(), "quantities": quantities},
         "inputs": inputs,
         "seconds": time.perf_counter() - began,
         "computed_at": timezone.now(),
@@ -77,6 +89,27 @@ def project_prior(run: Run) -> Prior:
     stored = others.order_by("-computed_at").values_list("baseline", "result__baseline_losses")
     groups = {baseline: losses for baseline, losses in stored[:MOST_GROUPS] if losses}
     return pooled_prior([np.array(losses, np.float64) for losses in groups.values()])
+
+
+def _own_differences(
+    arm: Sequence[Run], ours: Sequence[Curve], theirs: Sequence[Curve], result: LossComparison, prior: Prior
+) -> list[RunDifference]:
+    """The differences of the runs of an arm. Those that diverged leave no difference of the others: these are
+    then compared without them.
+    """
+    named = [RunDifference(run=str(run.id), name=run.name, seed=run.seed) for run in arm]
+    healthy = [i for i, curve in enumerate(ours) if not ends_broken(curve)]
+    if result.delta is not None or 0 not in healthy or len(healthy) == len(arm):
+        return of_losses(named, ours, result, prior)
+    rest = compare_losses(
+        [ours[i] for i in healthy],
+        theirs,
+        margin=arm[0].project.margin,
+        alpha=arm[0].project.alpha,
+        prior=prior,
+    )
+    others = of_losses([named[i] for i in healthy], [ours[i] for i in healthy], rest, prior)
+    return [*others, *(replace(run, left=True) for i, run in enumerate(named) if i not in healthy)]
 
 
 def _planned(curve: Curve, run: Run) -> Curve:

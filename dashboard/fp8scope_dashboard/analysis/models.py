@@ -9,13 +9,21 @@ from fp8scope_dashboard.runs.models import Run
 
 
 class Comparison(models.Model):
-    """The latest BF16-vs-FP8 delta of a run against its baseline group. One row a run, overwritten."""
+    """The latest BF16-vs-FP8 delta of a run against its baseline group. One row a run, overwritten.
+
+    Verdict and delta are those of the run's seed group.
+    """
 
     run = models.OneToOneField(Run, on_delete=models.CASCADE, primary_key=True, related_name="comparison")
     baseline = models.CharField(max_length=128)
     to_step = models.BigIntegerField()
     verdict = models.CharField(max_length=32)
     result = models.JSONField(help_text="analysis.losses.result.LossComparison as a dict")
+    own_difference = models.FloatField(
+        null=True,
+        blank=True,
+        help_text="This run's own difference, in the unit of the result; null if its loss is not finite.",
+    )
     inputs = models.CharField(max_length=128, default="", help_text="Summary of the inputs; see lineage.")
     seconds = models.FloatField(
         default=0.0, help_text="Duration of the computation. Slow comparisons are repeated less often."
@@ -32,6 +40,9 @@ class EvaluationComparison(models.Model):
     step = models.BigIntegerField()
     verdict = models.CharField(max_length=32)
     result = models.JSONField(help_text="analysis.scores.ScoreComparison as a dict")
+    own_difference = models.FloatField(
+        null=True, blank=True, help_text="This run's own difference, in the unit of the score."
+    )
     inputs = models.CharField(max_length=64, default="", help_text="Digest of the inputs.")
     computed_at = models.DateTimeField(default=timezone.now)
 

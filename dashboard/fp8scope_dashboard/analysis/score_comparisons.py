@@ -16,6 +16,7 @@ from fp8scope_dashboard.analysis.coverage import GOOD, BaselineArm, Coverage, co
 from fp8scope_dashboard.analysis.judging import coverage_of_score, judged_now
 from fp8scope_dashboard.analysis.losses.seeds import Prior, pooled_prior
 from fp8scope_dashboard.analysis.models import Comparison, EvaluationComparison
+from fp8scope_dashboard.analysis.own_differences import as_dict, sentences
 from fp8scope_dashboard.analysis.scores import precision
 from fp8scope_dashboard.analysis.scores.seeds import Group
 from fp8scope_dashboard.analysis.scores.spending import shares
@@ -174,7 +175,7 @@ def _compare_step(
         alpha_share=checkpoint.share,
     )
     return [
-        _store(run, step, inputs, _with_warnings(run, inputs, stored, result), digest)
+        _store(run, step, inputs, _with_warnings(run, inputs, stored, result), stored, digest)
         for inputs, result in zip(tasks, results, strict=True)
     ]
 
@@ -234,13 +235,25 @@ def _with_warnings(
 ) -> ScoreComparison:
     baseline = [stored[pk].precision for pk in inputs.baselines]
     of_precision = precision.warnings_of(run.precision, stored[inputs.arm[0]].precision, baseline)
-    return replace(result, warnings=[*result.warnings, *of_precision])
+    left = sentences(result.own, _unit(stored[inputs.arm[0]]))
+    return replace(result, warnings=[*left, *result.warnings, *of_precision])
+
+
+def _unit(evaluation: Evaluation) -> str:
+    """The unit of the differences of a score, as sentences name it."""
+    return "share" if evaluation.kind == "proportion" else "score"
 
 
 def _store(
-    run: Run, step: int, inputs: _Inputs, result: ScoreComparison, digest: str
+    run: Run,
+    step: int,
+    inputs: _Inputs,
+    result: ScoreComparison,
+    stored: Mapping[int, Evaluation],
+    digest: str,
 ) -> EvaluationComparison:
     judgement = conclude(result.verdict, inputs.coverage)
+    own = as_dict(run.group, result.own, str(run.id), _unit(stored[inputs.arm[0]]))
     name, metric = inputs.name
     comparison, _ = EvaluationComparison.objects.update_or_create(
         run=run,
@@ -249,7 +262,8 @@ def _store(
         step=step,
         defaults={
             "verdict": judgement.verdict,
-            "result": {**result.as_dict(), **judgement.as_dict()},
+            "own_difference": own["own"]["difference"],
+            "result": {**result.as_dict(), **own, **judgement.as_dict()},
             "inputs": digest,
             "computed_at": timezone.now(),
         },

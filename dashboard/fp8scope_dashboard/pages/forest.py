@@ -1,4 +1,6 @@
-"""The forest plot of evaluations: one row for each task and run, with its verdict against the margin.
+"""The forest plot of evaluations: one row for each task and seed group, with its verdict against the margin.
+
+The runs' own differences stand under the row of their group.
 
 A row holds only JSON types, so that a shared report can store it.
 """
@@ -7,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import UUID
 
-from django.db.models import QuerySet
+from django.db.models import Case, CharField, F, QuerySet, When, Window
+from django.db.models.functions import Cast, RowNumber
 
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.analysis.coverage import in_short
@@ -23,9 +26,11 @@ from fp8scope_dashboard.pages.comparison_groups import Arms
 from fp8scope_dashboard.pages.formatting import NOTHING, number, percent
 from fp8scope_dashboard.pages.verdicts import Badge, score_badge
 from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.text.numbers import count
 
-# The newest runs with a comparison, and the rows of one plot.
+# The newest groups with a comparison, the runs that they are looked for among, and the rows of one plot.
 MOST_RUNS: Final = 12
+MOST_SEEDS: Final = 400
 MOST_ROWS: Final = 400
 ORDER: Final = ("worse", "cannot_tell", "better", "equivalent")
 """Verdicts, those that need attention first."""
@@ -54,7 +59,13 @@ class Positions:
 
 @dataclass(frozen=True)
 class ForestRow:
-    """One task of one run at its last compared checkpoint; the figures are text, ready to be shown."""
+    """One task of one group at its last compared checkpoint; the figures are text, ready to be shown.
+
+    Attributes:
+        run_id: the run whose comparison it is; `run` is its name, or that of the group of several runs.
+        score: the mean of the group.
+        members: the runs of a group of several: name, run_id, score, difference, and whether it left.
+    """
 
     name: str
     metric: str
@@ -79,6 +90,7 @@ class ForestRow:
     evaluated_in: str
     size: float
     plot: dict[str, float | int | None] | None
+    members: list[dict[str, Any]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -92,16 +104,38 @@ class _Kind:
 def latest_comparisons(
     project: Project, runs: Sequence[UUID] | None = None, step: int | None = None
 ) -> list[EvaluationComparison]:
-    """The last comparison of each task of each run, or those at `step`; of the newest runs if not given."""
+    """The last comparison of each task of each seed group, or those at `step`; the newest groups' if no runs
+    are given.
+    """
     rows = EvaluationComparison.objects.filter(run__project=project, run__deleted_at=None)
     if runs is None:
-        newest = Run.objects.filter(pk__in=rows.values("run")).order_by("-created_at", "id")
-        runs = list(newest.values_list("pk", flat=True)[:MOST_RUNS])
+        runs = [run.pk for members in newest_arms(project) for run in members]
     rows = rows.filter(run__in=runs)
     if step is not None:
         rows = rows.filter(step=step)
-    last = rows.order_by("run_id", "name", "metric", "-step").distinct("run_id", "name", "metric")
+    rank = Window(
+        RowNumber(),
+        partition_by=[_arm_key(), F("run__baseline"), F("name"), F("metric")],
+        order_by=[F("step").desc(), F("run__created_at").desc(), F("run_id").asc()],
+    )
+    last = rows.annotate(rank=rank).filter(rank=1)
     return list(_by_id(last).order_by("name", "metric", "run__created_at", "run_id")[:MOST_ROWS])
+
+
+def newest_arms(project: Project) -> list[list[Run]]:
+    """The newest seed groups, and runs without a group, that have a comparison of a score; newest first."""
+    rows = EvaluationComparison.objects.filter(run__project=project, run__deleted_at=None)
+    newest = Run.objects.filter(pk__in=rows.values("run")).order_by("-created_at", "id")
+    arms: dict[tuple[str, str], list[Run]] = {}
+    for run in newest.defer("config", "environment", "summary", "error")[:MOST_SEEDS]:
+        arms.setdefault((run.group or str(run.pk), run.baseline), []).append(run)
+    return list(arms.values())[:MOST_RUNS]
+
+
+def _arm_key() -> Case:
+    """What the runs of a seed group share; the id of a run without a group."""
+    alone = Cast("run_id", CharField())
+    return Case(When(run__group="", then=alone), default=F("run__group"), output_field=CharField())
 
 
 def _by_id(rows: QuerySet[EvaluationComparison]) -> QuerySet[EvaluationComparison]:
@@ -179,11 +213,12 @@ def _row(
             result.get("smallest_detectable"),
             higher_is_better=kind.higher_is_better,
         )
+    members = members_of(result, in_percent=kind.in_percent)
     return ForestRow(
         name=row.name,
         metric=row.metric,
         run_id=str(row.run_id),
-        run=row.run.name,
+        run=arm_name(row.run, members),
         slot=arms.of(row.run).slot,
         step=row.step,
         items=int(result.get("n") or 0),
@@ -194,7 +229,7 @@ def _row(
         reason=judgement.reason,
         explanation=str(result.get("explanation", "")),
         warnings=[str(each) for each in result.get("warnings", ())],
-        score=size(result.get("score")),
+        score=size(mean_score(result)),
         baseline_score=size(result.get("baseline_score")),
         difference=signed(difference, in_percent=kind.in_percent),
         interval=" to ".join(signed(end, in_percent=kind.in_percent) for end in interval) if interval else "",
@@ -203,7 +238,38 @@ def _row(
         evaluated_in=precisions.get((row.run_id, row.step, row.name, row.metric), ""),
         size=float(difference) / float(margin) if difference is not None and margin else 0.0,
         plot=None if plot is None else dict(vars(plot)),
+        members=members,
     )
+
+
+def members_of(result: Mapping[str, Any], *, in_percent: bool) -> list[dict[str, Any]]:
+    """The runs of a group of several with their own differences as text, those that left first."""
+    runs = (result.get("group") or {}).get("runs", ())
+    if len(runs) < 2:
+        return []
+    size = percent if in_percent else number
+    return [
+        {
+            "name": run["name"],
+            "run_id": run["run"],
+            "score": size(run["value"]),
+            "difference": signed(run["difference"], in_percent=in_percent),
+            "left": run["left"],
+            "from_group": signed(run["from_group"], in_percent=in_percent) if run["left"] else "",
+        }
+        for run in sorted(runs, key=lambda run: (not run["left"], run["name"]))
+    ]
+
+
+def arm_name(run: Run, members: Sequence[object]) -> str:
+    """The name of a run, or of its group with the number of its runs that were compared."""
+    return f"{run.group} ({count(len(members), 'run')})" if members and run.group else run.name
+
+
+def mean_score(result: Mapping[str, Any]) -> float | None:
+    """The mean score of the group of a comparison; that of the run where its group has one."""
+    values = [run["value"] for run in (result.get("group") or {}).get("runs", ())]
+    return sum(values) / len(values) if len(values) > 1 else result.get("score")
 
 
 def wider_limit(result: Mapping[str, Any], size: Callable[[float], str]) -> str:

@@ -118,7 +118,11 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
 
     return {
         "badge": _badge(verdict.badge),
-        "delta": "" if verdict.delta is None else signed(verdict.delta),
+        # Each row is a run: its own difference, and that of its group where the verdict is on several runs.
+        "delta": "" if verdict.own is None else signed(verdict.own),
+        "group": f"group: {signed(verdict.delta)}"
+        if verdict.is_of_group and verdict.delta is not None
+        else "",
         "interval": " to ".join(map(signed, verdict.interval or ())),
         "share": verdict.share,
     }

@@ -56,6 +56,7 @@ BUILT_IN: Final[Mapping[str, Column]] = {
         Column("name", "Run", Lower("name")),
         Column("state", "State", F("state")),
         Column("verdict", "FP8 against BF16", verdict_rank()),
+        Column("difference", "Own difference", F("comparison__own_difference"), is_number=True),
         Column("spark", "Loss"),
         Column("loss", "Last loss", finite_scalar("loss"), is_number=True),
         Column("step", "Step", F("last_step"), is_number=True),
@@ -71,7 +72,7 @@ BUILT_IN: Final[Mapping[str, Column]] = {
         Column("planned", "Planned steps", F("total_steps"), is_number=True),
     )
 }
-DEFAULT: Final = ("state", "verdict", "spark", "loss", "step", "points", "created")
+DEFAULT: Final = ("state", "verdict", "difference", "spark", "loss", "step", "points", "created")
 SOURCES: Final = ("scalar", "config", "recipe", "summary", "environment")
 
 

@@ -13,7 +13,8 @@ from fp8scope_dashboard.analysis.judging import standing_now
 from fp8scope_dashboard.analysis.models import EvaluationComparison
 from fp8scope_dashboard.analysis.score_comparisons import summary_of
 from fp8scope_dashboard.pages.comparison_groups import precision_label
-from fp8scope_dashboard.pages.summary import summarise
+from fp8scope_dashboard.pages.formatting import difference
+from fp8scope_dashboard.pages.summary import Verdict, summarise
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.text.numbers import count
 from fp8scope_dashboard.text.run_summary import RunFacts
@@ -38,7 +39,7 @@ def run_facts(run: Run) -> RunFacts:
         planned=run.total_steps,
         baseline=_baseline(run),
         unpaired=run.precision != "bf16" and not run.baseline,
-        loss=verdict.explanation if has_verdict else "",
+        loss=_loss(verdict) if has_verdict else "",
         coverage=verdict.coverage if has_verdict else "",
         incomplete=f"{verdict.reason} {HOLDS_FOR_A_PART}" if has_verdict and verdict.reason else "",
         scores=_scores(run),
@@ -48,6 +49,16 @@ def run_facts(run: Run) -> RunFacts:
         alerts=_alerts(run),
         version=own_version(),
     )
+
+
+def _loss(verdict: Verdict) -> str:
+    """The verdict, and before that on a group the run's own difference."""
+    if not verdict.is_of_group:
+        return verdict.explanation
+    own = "This run has no finite loss."
+    if verdict.own is not None:
+        own = f"This run's own difference is {difference(verdict.own, verdict.unit, signed=True)}."
+    return f"{own} Its group of {count(verdict.runs, 'run')}: {verdict.explanation}"
 
 
 def steps_in_words(run: Run) -> str:

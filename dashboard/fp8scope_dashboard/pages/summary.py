@@ -49,6 +49,30 @@ class Verdict:
     baseline: str = ""
     seeds: int = 0
     so_far: bool = False
+    # The run's own difference; delta and badge are those of its group, if that has several runs.
+    own: float | None = None
+    members: tuple[Mapping[str, Any], ...] = ()
+    has_left: bool = False
+
+    @property
+    def runs(self) -> int:
+        """The number of runs of the group that were compared."""
+        return max(1, sum(1 for member in self.members if member["difference"] is not None))
+
+    @property
+    def is_of_group(self) -> bool:
+        """Whether the verdict is that of several runs."""
+        return len(self.members) > 1
+
+    @property
+    def left(self) -> list[Mapping[str, Any]]:
+        """The runs that left their group."""
+        return [member for member in self.members if member["left"]] if self.is_of_group else []
+
+    @property
+    def own_left(self) -> bool:
+        """Whether this run is one of them."""
+        return self.is_of_group and self.has_left
 
     @property
     def gauge(self) -> Gauge | None:
@@ -196,6 +220,9 @@ def verdict_of(run: Run, baselines: Collection[str]) -> Verdict:
         baseline=comparison.baseline,
         seeds=int(result.get("k_baseline") or 0),
         so_far=run.state == RunState.RUNNING,
+        own=comparison.own_difference if "own" in result else _delta_of_one(result),
+        members=tuple((result.get("group") or {}).get("runs", ())),
+        has_left=bool((result.get("own") or {}).get("left")),
     )
 
 
@@ -205,6 +232,11 @@ def _within(result: Mapping[str, Any]) -> str:
     if not judged or not margin or judged <= margin:
         return ""
     return f"{100.0 * judged:.3g} %" if result.get("unit") == "relative" else f"{judged:.3g}"
+
+
+def _delta_of_one(result: Mapping[str, Any]) -> float | None:
+    """The delta of a comparison by an earlier version, if it is that of a single run."""
+    return result.get("delta") if result.get("k_run") == 1 else None
 
 
 def _missing_verdict_reason(run: Run, is_baseline: bool) -> str:

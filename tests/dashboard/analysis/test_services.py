@@ -8,6 +8,7 @@ from datetime import timedelta
 import numpy as np
 import pytest
 from dashboard.helpers.recording import Recorder, make_run
+from dashboard.helpers.seed_groups import a_group_with_a_bad_seed
 
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.analysis import lineage, reading, services
@@ -268,6 +269,88 @@ def test_seeds_of_the_fp8_arm_are_averaged(arms: tuple[Run, list[Recorder]]) -> 
         recorder.evaluation(200, [1.0, 0.0] * 50)
     (computed,) = compare_evaluations(run.id)
     assert computed.result["k_run"] == 2 and computed.result["k_baseline"] == 2
+
+
+def test_a_run_has_its_own_difference_beside_the_verdict_of_its_group(project: Project) -> None:
+    """A run at +39 % among 15 showed '+2.70 %, cannot tell yet' as its own."""
+    runs = a_group_with_a_bad_seed(project)
+    for run in (runs[0], runs[7]):
+        refresh(run.id)
+    healthy, bad = (Comparison.objects.get(run=run) for run in (runs[0], runs[7]))
+    assert bad.own_difference == pytest.approx(0.395, abs=0.002)
+    assert healthy.own_difference == pytest.approx(0.0, abs=0.002)
+    assert bad.result["delta"] == healthy.result["delta"] == pytest.approx(0.0277, abs=0.002)
+    assert bad.result["own"]["left"] and not healthy.result["own"]["left"]
+    assert healthy.result["group"]["name"] == "fp8" and len(healthy.result["group"]["runs"]) == 15
+    left = [member for member in healthy.result["group"]["runs"] if member["left"]]
+    assert [member["name"] for member in left] == ["fp8 7"]
+    assert left[0]["from_group"] == pytest.approx(0.394, abs=0.002)
+    assert any(text.startswith("fp8 7 left its group: +39.5 %") for text in healthy.result["warnings"])
+    own = [member["difference"] for member in healthy.result["group"]["runs"]]
+    assert np.mean(own) == pytest.approx(healthy.result["delta"])
+
+
+def test_a_score_has_the_runs_own_difference_too(project: Project) -> None:
+    runs = a_group_with_a_bad_seed(project)
+    for run in (runs[0], runs[7]):
+        compare_evaluations(run.id)
+    healthy, bad = (EvaluationComparison.objects.get(run=run, name="gsm8k") for run in (runs[0], runs[7]))
+    assert bad.own_difference is not None and bad.own_difference < -0.4
+    assert healthy.own_difference == pytest.approx(0.0, abs=0.03)
+    assert bad.result["difference"] == pytest.approx(healthy.result["difference"])
+    assert bad.result["own"]["difference"] == bad.own_difference and bad.result["own"]["unit"] == "share"
+    assert any(text.startswith("fp8 7 left its group") for text in healthy.result["warnings"])
+
+
+def test_the_own_difference_of_a_single_run_is_that_of_the_comparison(
+    arms: tuple[Run, list[Recorder]],
+) -> None:
+    run, baselines = arms
+    baselines[0].evaluation(200, [1.0, 0.0] * 50)
+    Recorder(run).evaluation(200, [1.0, 0.0] * 48 + [0.0] * 4)
+    refresh(run.id)
+    comparison, score = Comparison.objects.get(run=run), EvaluationComparison.objects.get(run=run)
+    assert comparison.own_difference == comparison.result["delta"]
+    assert score.own_difference == score.result["difference"] == pytest.approx(-0.02)
+    assert comparison.result["group"]["name"] == "" and not comparison.result["own"]["left"]
+
+
+def test_a_run_keeps_its_own_difference_beside_one_that_diverged(project: Project) -> None:
+    for seed in range(3):
+        record(make_run(project, f"bf16 {seed}", group="bf16", seed=seed), 1.0 + 0.0005 * seed).finish()
+    runs = [make_run(project, f"fp8 {seed}", group="fp8", baseline="bf16") for seed in range(3)]
+    for run in runs[:2]:
+        record(run, 1.0015).finish()
+    Recorder(runs[2]).rows(STEPS, {"loss": np.where(STEPS > 150, math.nan, 2.0)})
+    comparison = compare(runs[0].id)
+    assert comparison is not None and comparison.result["delta"] is None
+    assert comparison.own_difference == pytest.approx(0.001, abs=5e-4)
+    assert "fp8 2 left its group: its loss is not finite." in comparison.result["warnings"]
+
+
+def test_comparisons_of_an_earlier_version_are_swept(arms: tuple[Run, list[Recorder]]) -> None:
+    run, _ = arms
+    refresh(run.id)
+    comparison = Comparison.objects.get(run=run)
+    Comparison.objects.update(inputs=f"v4{comparison.inputs[2:]}", own_difference=None)
+    assert lineage.uncompared_runs() == [run.id]
+    refresh(run.id)
+    assert Comparison.objects.get(run=run).own_difference is not None
+
+
+def test_the_checkpoints_of_a_run_share_alpha(arms: tuple[Run, list[Recorder]]) -> None:
+    run, baselines = arms
+    Run.objects.filter(pk=run.pk).update(total_steps=200, state=RunState.RUNNING)
+    mine = Recorder(run)
+    for step in (100, 150, 200):
+        for recorder in (baselines[0], mine):
+            recorder.evaluation(step, [1.0, 0.0] * 50)
+    mine.evaluation(120, [1.0, 0.0] * 50)
+    compare_evaluations(run.id)
+    stored = {row.step: row.result for row in EvaluationComparison.objects.filter(run=run)}
+    assert [stored[step]["checkpoint"] for step in (100, 150, 200)] == [1, 2, 3]
+    assert [stored[step]["alpha_share"] for step in (100, 150, 200)] == pytest.approx([0.25, 0.125, 0.625])
+    assert stored[120]["verdict"] == "cannot_tell" and stored[120]["k_baseline"] == 0
 
 
 def test_the_precision_and_the_margin_of_an_evaluation(arms: tuple[Run, list[Recorder]]) -> None:

@@ -184,7 +184,7 @@ def test_many_verdicts_take_a_line_each(admin: Visitor) -> None:
     assert "1.80\u202f% more tokens" in page
 
 
-def test_seeds_with_the_same_verdict_share_a_card(admin: Visitor) -> None:
+def test_the_seeds_of_a_group_share_a_card_with_their_own_differences(admin: Visitor) -> None:
     make_run(admin.project, "bf16", precision="bf16", group="bf16")
     for seed, (group, delta) in enumerate(
         [("a", 0.01), ("a", 0.01), ("a", 0.02), ("b", 0.01), ("", 0.01), ("", 0.01)]
@@ -195,13 +195,16 @@ def test_seeds_with_the_same_verdict_share_a_card(admin: Visitor) -> None:
             baseline="bf16",
             to_step=9,
             verdict="worse",
-            result={"delta": delta, "explanation": "It is."},
+            own_difference=delta,
+            result={"delta": delta, "explanation": "It is.", "own": {"difference": delta}},
         )
     page = html(admin, "compare/?q=fp8")
     cards = page[page.index('id="verdicts"') :].split('<section class="card stack">')[1:]
-    shared = [card for card in cards if "The same verdict for 1 other seed of this group" in card]
-    assert len(cards) == 5 and len(shared) == 1 and page.count("The same verdict") == 1
-    assert "fp8-0" in shared[0] and "fp8-1" in shared[0]
+    shared = [card for card in cards if "own-differences" in card]
+    assert len(cards) == 4 and len(shared) == 1
+    assert [name in shared[0] for name in ("fp8-0", "fp8-1", "fp8-2", "fp8-3")] == [True, True, True, False]
+    assert shared[0].index("fp8-2") < shared[0].index("fp8-0"), "the largest difference is first"
+    assert "+2.00" in shared[0]
 
 
 def test_many_lines_have_fewer_points(admin: Visitor) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.analysis.losses.seeds import PUBLIC, Prior, odd_seeds, variance_of
+from fp8scope_dashboard.analysis.own_differences import RunDifference, with_left
 from fp8scope_dashboard.analysis.scores import intervals, quality
 from fp8scope_dashboard.analysis.scores.differences import Difference, paired, unpaired
 from fp8scope_dashboard.analysis.scores.intervals import UNLIMITED, Interval
@@ -81,25 +82,6 @@ class Task:
     groups: Sequence[Group] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class OwnDifference:
-    """One run's score less the baseline's, beside the verdict on its group.
-
-    Attributes:
-        run, name: those of its `Score`.
-        score: over the items that all runs have.
-        left: it is far from the other runs of its group, as of a run that broke down.
-        from_group: its distance from the mean of the others.
-    """
-
-    run: str
-    name: str
-    score: float
-    difference: float
-    left: bool = False
-    from_group: float = 0.0
-
-
 @dataclass(frozen=True)
 class ScoreComparison:
     """The verdict on a score.
@@ -153,7 +135,7 @@ class ScoreComparison:
     k_baseline: int = 0
     identical: bool = False
     doubt: str = ""
-    own: list[OwnDifference] = field(default_factory=list)
+    own: list[RunDifference] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
@@ -184,7 +166,7 @@ class _Measured:
     difference: Difference
     spread: SeedSpread
     prior: Prior
-    own: list[OwnDifference]
+    own: list[RunDifference]
     warnings: list[str]
 
 
@@ -443,22 +425,21 @@ def _is_binary(*items: Floats) -> bool:
 
 def _own_differences(
     arm: Sequence[Score], scores: Floats, difference: float, prior: Prior
-) -> list[OwnDifference]:
+) -> list[RunDifference]:
     """Each run's difference; their mean is that of the arms. `prior`: of one score, with its items."""
-    left = odd_seeds(scores, prior)
-    others = np.delete(scores, left)
     shift = difference - float(scores.mean())
-    return [
-        OwnDifference(
-            run=score.run,
-            name=score.name,
-            score=float(scores[index]),
-            difference=difference if len(arm) == 1 else float(scores[index]) + shift,
-            left=index in left,
-            from_group=float(scores[index] - others.mean()) if index in left else 0.0,
-        )
-        for index, score in enumerate(arm)
-    ]
+    return with_left(
+        [
+            RunDifference(
+                run=score.run,
+                name=score.name,
+                value=float(value),
+                difference=difference if len(arm) == 1 else float(value) + shift,
+            )
+            for score, value in zip(arm, scores, strict=True)
+        ],
+        prior,
+    )
 
 
 def _aligned(scores: Sequence[Score]) -> tuple[Floats, Sequence[str] | None] | None:

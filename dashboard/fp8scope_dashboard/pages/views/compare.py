@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -58,7 +59,7 @@ class Offer:
 class Card:
     """The verdict on one selected run; `costs` is its speed, memory and tokens in one line.
 
-    `seeds` are the cards of the other runs of its group about which the verdict says the same.
+    `seeds` are the cards of all chosen runs of its group, if there are several.
     """
 
     run: Run
@@ -67,6 +68,11 @@ class Card:
     result: dict[str, Any]
     costs: str
     seeds: list[Card] = field(default_factory=list)
+
+    @property
+    def is_group(self) -> bool:
+        """Whether the verdict is that of a group of several runs."""
+        return bool(self.seeds) or self.verdict.is_of_group
 
 
 @in_project()
@@ -86,14 +92,14 @@ def compare(request: HttpRequest, project: Project) -> HttpResponse:
     pair = _pair(tensors, request.GET)
     context = {
         "chosen": chosen,
-        "cards": cards if len(folded) > MOST_CARDS else folded,
+        "cards": folded,
         "as_table": len(folded) > MOST_CARDS,
         "query": chosen.query.urlencode(),
         "listed_query": replace(chosen, search="").query.urlencode(),
         "most_chosen": MOST_CHOSEN,
         "is_many": len(chosen.runs) > FEW_RUNS,
         "delta_unit": "nats" if _in_nats([card.result for card in cards]) else "relative",
-        "deltas_left_out": max(0, len([card for card in cards if card.result.get("curve")]) - MOST_DELTAS),
+        "deltas_left_out": max(0, len([card for card in folded if card.result.get("curve")]) - MOST_DELTAS),
         "differences": differences_of(chosen.runs),
         "tensor_runs": tensors,
         "pair": pair,
@@ -107,16 +113,27 @@ def compare(request: HttpRequest, project: Project) -> HttpResponse:
 
 
 def _folded(cards: list[Card]) -> list[Card]:
-    """The cards, of which those that repeat another one of their group are its `seeds`."""
-    kept: list[Card] = []
+    """One card for each seed group and baseline, with all of its chosen runs as `seeds`; the largest own
+    difference first.
+
+    The verdict is that of the run which was compared furthest: those of the others are of the same group.
+    """
+    groups: dict[tuple[str, str], list[Card]] = {}
     for card in cards:
-        group = card.run.group
-        same = [one for one in kept if group and one.run.group == group and one.verdict == card.verdict]
-        if same:
-            same[0].seeds.append(card)
-        else:
-            kept.append(card)
-    return kept
+        groups.setdefault((card.run.group or str(card.run.pk), card.run.baseline), []).append(card)
+    folded = []
+    for members in groups.values():
+        furthest = max(members, key=lambda card: card.result.get("window") or [0.0, 0.0])
+        listed = sorted(members, key=_own_size, reverse=True) if len(members) > 1 else []
+        folded.append(replace(furthest, seeds=listed))
+    return folded
+
+
+def _own_size(card: Card) -> float:
+    """What runs of a group are ordered by: those without a finite loss first."""
+    if card.verdict.own is None:
+        return math.inf if card.verdict.has_left else -math.inf
+    return abs(card.verdict.own)
 
 
 @in_project()
@@ -206,10 +223,12 @@ def _delta(project: Project, runs: Sequence[Run], options: Options) -> HttpRespo
     x_name = axes.most_common(1)[0][0] if axes else "steps"
     others = axes.total() - axes[x_name]
     results = [(run, result) for run, result in results if result["curve"].get("x_name", "steps") == x_name]
-    for run, result in results[-MOST_DELTAS:]:
+    for run, result in _one_of_each_group(results)[-MOST_DELTAS:]:
         curve = result["curve"]
         margins.append(float(result.get("margin") or project.margin))
-        curves.append(_delta_curve(run, arms, result, curve))
+        drawn_as = _delta_curve(run, arms, result, curve)
+        runs_of_group = len((result.get("group") or {}).get("runs", ()))
+        curves.append(replace(drawn_as, name=arms.of(run).label) if runs_of_group > 1 else drawn_as)
     if not curves:
         return empty_answer(f"The delta needs an FP8 run with a baseline: {HOW_TO_SET_BASELINE}.")
     title = f"{x_name} ({count(others, 'run')} without {x_name}: not shown)" if others else x_name
@@ -219,6 +238,17 @@ def _delta(project: Project, runs: Sequence[Run], options: Options) -> HttpRespo
     unit = "nats" if nats else "relative"
     last = "; ".join(f"{curve.name} {difference(curve.delta[-1], unit, signed=True)}" for curve in curves)
     return figure_answer(drawn, f"Difference to BF16 at the end: {last}.")
+
+
+def _one_of_each_group(results: Sequence[tuple[Run, dict[str, Any]]]) -> list[tuple[Run, dict[str, Any]]]:
+    """The result of the furthest run of each seed group: the curve is that of the group."""
+    furthest: dict[tuple[str, str], tuple[Run, dict[str, Any]]] = {}
+    for run, result in results:
+        key = (run.group or str(run.pk), run.baseline)
+        before = furthest.get(key)
+        if before is None or result["curve"]["x"][-1] > before[1]["curve"]["x"][-1]:
+            furthest[key] = (run, result)
+    return list(furthest.values())
 
 
 def _in_nats(results: Sequence[dict[str, Any]]) -> bool:

@@ -89,17 +89,28 @@ def _differences(
     labels = arm_labels(arms, {row.run_id: row.run for row in rows}.values())
     points: list[CheckpointPoint] = []
     margins: dict[int, float] = {}
+    groups: set[tuple[str, str, int]] = set()
     for row in sorted(rows, key=lambda row: (row.run.created_at, str(row.run_id), row.step)):
         interval, difference = row.result.get("difference_interval"), row.result.get("difference")
         margin = row.result.get("margin")
         if interval is None or difference is None or margin is None:
             continue
+        runs = (row.result.get("group") or {}).get("runs", ())
+        if len(runs) > 1:
+            # The interval is that of the group: one mark for all of its runs.
+            key = (row.run.group, row.run.baseline, row.step)
+            if key in groups:
+                continue
+            groups.add(key)
         low, high = float(interval[0]), float(interval[1])
         if not all(math.isfinite(value) for value in (low, high, difference, margin)):
             continue
-        run, slot = str(row.run_id), arms.of(row.run).slot
+        run, arm = str(row.run_id), arms.of(row.run)
+        name, line = (
+            (row.run.group, f"{row.run.group} {row.run.baseline}") if len(runs) > 1 else (row.run.name, run)
+        )
         points.append(
-            CheckpointPoint(row.step, row.run.name, labels[run], slot, float(difference), low, high, run)
+            CheckpointPoint(row.step, name, labels[run], arm.slot, float(difference), low, high, line)
         )
         margins[row.step] = max(margins.get(row.step, 0.0), float(margin))
     return points, [Zone(step, -margin, margin) for step, margin in margins.items()]

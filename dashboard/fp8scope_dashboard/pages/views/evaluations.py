@@ -27,9 +27,13 @@ from fp8scope_dashboard.pages.forest import (
     MOST_ROWS,
     ORDER,
     ForestRow,
+    arm_name,
     comparisons_of,
     forest_rows,
     latest_comparisons,
+    mean_score,
+    members_of,
+    newest_arms,
     signed,
     wider_limit,
 )
@@ -102,9 +106,10 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Overall:
-    """One run's verdict over all tasks of its last compared checkpoint."""
+    """One group's verdict over all tasks of its last compared checkpoint."""
 
     run: Run
+    name: str
     arm: Arm
     step: int
     badge: Badge
@@ -122,9 +127,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One run at one checkpoint of the chosen task; figures as text."""
+    """One group at one checkpoint of the chosen task; figures as text."""
 
     run: Run
+    name: str
+    members: list[dict[str, Any]]
     arm: Arm
     step: int
     badge: Badge
@@ -205,7 +212,9 @@ def evaluations(request: HttpRequest, project: Project) -> HttpResponse:
         "chosen": chosen,
         "sorts": SORTS,
         "verdicts": VERDICT_WORDS,
-        "runs": sorted({row.run for row in latest_comparisons(project)}, key=lambda run: run.created_at),
+        "runs": sorted(
+            (run for members in newest_arms(project) for run in members), key=lambda run: run.created_at
+        ),
         "steps": _steps(project),
         "is_cut": len(comparisons) >= MOST_ROWS,
         "most_rows": MOST_ROWS,
@@ -241,13 +250,19 @@ def _selected(rows: list[ForestRow], chosen: Chosen) -> list[ForestRow]:
         row
         for row in rows
         if (not chosen.verdict or row.verdict == chosen.verdict)
-        and all(word in f"{row.name} {row.metric} {row.run}".casefold() for word in words)
+        and all(word in _searched(row) for word in words)
     ]
     if chosen.sort == "task":
         kept.sort(key=lambda row: (row.name, row.metric, row.run))
     elif chosen.sort == "difference":
         kept.sort(key=lambda row: -abs(row.size))
     return kept
+
+
+def _searched(row: ForestRow) -> str:
+    """The text of a row that a search looks in."""
+    members = " ".join(member["name"] for member in row.members)
+    return f"{row.name} {row.metric} {row.run} {members}".casefold()
 
 
 def _unjudged(
@@ -264,11 +279,14 @@ def _unjudged(
 
 
 def _overall(project: Project, arms: Arms) -> list[Overall]:
-    """The newest runs with a comparison, each at its last compared checkpoint."""
+    """The newest groups with a comparison, each at the last compared checkpoint of its furthest run."""
     rows = EvaluationComparison.objects.filter(run__project=project, run__deleted_at=None)
-    newest = Run.objects.filter(pk__in=rows.values("run")).order_by("-created_at")[:MOST_RUNS]
+    furthest = dict(rows.order_by("run_id", "-step").distinct("run_id").values_list("run_id", "step"))
+    newest = [
+        max(members, key=lambda run: (furthest[run.pk], run.created_at)) for members in newest_arms(project)
+    ]
     by_run = groupby(
-        rows.filter(run__in=list(newest))
+        rows.filter(run__in=newest)
         .select_related("run", "run__project")
         .order_by("-run__created_at", "run_id", "-step", "name", "metric"),
         key=lambda row: row.run,
@@ -281,7 +299,9 @@ def _overall(project: Project, arms: Arms) -> list[Overall]:
         judged = [judged_now(run, row) for row in last]
         in_part = next((each for each in judged if each.verdict == summary.verdict), None)
         badge = VERDICTS.get(summary.verdict) or (score_badge(in_part) if in_part else UNKNOWN)
-        overall.append(Overall(run, arms.of(run), last[0].step, badge, summary.explanation))
+        runs = max(len((row.result.get("group") or {}).get("runs", ())) for row in last)
+        name = arm_name(run, range(runs) if runs > 1 else ())
+        overall.append(Overall(run, name, arms.of(run), last[0].step, badge, summary.explanation))
     return overall
 
 
@@ -318,17 +338,25 @@ def _task(
 def _checkpoints(rows: Sequence[EvaluationComparison], arms: Arms, *, in_percent: bool) -> list[Checkpoint]:
     size = percent if in_percent else number
     shown = []
+    listed: set[tuple[str, str, int]] = set()
     for row in rows:
+        arm = (row.run.group or str(row.run_id), row.run.baseline, row.step)
+        if arm in listed:
+            continue
+        listed.add(arm)
+        members = members_of(row.result, in_percent=in_percent)
         result, judgement = row.result, judged_now(row.run, row)
         interval = result.get("difference_interval")
         shown.append(
             Checkpoint(
                 run=row.run,
+                name=arm_name(row.run, members),
+                members=members,
                 arm=arms.of(row.run),
                 step=row.step,
                 badge=score_badge(judgement, wider_limit(result, size)),
                 share=in_short(judgement.coverage),
-                score=size(result.get("score")),
+                score=size(mean_score(result)),
                 baseline_score=size(result.get("baseline_score")),
                 difference=signed(result.get("difference"), in_percent=in_percent),
                 interval=" to ".join(signed(end, in_percent=in_percent) for end in interval or ()),

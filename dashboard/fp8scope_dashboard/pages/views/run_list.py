@@ -53,6 +53,7 @@ class Row:
         shown = list(columns)
         extra = entries_of(run, shown)
         self.cells: list[Cell] = [cell_of(column, run, extra) for column in shown]
+        self.shows_difference = any(column.key == "difference" for column in shown)
 
     @property
     def progress(self) -> float | None:

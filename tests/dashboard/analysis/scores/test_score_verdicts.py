@@ -207,9 +207,9 @@ def test_each_run_has_its_own_difference() -> None:
     arm = [seed(0.4 if i == 7 else 0.0, f"fp8 {i}") for i in range(16)]
     result = compared(proportion(arm, [seed(0.0, f"bf16 {i}") for i in range(3)]))
     assert [each.name for each in result.own if each.left] == ["fp8 7"]
-    assert result.own[7].difference < -0.3 and abs(result.own[0].difference) < 0.05
+    assert (result.own[7].difference or 0.0) < -0.3 and abs(result.own[0].difference or 1.0) < 0.05
     assert result.own[7].from_group < -0.3
-    assert np.mean([each.difference for each in result.own]) == pytest.approx(result.difference)
+    assert np.mean([each.difference or 0.0 for each in result.own]) == pytest.approx(result.difference)
     alone = compared(proportion([arm[0]], [seed(0.0, "bf16")]))
     assert [each.difference for each in alone.own] == [alone.difference]
 
