@@ -32,7 +32,7 @@ class Learner:
 
     def train(self) -> torch.Tensor:
         """One step; returns its loss."""
-        loss = (self.model(self.inputs) - self.targets).square().mean()
+        loss: torch.Tensor = (self.model(self.inputs) - self.targets).square().mean()
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self.model.parameters(), 0.5)

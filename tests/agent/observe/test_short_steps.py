@@ -35,7 +35,7 @@ def train(run_it: bool, settings: Settings, *, poison: int = 0) -> tuple[list[fl
         if number == poison:
             loss = loss * math.nan
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         if run is not None and not run.session.steps.budget.is_light:
             measured.append(number)
         optimizer.step()
