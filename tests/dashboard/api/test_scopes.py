@@ -28,11 +28,10 @@ rules:
 
 
 class Client:
-    """Requests with a new token that has these scopes."""
+    """Requests with a new token that has these scopes, those of an agent by default."""
 
-    def __init__(self, server: Server, scopes: Sequence[Scope] | None = None) -> None:
-        chosen = {} if scopes is None else {"scopes": scopes}
-        self.token, self.secret = create_token(server.project, "a token", **chosen)
+    def __init__(self, server: Server, scopes: Sequence[Scope] = (Scope.WRITE,)) -> None:
+        self.token, self.secret = create_token(server.project, "a token", scopes=scopes)
         self._server = server
 
     def send(self, method: str, path: str, body: Any = None) -> urllib3.BaseHTTPResponse:
