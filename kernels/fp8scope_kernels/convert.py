@@ -85,8 +85,8 @@ def convert(
     - layers whose sizes are not multiples of 16;
     - layers whose weight is a tensor of another class: sharded by tensor parallelism, quantised by torchao (a
       warning names them);
-    - the output head, recognised by its name (`HEAD_NAMES`) outside of repeated blocks, by a weight shared
-      with an embedding, or by a width equal to an embedding's vocabulary.
+    - the output head, recognised by a weight shared with an embedding, and outside of repeated blocks by its
+      name (`HEAD_NAMES`) or by a width equal to an embedding's vocabulary.
 
     The report says for each module why it was left; a logging message (INFO) names the linear ones.
 
@@ -302,11 +302,13 @@ def _reason_not_selected(
     if include is not None:
         return None if matches(include, name, module) else "not included"
     assert isinstance(module, nn.Linear)
-    if name.rpartition(".")[2] in HEAD_NAMES and not _is_inside(name, repeated):
+    is_in_block = _is_inside(name, repeated)
+    if name.rpartition(".")[2] in HEAD_NAMES and not is_in_block:
         return "output head, by its name"
     for embedding in embeddings:
         if module.weight is embedding.weight:
             return "output head: shares the embedding's weight"
-        if module.out_features == embedding.num_embeddings:
+        # In a block it is a layer whose width happens to be that, or the length of an embedding of positions.
+        if module.out_features == embedding.num_embeddings and not is_in_block:
             return "output head: as wide as the vocabulary"
     return None
