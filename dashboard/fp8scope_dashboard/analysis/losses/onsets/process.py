@@ -147,6 +147,7 @@ def advance(
         state["not_finite"] = 0
         if delta == 0.0 and not state["noise"]["count"]:
             # Both are bitwise equal before FP8 begins: that shows no noise, and is no evidence.
+            state["equal"] += 1
             continue
         if not state["open"]:
             clipped = noise.add(state["noise"], delta, [_deviation(seed, mean) for seed in known])
@@ -196,6 +197,8 @@ def _fresh(parameters: Parameters) -> State:
         # What of the noise is such an offset: the long blocks remember the early points.
         "covered": _least(parameters),
         "noise": noise.fresh(),
+        # Points at the beginning at which run and baseline are bitwise equal.
+        "equal": 0,
         # Points of a block, None until they are known, and what the mean of a block is compared with.
         "length": None,
         "limit": None,
@@ -267,9 +270,10 @@ def _model_noise(state: State, parameters: Parameters) -> None:
     beyond = noise.wander(state["noise"], state["seeds"], runs) - expected
     factor = WANDER_FACTOR_ALONE if alone else WANDER_FACTOR
     count = state["noise"]["count"]
-    tolerance = _caution(count, alone=alone, lasting=model.white is None) * state["tolerance"] + factor * max(
-        beyond, 0.0
-    )
+    # Runs that were equal for long have no offset of seeds to begin with.
+    unlike = alone and state["equal"] < FIRST_POINTS
+    caution = _caution(count, alone=alone, unlike=unlike, lasting=model.white is None)
+    tolerance = caution * state["tolerance"] + factor * max(beyond, 0.0)
     budget = 0.5 * _budget(state, parameters)
     at_once = window_means.lasting(tolerance) + noise.reach(state["noise"])
     tolerance = math.hypot(tolerance, WALK_DEVIATIONS * noise.walk(state["noise"], known))
@@ -285,12 +289,13 @@ def _model_noise(state: State, parameters: Parameters) -> None:
     )
 
 
-def _caution(count: int, *, alone: bool, lasting: bool) -> float:
+def _caution(count: int, *, alone: bool, unlike: bool, lasting: bool) -> float:
     """By what factor the tolerance is wider because few points show how the noise is.
 
-    With one seed, noise that outlasts the known blocks takes more points to show itself.
+    With one seed, noise that outlasts the known blocks takes more points to show itself. So does, at first,
+    the offset of runs that are `unlike` from the beginning.
     """
-    if alone and count < KNOWN_ALONE:
+    if unlike and count < KNOWN_ALONE:
         return max(ALL_POINTS / count, 1.0) ** 5
     enough = ALL_POINTS_ALONE if alone and lasting else ALL_POINTS
     return max(enough / count, 1.0) ** 2
