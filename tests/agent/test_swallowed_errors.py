@@ -32,6 +32,10 @@ PACKAGES = [Path(str(package.__file__)).parent for package in (fp8scope, fp8scop
 COUNTING = {"caught", "error", "failed", "on_error", "_on_error", "report", "before_any_run"}
 # By function: what becomes of the error there.
 ELSEWHERE = {
+    ("__init__.py", "init"): "there is no run: one line says so, and what is returned records nothing",
+    ("__init__.py", "attach"): "as in init",
+    ("run_script.py", "_install"): "as in init",
+    ("doctor.py", "check_packages"): "it is what the command prints",
     ("backends.py", "_load"): "the run counts backends.failures()",
     ("doctor.py", "_guarded"): "it is what the command prints",
     (

@@ -25,6 +25,8 @@ from fp8scope_dashboard.accounts.services import (
 )
 from fp8scope_dashboard.alerts.models import Channel, Delivery, DetectorState, Event, Rule, RuleTrial
 from fp8scope_dashboard.analysis.models import Comparison, JobProgress
+from fp8scope_dashboard.audit.log import Actor, record
+from fp8scope_dashboard.audit.models import Action
 from fp8scope_dashboard.control.models import Command, CommandResult, Listener, Report
 from fp8scope_dashboard.db.encryption import encrypt_json
 from fp8scope_dashboard.diagnosis.models import Diagnosis
@@ -128,6 +130,7 @@ def fill_every_table() -> Run:
     report = SharedReport.objects.create(project=project, title="FP8 holds", content={}, created_by=user)
     ShareLink.objects.create(report=report, digest=bytes(32), created_by=user)
     Diagnosis.objects.create(run=run, outcome="clear", sentence="No cause found.", result={}, inputs="")
+    record(Actor(user), project, Action.RULES, "none", rules=[])
     writer = Writer.objects.filter(run=run)[0]
     ConsoleLine.objects.create(run=run, writer=writer, number=1, time=run.created_at, text="x")
     return run

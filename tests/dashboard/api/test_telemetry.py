@@ -37,9 +37,9 @@ def client() -> Client:
 def test_it_works(recorder: Recorder, client: Client) -> None:
     base = f"/api/v1/runs/{recorder.run.id}"
     answer = client.get(f"{base}/series?tensor=b.weight&statistic=amax")
-    assert answer.json() == {"steps": [1, 3], "values": [10.0, 30.0]}
+    assert answer.json() == {"steps": [1, 3], "values": [10.0, 30.0], "thinned": False}
     answer = client.get(f"{base}/series?scalar=loss&first=2")
-    assert answer.json() == {"steps": [2, 3], "values": ["NaN", "Infinity"]}
+    assert answer.json() == {"steps": [2, 3], "values": ["NaN", "Infinity"], "thinned": False}
     answer = client.get(f"{base}/heatmap?statistic=amax&columns=3")
     table = pa.ipc.open_stream(answer.content).read_all()
     assert table.to_pydict() == {
@@ -61,7 +61,11 @@ def test_a_downsampled_series_keeps_spikes(client: Client) -> None:
 
 def test_a_run_without_rows_gives_empty_responses(client: Client) -> None:
     run = Recorder.of_new_run(["a"]).run.id
-    assert client.get(f"/api/v1/runs/{run}/series", {"tensor": "a"}).json() == {"steps": [], "values": []}
+    assert client.get(f"/api/v1/runs/{run}/series", {"tensor": "a"}).json() == {
+        "steps": [],
+        "values": [],
+        "thinned": False,
+    }
     answer = client.get(f"/api/v1/runs/{run}/heatmap", {"statistic": "amax"})
     assert pa.ipc.open_stream(answer.content).read_all().num_rows == 0
 

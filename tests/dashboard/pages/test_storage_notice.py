@@ -56,7 +56,7 @@ def test_every_page_warns_for_a_minute(
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("code", ["57P03", "08006", "53300"])
+@pytest.mark.parametrize("code", ["57P03", "08006", "53300", "57014"])
 def test_a_database_that_is_away_is_not_called_an_error(
     browser: Client, admin: Visitor, monkeypatch: pytest.MonkeyPatch, code: str
 ) -> None:
@@ -85,7 +85,7 @@ def test_without_a_database_the_page_needs_none(
 def test_other_failures_are_not_reported_as_a_full_disk(
     browser: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fail_with(monkeypatch, "57014")
+    fail_with(monkeypatch, "40001")
     answer = browser.get("/")
     assert answer.status_code == 500
     assert "This page failed" in answer.content.decode()

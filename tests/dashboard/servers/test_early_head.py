@@ -49,7 +49,8 @@ def header(answer: Answer, name: str) -> list[str]:
 
 
 def without_tokens(page: bytes) -> str:
-    return re.sub(r'("X-CSRFToken": "|csrfmiddlewaretoken" value=")\w+', "", page.decode())
+    """The page without what differs at each rendering: tokens, and the time of the rendering."""
+    return re.sub(r'("X-CSRFToken": "|csrfmiddlewaretoken" value="|data-since=")\w+', "", page.decode())
 
 
 def test_the_page_is_the_same_as_in_one_piece(viewer: Visitor, shown: Run) -> None:
