@@ -76,6 +76,6 @@ def test_a_removed_member_is_restored_and_a_role_is_saved_at_once(open_tab: Open
     tab.page.get_by_label("Role of mia").select_option("member")
     tab.page.get_by_text("mia has the role member now.").wait_for()
     tab.page.get_by_role("button", name="Remove mia").click()
-    tab.page.get_by_role("button", name="Undo").click()
-    tab.page.get_by_text("mia is now a member").wait_for()
+    tab.page.get_by_role("button", name="Undo", exact=True).click()
+    tab.page.get_by_text("Undone: ").first.wait_for()
     assert Membership.objects.get(user=user, project=server.project).role == Role.MEMBER

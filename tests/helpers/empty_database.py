@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.db import connections, transaction
+from django.db import OperationalError, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
+from psycopg.errors import DeadlockDetected
 
 KEPT = frozenset({"auth_permission", "django_content_type"})
 """Filled by migrate; no test changes them."""
@@ -25,8 +26,22 @@ FROM unnest(%s::text[]) AS name
 """The bytes of each table, also of one in partitions."""
 
 
+ATTEMPTS = 10
+"""A worker that still ends its job may lock tables in another order; PostgreSQL then ends one of the two."""
+
+
 def empty(connection: BaseDatabaseWrapper) -> None:
     """Remove all rows of Django's models. Waits, as a flush does, for other transactions to end."""
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            _empty(connection)
+            return
+        except OperationalError as error:
+            if not isinstance(error.__cause__, DeadlockDetected) or attempt == ATTEMPTS:
+                raise
+
+
+def _empty(connection: BaseDatabaseWrapper) -> None:
     names = set(connection.introspection.django_table_names(only_existing=True)) - KEPT
     tables = [connection.ops.quote_name(name) for name in sorted(names)]
     with transaction.atomic(using=connection.alias), connection.cursor() as cursor:
