@@ -158,8 +158,9 @@ def test_recognises_heads_without_a_typical_name() -> None:
 def test_layers_of_blocks_are_no_heads_by_their_width() -> None:
     """A context as long as the model is wide, or bytes and an MLP of 256: the layers are converted."""
     model = Language()
-    model.positions = nn.Embedding(model.blocks[0].down.out_features, 32)
-    model.bytes = nn.Embedding(model.blocks[0].up.out_features, 32)
+    block = Block()
+    model.positions = nn.Embedding(block.down.out_features, 32)
+    model.bytes = nn.Embedding(block.up.out_features, 32)
     converted = convert(model, DelayedScaling()).converted
     assert set(converted) >= {f"blocks.{i}.{name}" for i in range(2) for name in ("up", "down")}
 
