@@ -149,13 +149,13 @@ def ratio(result: dict[str, Any], share: float) -> float:
     return round(percentile(result["near"], share) / percentile(result["quiet"], share), 3)
 
 
-def make_token(supervisor: Any) -> str:
-    """Make a token of the default project, in a process with the servers' settings."""
+def make_token(supervisor: Any, slug: str = "default") -> str:
+    """Make a token of a project, in a process with the servers' settings. Makes the project if needed."""
     script = (
         "import django; django.setup()\n"
         "from fp8scope_dashboard.accounts.models import Project\n"
         "from fp8scope_dashboard.accounts.services import create_project, create_token\n"
-        "project = Project.objects.filter(slug='default').first() or create_project('default', 'Default')\n"
+        f"project = Project.objects.filter(slug={slug!r}).first() or create_project({slug!r}, {slug!r})\n"
         "print(create_token(project, 'chaos', scopes=('write', 'read'))[1])\n"
     )
     environment = {**os.environ, **supervisor.environment}

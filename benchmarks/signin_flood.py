@@ -1,6 +1,7 @@
 """The agents' latency while strangers flood the sign-in page or hold connections. Prints one JSON line.
 
     python benchmarks/signin_flood.py [--seconds 12] [--agents 60] [--connections 60] [--slow 900]
+    python benchmarks/signin_flood.py --hostile-token [--seconds 12] [--rounds 3]
 
 Starts an installation (PostgreSQL, Redis, web, worker, beat) on this machine. `--agents` agents each send one
 small batch a second over a persistent connection.
@@ -21,6 +22,13 @@ There are also 60 anonymous uploads of 31 MB.
     slow_left        slow connections that are still open at the end
     body_memory_mb   peak growth of the web process's memory
     body_files_mb    peak size of its open temporary files
+
+With --hostile-token, only this load: `--connections` connections with a token of another project register
+runs and send batches of `HOSTILE_ROWS` rows as soon as the last request is answered, whatever the answer.
+`--rounds` times `--seconds` without this load alternate with as many with it.
+
+    hostile_p50_ratio, hostile_p99_ratio   the agents' quantiles with it over those without it
+    hostile_statuses                       answers to the hostile requests, by status
 
 The flood runs in another process on the same cores, so that its work does not delay the agents' clocks.
 """
@@ -49,6 +57,7 @@ WARM_UP = 4.0
 SLOW_SECONDS = 18.0
 UPLOADS, UPLOAD_BYTES = 60, 31_000_000
 CSRF = "a" * 32
+HOSTILE_ROWS = 100
 
 
 class Connection:
@@ -167,6 +176,70 @@ async def flood(port: int, connections: int, seconds: float) -> Counter[int]:
 
     await asyncio.gather(*(attack(number) for number in range(connections)))
     return statuses
+
+
+async def abuse(port: int, token: str, connections: int, seconds: float) -> Counter[int]:
+    """Register runs and send batches over all connections; returns the number of answers by status."""
+    statuses: Counter[int] = Counter()
+    until = time.perf_counter() + seconds
+
+    async def attack() -> None:
+        connection, run, writer, seq = Connection(port), str(uuid.uuid4()), str(uuid.uuid4()), 0
+        headers = f"Authorization: Bearer {token}\r\nContent-Type: application/json\r\n"
+        register = ("PUT", f"/api/v1/runs/{run}", {"name": "hostile"})
+        row = {"time": "2026-01-01T00:00:00Z", "scalars": {f"s{i}": float(i) for i in range(50)}}
+        rows = [{**row, "step": step} for step in range(HOSTILE_ROWS)]
+        message = {"protocol": 1, "writer": writer, "rows": rows}
+        while time.perf_counter() < until:
+            send = ("POST", f"/api/v1/runs/{run}/batches", {**message, "seq": seq})
+            method, path, document = register if seq == 0 else send
+            seq += 1
+            status = 0
+            with suppress(OSError, EOFError, TimeoutError):
+                async with asyncio.timeout(max(0.1, until + 1 - time.perf_counter())):
+                    status = await connection.request(method, path, headers, json.dumps(document).encode())
+            statuses[status] += 1
+        connection.close()
+
+    await asyncio.gather(*(attack() for _ in range(connections)))
+    return statuses
+
+
+async def measure_hostile(port: int, token: str, hostile: str, options: argparse.Namespace) -> dict[str, Any]:
+    agents = [Agent(port, token, rank) for rank in range(options.agents)]
+    for agent in agents:
+        await agent.register()
+    await load(agents, WARM_UP)
+    alone: list[float] = []
+    under: list[float] = []
+    refused: Counter[int] = Counter()
+    statuses: Counter[int] = Counter()
+    for _ in range(options.rounds):
+        times, _ = await load(agents, options.seconds)
+        alone += times
+        attack = asyncio.create_task(
+            in_process(abuse, port, hostile, options.connections, options.seconds + 2)
+        )
+        await asyncio.sleep(1.5)
+        times, answered = await load(agents, options.seconds)
+        under += times
+        statuses += answered
+        refused += await attack
+        await asyncio.sleep(1)
+    p50, p99 = percentile(alone, 0.5), percentile(alone, 0.99)
+    return {
+        "agents": options.agents,
+        "rounds": options.rounds,
+        "p50_s": round(p50, 4),
+        "p99_s": round(p99, 4),
+        "hostile_connections": options.connections,
+        "hostile_p50_s": round(percentile(under, 0.5), 4),
+        "hostile_p99_s": round(percentile(under, 0.99), 4),
+        "hostile_p50_ratio": round(percentile(under, 0.5) / p50, 2),
+        "hostile_p99_ratio": round(percentile(under, 0.99) / p99, 2),
+        "hostile_statuses": dict(refused.most_common()),
+        "agents_statuses": dict(statuses.most_common()),
+    }
 
 
 async def hold(port: int, slow: int, seconds: float) -> dict[str, Any]:
@@ -335,6 +408,8 @@ def main() -> None:
     parser.add_argument("--agents", type=int, default=60)
     parser.add_argument("--connections", type=int, default=60)
     parser.add_argument("--slow", type=int, default=900)
+    parser.add_argument("--hostile-token", action="store_true", help="only that load")
+    parser.add_argument("--rounds", type=int, default=3, help="pairs of loads with --hostile-token")
     options = parser.parse_args()
     sys.path.insert(0, str(Path(__file__).parent))
     from chaos import make_token
@@ -345,7 +420,11 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with tempfile.TemporaryDirectory() as directory, Supervisor(Path(directory) / "up", port=0) as supervisor:
         token, web = make_token(supervisor), supervisor.pids()["web"]
-        figures = asyncio.run(measure(supervisor.port, token, web, options))
+        if options.hostile_token:
+            hostile = make_token(supervisor, "hostile")
+            figures = asyncio.run(measure_hostile(supervisor.port, token, hostile, options))
+        else:
+            figures = asyncio.run(measure(supervisor.port, token, web, options))
     print(json.dumps({"benchmark": "signin_flood", "cpus": os.cpu_count(), **figures}))
 
 

@@ -33,7 +33,8 @@ from django.urls import Resolver404, resolve, set_script_prefix
 
 from fp8scope_dashboard.admission.lanes import KNOWN, LaneFullError, Lanes
 from fp8scope_dashboard.admission.responses import refuse
-from fp8scope_dashboard.admission.scope import LANE, LATER, Application, Receive, Scope, Send
+from fp8scope_dashboard.admission.scope import CALLER, LANE, LATER, Application, Receive, Scope, Send
+from fp8scope_dashboard.admission.turns import TurnsFullError
 
 logger = logging.getLogger(__name__)
 
@@ -90,8 +91,10 @@ class ThreadHandler(ASGIHandler):
         try:
             lane = self._lanes[scope.get(LANE, KNOWN)]
             scope[LATER] = lane.run if scope.get(LANE, KNOWN) == KNOWN else None
-            response: HttpResponseBase = await lane.run(partial(self._respond, scope, body))
-        except LaneFullError as error:
+            caller = scope.get(CALLER)
+            async with self._lanes.turns.turn(None if caller is None else caller.project):
+                response: HttpResponseBase = await lane.run(partial(self._respond, scope, body))
+        except (LaneFullError, TurnsFullError) as error:
             body.close()
             await refuse(scope, send, error)
             return

@@ -106,7 +106,16 @@ def authenticate_token(secret: str) -> ApiToken | None:
 
 def is_token(secret: str) -> bool:
     """Whether a secret is a valid token. Unlike `authenticate_token`, writes nothing."""
-    return bool(sql.fetch(_TOKEN_OF_DIGEST, {"digest": _digest(secret)}, replica.PRIMARY))
+    return token_and_project(secret) is not None
+
+
+def token_and_project(secret: str) -> tuple[int, int] | None:
+    """The ids of a valid token and its project; None if it is not valid. Writes nothing."""
+    rows = sql.fetch(_TOKEN_OF_DIGEST, {"digest": _digest(secret)}, replica.PRIMARY)
+    if not rows:
+        return None
+    fields = dict(zip(_TOKEN_FIELDS, rows[0], strict=False))
+    return fields["id"], fields["project_id"]
 
 
 def revoke_token(token: ApiToken) -> None:

@@ -11,7 +11,7 @@ import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from typing import cast
+from typing import NamedTuple, cast
 
 from asgiref.sync import iscoroutinefunction
 from django.conf import settings
@@ -22,18 +22,28 @@ from django.utils.decorators import sync_and_async_middleware
 from fp8scope_dashboard.admission import limits
 
 
+class Caller(NamedTuple):
+    """The ids of a token and of its project."""
+
+    token: int
+    project: int
+
+
 class Callers:
-    """A bounded set of secrets, stored as hashes. Drops the least recently added. Thread-safe."""
+    """A bounded set of secrets, stored as hashes. Drops the least recently added. Thread-safe.
+
+    The secret of a token has its `Caller`.
+    """
 
     def __init__(self, most: int = limits.CALLERS_KEPT) -> None:
         self._most = most
         self._lock = threading.Lock()
-        self._digests: OrderedDict[bytes, None] = OrderedDict()
+        self._digests: OrderedDict[bytes, Caller | None] = OrderedDict()
 
-    def add(self, secret: str) -> None:
+    def add(self, secret: str, caller: Caller | None = None) -> None:
         digest = _digest(secret)
         with self._lock:
-            self._digests[digest] = None
+            self._digests[digest] = caller
             self._digests.move_to_end(digest)
             while len(self._digests) > self._most:
                 self._digests.popitem(last=False)
@@ -41,6 +51,12 @@ class Callers:
     def discard(self, secret: str) -> None:
         with self._lock:
             self._digests.pop(_digest(secret), None)
+
+    def get(self, secret: str) -> Caller | None:
+        """The caller of a token's secret; None if it is not in the set."""
+        digest = _digest(secret)
+        with self._lock:
+            return self._digests.get(digest)
 
     def __contains__(self, secret: str) -> bool:
         digest = _digest(secret)

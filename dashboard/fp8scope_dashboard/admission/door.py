@@ -8,6 +8,7 @@ threads, database connections and memory that training processes need.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from typing import Final
@@ -20,17 +21,21 @@ from django.urls import reverse
 from fp8scope_dashboard.accounts import attempts, services
 from fp8scope_dashboard.accounts.addresses import address_group
 from fp8scope_dashboard.admission import callers, limits
+from fp8scope_dashboard.admission.callers import Caller
 from fp8scope_dashboard.admission.lanes import PASSWORDS, VISITORS, Lanes
+from fp8scope_dashboard.admission.quotas import counts
 from fp8scope_dashboard.admission.rate import Rate
 from fp8scope_dashboard.admission.responses import API, refuse
 from fp8scope_dashboard.admission.scope import (
     BODY_LIMIT,
+    CALLER,
     CONNECTION,
     LANE,
     Application,
     Receive,
     Scope,
     Send,
+    declared_length,
 )
 from fp8scope_dashboard.wire.errors import (
     BadTokenError,
@@ -56,11 +61,17 @@ class Door:
     """An ASGI application in front of another: admits each request, possibly with limits, or refuses it."""
 
     def __init__(
-        self, application: Application, lanes: Lanes, is_token: Callable[[str], bool] = services.is_token
+        self,
+        application: Application,
+        lanes: Lanes,
+        identify: Callable[[str], tuple[int, int] | None] = services.token_and_project,
     ) -> None:
         self._application = application
         self._lanes = lanes
-        self._is_token = is_token
+        self._identify = identify
+        # Refusals that cost too much if they are sent as fast as they are asked for.
+        self._refusals = Rate(limits.REFUSAL_BURST, limits.REFUSAL_RATE, limits.ADDRESSES_KEPT)
+        self._delayed = 0
         self._rate = Rate(limits.STRANGER_BURST, limits.STRANGER_RATE, limits.ADDRESSES_KEPT)
         self._sign_in = reverse("signin")
 
@@ -71,6 +82,10 @@ class Door:
             except (BadTokenError, NoTokenError) as error:
                 # An agent may still be sending its batch: read some of it, so that it sees the reason.
                 await refuse(scope, send, error, receive)
+                return
+            except SlowDownError as error:
+                await self._delay(scope)
+                await refuse(scope, send, error, receive if CALLER in scope else None)
                 return
             except RefusalError as error:
                 await refuse(scope, send, error)
@@ -88,8 +103,10 @@ class Door:
         if scope["path"].startswith(API):
             scheme, _, secret = authorization.partition(" ")
             if scheme.lower() == "bearer" and secret.strip():
-                await self._check_token(scope, secret.strip())
+                caller = await self._check_token(scope, secret.strip())
+                scope[CALLER] = caller
                 is_known = True
+                counts.take(*caller, requests=1, bytes=declared_length(scope))
             elif scope["method"] not in READING:
                 raise NoTokenError
         else:
@@ -102,26 +119,43 @@ class Door:
         elif (connection := scope.get(CONNECTION)) is not None:
             connection.prove()
 
-    async def _check_token(self, scope: Scope, secret: str) -> None:
-        if secret in callers.tokens:
+    async def _delay(self, scope: Scope) -> None:
+        """Hold back the refusal of a client that asks again as soon as it is refused.
+
+        Reading a request and refusing it takes the interpreter from the threads that work for others. Then a
+        client gets at most one answer a second on each connection, and its connections are limited.
+        """
+        client = f"token {scope[CALLER].token}" if CALLER in scope else _address(scope)
+        if self._refusals.take(client) or self._delayed >= limits.MAX_DELAYED:
             return
+        self._delayed += 1
+        try:
+            await asyncio.sleep(limits.REFUSAL_DELAY_SECONDS)
+        finally:
+            self._delayed -= 1
+
+    async def _check_token(self, scope: Scope, secret: str) -> Caller:
+        if (caller := callers.tokens.get(secret)) is not None:
+            return caller
         if not services.TOKEN_FORM.fullmatch(secret):
             raise BadTokenError
         self._count(scope, "token")
         try:
-            is_token = await self._lanes[VISITORS].run(lambda: self._look_up(secret))
+            ids = await self._lanes[VISITORS].run(lambda: self._look_up(secret))
         except (DatabaseError, InterfaceError) as error:
             logger.error("A token could not be checked: the database failed: %s", type(error).__name__)
             raise UnavailableError(
                 "The database is not available.", "Wait for the seconds in Retry-After, then send again."
             ) from error
-        if not is_token:
+        if ids is None:
             raise BadTokenError
-        callers.tokens.add(secret)
+        caller = Caller(*ids)
+        callers.tokens.add(secret, caller)
+        return caller
 
-    def _look_up(self, secret: str) -> bool:
+    def _look_up(self, secret: str) -> tuple[int, int] | None:
         try:
-            return self._is_token(secret)
+            return self._identify(secret)
         finally:
             close_old_connections()
 

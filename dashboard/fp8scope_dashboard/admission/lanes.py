@@ -13,6 +13,7 @@ from typing import Final, TypeVar
 from django.conf import settings
 
 from fp8scope_dashboard.admission import limits
+from fp8scope_dashboard.admission.turns import Turns
 from fp8scope_dashboard.wire.errors import UnavailableError
 
 Result = TypeVar("Result")
@@ -83,6 +84,7 @@ class Lanes:
     """
 
     _by_name: dict[str, Lane] = field(default_factory=_lanes)
+    turns: Turns = field(default_factory=Turns)
 
     def __getitem__(self, name: str) -> Lane:
         return self._by_name[name]

@@ -39,6 +39,17 @@ ADDRESSES_KEPT: Final = 10_000
 # Valid tokens and sessions that are remembered.
 CALLERS_KEPT: Final = 50_000
 
+# Refusals because of a rate or a quota, for one address or token: a burst, then a rate per second. Further
+# ones are sent after a delay, for at most so many requests at a time.
+REFUSAL_BURST: Final = 50
+REFUSAL_RATE: Final = 20.0
+REFUSAL_DELAY_SECONDS: Final = 1.0
+MAX_DELAYED: Final = 2_048
+# While tokens of several projects send, the requests of one project that run at a time, and that wait.
+CONTENDED_REQUESTS: Final = 4
+CONTENDED_WAITING: Final = 2_048
+CONTENTION_SECONDS: Final = 2.0
+
 BUSY_SECONDS: Final = 1
 """Retry-After of requests that are refused because the server is busy."""
 # After an early refusal the body is read and dropped for LINGER_SECONDS, so that the client sees the

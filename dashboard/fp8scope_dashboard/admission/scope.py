@@ -17,5 +17,15 @@ BODY_LIMIT: Final = "fp8scope.body_limit"
 """Maximum size of the body in bytes; without it the default of `BodyLimit` holds."""
 LANE: Final = "fp8scope.lane"
 """Name of the request's lane (admission/lanes.py); without it, `KNOWN`."""
+CALLER: Final = "fp8scope.caller"
+"""The Caller of a request to the API with a valid token (admission/callers.py)."""
 LATER: Final = "fp8scope.later"
 """A coroutine function that runs a function in the request's lane; None if the lane has few threads."""
+
+
+def declared_length(scope: Scope) -> int:
+    """The Content-Length of a request; 0 without one."""
+    for name, value in scope["headers"]:
+        if name.lower() == b"content-length" and value.isdigit():
+            return int(value[:20])
+    return 0

@@ -14,6 +14,7 @@ from ninja.security import HttpBearer
 from fp8scope_dashboard.accounts.models import ApiToken, Project, Scope
 from fp8scope_dashboard.accounts.services import authenticate_token
 from fp8scope_dashboard.admission import callers
+from fp8scope_dashboard.admission.quotas import counts
 from fp8scope_dashboard.db import replica, sql
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.runs.services import is_undoable
@@ -69,7 +70,7 @@ class Token(HttpBearer):
         if authenticated is None:
             callers.tokens.discard(secret)
             raise BadTokenError
-        callers.tokens.add(secret)
+        callers.tokens.add(secret, callers.Caller(authenticated.pk, authenticated.project_id))
         if not self._own_runs and not authenticated.may(self._scope):
             raise forbidden(authenticated, self._scope)
         request.META[NEEDED_SCOPE] = self._scope
@@ -100,6 +101,16 @@ def token_of(request: HttpRequest) -> ApiToken:
 def project_of(request: HttpRequest) -> Project:
     """The project of the request's token."""
     return token_of(request).project
+
+
+def take_quota(request: HttpRequest, **amounts: int) -> None:
+    """Count what the token sends.
+
+    Raises:
+        QuotaError: a quota of the token or its project is used up.
+    """
+    token = token_of(request)
+    counts.take(token.pk, token.project_id, **amounts)
 
 
 def run_of(request: HttpRequest, run_id: UUID) -> Run:

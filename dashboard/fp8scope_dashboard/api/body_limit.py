@@ -10,8 +10,18 @@ import asyncio
 from typing import Final
 
 from fp8scope_dashboard.admission import limits as admission
+from fp8scope_dashboard.admission.quotas import counts
 from fp8scope_dashboard.admission.responses import refuse
-from fp8scope_dashboard.admission.scope import BODY_LIMIT, Application, Message, Receive, Scope, Send
+from fp8scope_dashboard.admission.scope import (
+    BODY_LIMIT,
+    CALLER,
+    Application,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    declared_length,
+)
 from fp8scope_dashboard.wire import limits
 from fp8scope_dashboard.wire.errors import RefusalError, TooLargeError, UnavailableError
 
@@ -24,21 +34,32 @@ class TooSlowError(RefusalError):
 
 
 class Budget:
-    """The total size of the bodies that this process holds at a time. Use it from one event loop."""
+    """The total size of the bodies that this process holds at a time. Use it from one event loop.
+
+    The bodies of one project may take half of it, so that the uploads of one leave room for the others.
+    """
 
     def __init__(self, size: int = admission.BODIES_BYTES) -> None:
         self._size = size
+        self._held_by: dict[int | None, int] = {}
         self.held = 0
 
-    def take(self, size: int) -> bool:
+    def take(self, size: int, project: int | None = None) -> bool:
         """Reserve bytes, and return whether they fit. A single body always fits an unused budget."""
+        own = self._held_by.get(project, 0)
         if self.held and self.held + size > self._size:
             return False
+        if project is not None and own and own + size > self._size // 2:
+            return False
         self.held += size
+        self._held_by[project] = own + size
         return True
 
-    def give_back(self, size: int) -> None:
+    def give_back(self, size: int, project: int | None = None) -> None:
         self.held -= size
+        self._held_by[project] = self._held_by.get(project, 0) - size
+        if not self._held_by[project]:
+            del self._held_by[project]
 
 
 class BodyLimit:
@@ -67,8 +88,10 @@ class BodyLimit:
             await self._application(scope, receive, send)
             return
         limit = scope.get(BODY_LIMIT, self._limit)
-        body = _Body(receive, limit, self._budget, self._seconds, self._rate)
-        declared = _declared_length(scope)
+        caller = scope.get(CALLER)
+        project = None if caller is None else caller.project
+        body = _Body(receive, limit, self._budget, self._seconds, self._rate, project)
+        declared = declared_length(scope)
         try:
             if declared > limit:
                 body.error = _too_large(limit)
@@ -80,6 +103,9 @@ class BodyLimit:
                 await refuse(scope, send, body.error)
         finally:
             body.release()
+            if caller is not None and body.size > declared:
+                # Of a body without a Content-Length, which the door could not count.
+                counts.note(caller.token, caller.project, bytes=body.size - declared)
 
 
 class _Body:
@@ -88,7 +114,16 @@ class _Body:
     Django then drops the request without a response, so that `BodyLimit` can send one for `error`.
     """
 
-    def __init__(self, receive: Receive, limit: int, budget: Budget, seconds: float, rate: float) -> None:
+    def __init__(
+        self,
+        receive: Receive,
+        limit: int,
+        budget: Budget,
+        seconds: float,
+        rate: float,
+        project: int | None = None,
+    ) -> None:
+        self._project = project
         self._receive = receive
         self._limit = limit
         self._budget = budget
@@ -97,7 +132,7 @@ class _Body:
         self._began = self._loop.time()
         self._seconds = seconds
         self._reserved = 0
-        self._size = 0
+        self.size = 0
         self._more = True
         self.error: RefusalError | None = None
 
@@ -105,7 +140,7 @@ class _Body:
         """Reserve `size` bytes in total of the budget. Sets `error` if they do not fit."""
         if size <= max(self._reserved, admission.SMALL_BODY_BYTES):
             return True
-        if not self._budget.take(size - self._reserved):
+        if not self._budget.take(size - self._reserved, self._project):
             self.error = UnavailableError(
                 "The server is busy with other uploads.",
                 "Wait for the seconds in Retry-After, then send again.",
@@ -115,7 +150,7 @@ class _Body:
         return True
 
     def release(self) -> None:
-        self._budget.give_back(self._reserved)
+        self._budget.give_back(self._reserved, self._project)
         self._reserved = 0
 
     async def receive(self) -> Message:
@@ -133,37 +168,30 @@ class _Body:
             )
             return {"type": "http.disconnect"}
         if message["type"] == "http.request":
-            self._size += len(message.get("body", b""))
+            self.size += len(message.get("body", b""))
             self._more = message.get("more_body", False)
-            if self._size > self._limit:
+            if self.size > self._limit:
                 self.error = _too_large(self._limit)
-            if self.error is not None or not self.reserve(self._size):
+            if self.error is not None or not self.reserve(self.size):
                 return {"type": "http.disconnect"}
         return message
 
     async def drain(self, size: int) -> None:
         """Read and drop the rest of the body, up to `size` bytes, within the same deadline."""
         try:
-            while self._more and self._size < size:
+            while self._more and self.size < size:
                 async with asyncio.timeout_at(self._deadline()):
                     message = await self._receive()
                 if message["type"] != "http.request":
                     return
-                self._size += len(message.get("body", b""))
+                self.size += len(message.get("body", b""))
                 self._more = message.get("more_body", False)
         except TimeoutError:
             pass
 
     def _deadline(self) -> float:
-        return self._began + self._seconds + self._size / self._rate
+        return self._began + self._seconds + self.size / self._rate
 
 
 def _too_large(limit: int) -> TooLargeError:
     return TooLargeError(f"A request may have at most {limit} bytes.", "Send it in several batches.")
-
-
-def _declared_length(scope: Scope) -> int:
-    for name, value in scope["headers"]:
-        if name.lower() == b"content-length" and value.isdigit():
-            return int(value[:20])
-    return 0

@@ -10,7 +10,7 @@ from uuid import UUID
 from django.http import HttpRequest
 from ninja import Body, Query, Router, Schema, Status
 
-from fp8scope_dashboard.api.auth import RUN_READER, WRITER, run_of
+from fp8scope_dashboard.api.auth import RUN_READER, WRITER, run_of, take_quota
 from fp8scope_dashboard.api.responses import ANSWERS, ERRORS, Known, take
 from fp8scope_dashboard.control import reports, schemas
 from fp8scope_dashboard.control.commands import giver_of, state_of
@@ -133,4 +133,6 @@ def send_report(
     request: HttpRequest, run: UUID, body: Body[schemas.ReportIn], known: Query[Known]
 ) -> Status[Any]:
     """Store a bisection, reference window, annotation, command result, or the list of accepted commands."""
+    if isinstance(body, schemas.ConsoleIn):
+        take_quota(request, console_lines=len(body.lines))
     return take(request, run, body, "report", partial(reports.store, body=body), known)

@@ -77,12 +77,12 @@ def send_batch(request: HttpRequest, run: UUID, known: Query[Known], urgent: Que
     kind = _content_type(request)
     if kind == ARROW:
         envelope = open_envelope(body)
-        with gate.admit(envelope.decompressed_bytes + len(body)):
+        with gate.admit(envelope.decompressed_bytes + len(body), registered.project_id):
             batch = read_envelope(envelope, body)
             return _store_batch(registered, batch, body, known, urgent)
     if kind == JSON:
         # Parsed JSON takes several times the size of its text.
-        with gate.admit(8 * len(body)):
+        with gate.admit(8 * len(body), registered.project_id):
             document = parse_json(body)
             positions = services.tensor_positions(registered, writer_in(document))
             batch = read_json(document, run, positions)
@@ -100,7 +100,7 @@ def send_histograms(request: HttpRequest, run: UUID, known: Query[Known]) -> Sta
     if _content_type(request) != ARROW:
         raise NotArrowError("Histograms are sent as an Arrow IPC stream.", f"Set Content-Type to {ARROW}.")
     envelope = open_envelope(body)
-    with gate.admit(envelope.decompressed_bytes + len(body)):
+    with gate.admit(envelope.decompressed_bytes + len(body), registered.project_id):
         histograms = read_histograms(envelope, body)
         _check_run(registered, histograms.run)
         message = identify(registered.id, histograms.writer, histograms.seq, "histogram", body)

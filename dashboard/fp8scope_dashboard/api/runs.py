@@ -21,6 +21,7 @@ from fp8scope_dashboard.api.auth import (
     deleted_recently,
     project_of,
     run_of,
+    take_quota,
     token_of,
 )
 from fp8scope_dashboard.api.responses import ERRORS
@@ -62,6 +63,8 @@ COUNTERS = (
 )
 def register_run(request: HttpRequest, run: UUID, body: schemas.RunIn) -> Status[Any]:
     """Register a run under an id that the client chooses. Registering the same run again is allowed."""
+    if not Run.with_deleted.filter(pk=run).exists():
+        take_quota(request, runs=1)
     fields = body.model_dump()
     fields["created_at"] = fields["created_at"] or timezone.now()
     replace_tags = fields.pop("replace_tags")
@@ -100,6 +103,7 @@ def extend_catalogue(
 ) -> dict[str, int]:
     """Append to a writer's tensor catalogue. Entries that exist already must be equal."""
     stored = run_of(request, run)
+    take_quota(request, tensors=len(body.tensors))
     entries = [
         catalogue.TensorEntry(t.name, t.module, t.role, t.format, tuple(t.shape), t.numel)
         for t in body.tensors

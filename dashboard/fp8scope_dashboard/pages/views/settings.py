@@ -23,6 +23,7 @@ from fp8scope_dashboard.audit import member_changes
 from fp8scope_dashboard.audit.log import actor_of, record
 from fp8scope_dashboard.audit.models import Action, Entry
 from fp8scope_dashboard.pages.access import POST, in_project, may, page, person
+from fp8scope_dashboard.pages.quota_use import quota_use
 from fp8scope_dashboard.pages.undo_offer import offer_undo
 from fp8scope_dashboard.pages.views.audit import changes_shown
 from fp8scope_dashboard.pages.views.data import deletions
@@ -54,6 +55,7 @@ def settings(request: HttpRequest, project: Project) -> HttpResponse:
 
 def _page(request: HttpRequest, project: Project, **more: Any) -> HttpResponse:
     context = {**_context(project), **changes_shown(request, project), **more}
+    context["quotas"] = quota_use(project, context["tokens"])
     return page(request, project, "settings", "pages/settings.html", context)
 
 
