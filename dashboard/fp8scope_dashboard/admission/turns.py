@@ -26,7 +26,7 @@ class Turns:
     """Bounds the requests of a project that run at a time, while other projects send too.
 
     All threads share one interpreter: a request of a project that sends little waits for it behind every
-    request that runs, whoever sent it. A project alone is not bounded. Use it from one event loop.
+    request that runs. A project alone is not bounded. Use it from one event loop.
 
     Args:
         running: requests of a project that run at a time while others send.

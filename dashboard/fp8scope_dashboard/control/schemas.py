@@ -6,11 +6,12 @@ from typing import Annotated, Literal, Self, TypeAlias
 from uuid import UUID
 
 from ninja import Schema
-from pydantic import AwareDatetime, Field, FiniteFloat, model_validator
+from pydantic import AfterValidator, AwareDatetime, Field, FiniteFloat, model_validator
 
 from fp8scope_dashboard.control.imported_history import PastAlert, PastCommand
 from fp8scope_dashboard.runs.notes import ADDRESS_LENGTH, NAME_LENGTH
 from fp8scope_dashboard.text.markdown import MOST_CHARACTERS
+from fp8scope_dashboard.text.terminal import as_printed
 from fp8scope_dashboard.wire import limits
 from fp8scope_dashboard.wire.schemas import Natural, Text
 
@@ -128,13 +129,16 @@ class AcceptsIn(_ReportIn):
 
 
 class ConsoleLineIn(Schema):
-    """A line of the console log; one with a known number replaces it. `time` may be in Unix seconds."""
+    """A line of the console log; one with a known number replaces it. `time` may be in Unix seconds.
+
+    Escape sequences and control characters of `text` are carried out or left out, as by a terminal.
+    """
 
     number: Natural
     time: AwareDatetime
     step: Natural = 0
     stream: Literal["stdout", "stderr", "agent"] = "stdout"
-    text: Annotated[Text, Field(max_length=limits.CONSOLE_LINE_LENGTH)]
+    text: Annotated[str, Field(max_length=limits.CONSOLE_LINE_LENGTH), AfterValidator(as_printed)]
 
 
 class ConsoleIn(_ReportIn):

@@ -131,7 +131,7 @@ DATABASES: dict[str, Any] = {
     }
 }
 # PostgreSQL ends a query of a page that takes longer, so that no request holds a connection for good; 0: no
-# limit. It is a parameter of the connection, which pgbouncer refuses unless it is told to ignore it.
+# limit. It is a parameter of the connection, which pgbouncer refuses unless it is set to ignore it.
 if STATEMENT_SECONDS := int(os.environ.get("FP8SCOPE_STATEMENT_SECONDS") or 0):
     DATABASES["default"]["OPTIONS"]["options"] = f"-c statement_timeout={STATEMENT_SECONDS * 1000}"
 # A read replica for figures; see db/replica.py. It may fail, but must fail fast.

@@ -21,6 +21,7 @@ from fp8scope_dashboard.control import reports, schemas
 from fp8scope_dashboard.control.models import Listener, Report
 from fp8scope_dashboard.receipts.dedup import identify
 from fp8scope_dashboard.receipts.models import Receipt
+from fp8scope_dashboard.runs.models import ConsoleLine
 from fp8scope_dashboard.wire.errors import InvalidError, WriterConflictError
 
 
@@ -46,6 +47,14 @@ def test_a_repeated_report_is_stored_once(writer: Recorder) -> None:
     with pytest.raises(WriterConflictError):
         send_report(writer, **{**ANNOTATION, "text": "another"})
     assert Report.objects.count() == Receipt.objects.filter(kind="report").count() == 1
+
+
+def test_console_lines_are_as_a_terminal_shows_them(writer: Recorder) -> None:
+    text = "\x1b[32m10 %\x1b[0m\r\x1b[K\x1b]0;title\x0720 %\0"
+    assert send_report(
+        writer, kind="console", lines=[{"number": 0, "time": "2026-01-01T00:00:00Z", "text": text}]
+    )
+    assert ConsoleLine.objects.get().text == "20 %"
 
 
 @pytest.mark.parametrize(
