@@ -23,7 +23,7 @@ from fp8scope_dashboard.analysis.models import EvaluationComparison
 from fp8scope_dashboard.analysis.scores.precision import NAMES
 from fp8scope_dashboard.evaluations.models import Evaluation
 from fp8scope_dashboard.pages.comparison_groups import Arms
-from fp8scope_dashboard.pages.formatting import NOTHING, number, percent
+from fp8scope_dashboard.pages.formatting import NOTHING, number, percent, points
 from fp8scope_dashboard.pages.verdicts import Badge, score_badge
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.text.numbers import count
@@ -201,7 +201,8 @@ def _row(
     result: Mapping[str, Any] = row.result
     judgement = judged_now(row.run, row)
     size = percent if kind.in_percent else number
-    badge: Badge = score_badge(judgement, wider_limit(result, size))
+    distance = points if kind.in_percent else number
+    badge: Badge = score_badge(judgement, wider_limit(result, distance))
     interval, margin = result.get("difference_interval"), result.get("margin")
     difference = result.get("difference")
     plot = None
@@ -233,8 +234,8 @@ def _row(
         baseline_score=size(result.get("baseline_score")),
         difference=signed(difference, in_percent=kind.in_percent),
         interval=" to ".join(signed(end, in_percent=kind.in_percent) for end in interval) if interval else "",
-        margin=f"±{size(margin)}" if margin else NOTHING,
-        detectable=size(result.get("smallest_detectable")),
+        margin=f"±{distance(margin)}" if margin else NOTHING,
+        detectable=distance(result.get("smallest_detectable")),
         evaluated_in=precisions.get((row.run_id, row.step, row.name, row.metric), ""),
         size=float(difference) / float(margin) if difference is not None and margin else 0.0,
         plot=None if plot is None else dict(vars(plot)),
@@ -279,11 +280,11 @@ def wider_limit(result: Mapping[str, Any], size: Callable[[float], str]) -> str:
 
 
 def signed(value: float | None, *, in_percent: bool) -> str:
-    """A difference with its sign, in points of a hundred for proportions."""
+    """A difference with its sign, in percentage points for proportions."""
     if value is None:
         return NOTHING
     if in_percent:
-        return percent(value, signed=True)
+        return points(value, signed=True)
     return f"+{number(value)}" if value > 0 else number(value)
 
 

@@ -85,6 +85,11 @@ def percent(fraction: float | None, *, signed: bool = False) -> str:
     return f"{sign}{body}{THIN}%"
 
 
+def points(difference: float | None, *, signed: bool = False) -> str:
+    """A difference of two shares in percentage points: 0.25 pp."""
+    return percent(difference, signed=signed).replace("%", "pp")
+
+
 def difference(value: float | None, unit: str, *, signed: bool = False) -> str:
     """A difference of losses: as per cent, or as a number where the loss is near 0 (`unit` is 'nats').
 

@@ -41,6 +41,11 @@ def percent(fraction: float) -> str:
     return f"{100.0 * fraction:.{digits}f} %"
 
 
+def percentage_points(difference: float) -> str:
+    """A difference of two shares: 0.25 percentage points. It is not a percentage of either of them."""
+    return f"{percent(difference).removesuffix(' %')} percentage points"
+
+
 def level(probability: float) -> str:
     """A probability that people choose, such as the level of an interval: 95 %, 99.9 %, 0.1 %."""
     return f"{100.0 * probability:.3g} %"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from fp8scope_dashboard.text.numbers import MINUS, number, percent
+from fp8scope_dashboard.text.numbers import MINUS, number, percent, percentage_points
 
 
 def signed(value: float, unit: str) -> str:
     """A difference with its sign in the unit of a comparison: relative, nats, share (of items) or score."""
-    size = percent(abs(value)) if unit in ("relative", "share") else number(abs(value))
+    write = {"relative": percent, "share": percentage_points}.get(unit, number)
+    size = write(abs(value))
     sign = MINUS if value < 0 else "+"
     return f"{sign}{size} nats" if unit == "nats" else f"{sign}{size}"
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fp8scope_dashboard.text.numbers import about, count, level, number, percent
+from fp8scope_dashboard.text.numbers import about, count, level, number, percent, percentage_points
 
 MINUS = "\N{MINUS SIGN}"
 
@@ -20,8 +20,8 @@ class Facts:
     alpha: float
 
     def size(self, value: float) -> str:
-        """A difference without its sign, in points of a hundred for proportions."""
-        return percent(abs(value)) if self.in_percent else number(abs(value))
+        """A difference without its sign, in percentage points for proportions."""
+        return percentage_points(abs(value)) if self.in_percent else number(abs(value))
 
     def score(self, value: float) -> str:
         """A score, as per cent for proportions."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -65,13 +65,25 @@ def differences_figure(
     in_percent: bool,
     compact: bool = False,
 ) -> go.Figure:
-    """The difference to BF16 of every run at every checkpoint, over the zone of the margin."""
-    figure = new_figure(theme, compact=compact, height=320, x_title="checkpoint (step)", y_title="FP8 − BF16")
-    value_format = "+.2~%" if in_percent else "+.4~g"
+    """The difference to BF16 of every run at every checkpoint, over the zone of the margin.
+
+    `in_percent`: the values are shares, whose differences are drawn in percentage points.
+    """
+    title = "FP8 − BF16 (percentage points)" if in_percent else "FP8 − BF16"
+    figure = new_figure(theme, compact=compact, height=320, x_title="checkpoint (step)", y_title=title)
+    if in_percent:
+        points = [_in_hundreds(point) for point in points]
+        margins = [replace(zone, low=100 * zone.low, high=100 * zone.high) for zone in margins]
+    value_format = "+.2~f" if in_percent else "+.4~g"
     _draw(figure, points, margins, theme, zone_colour=faded(theme.good, 0.13), value_format=value_format)
     figure.add_hline(y=0, line={"color": theme.muted, "width": 1})
-    figure.update_yaxes(tickformat=".2~%" if in_percent else ".3~g")
+    figure.update_yaxes(tickformat=".2~f" if in_percent else ".3~g")
     return figure
+
+
+def _in_hundreds(point: CheckpointPoint) -> CheckpointPoint:
+    low, high = (None if end is None else 100 * end for end in (point.low, point.high))
+    return replace(point, value=100 * point.value, low=low, high=high)
 
 
 def _draw(

@@ -65,7 +65,7 @@ RUN_TERMS: Final[Mapping[str, Term]] = {
     ),
     "margin_of_score": Term(
         "Margin of a score",
-        "The largest difference that counts as none: one point of a hundred for accuracies, the project's "
+        "The largest difference that counts as none: one percentage point (pp) for accuracies, the project's "
         "margin for losses, 1 % of BF16's score for other metrics; or margin= in run.log_eval.",
     ),
     "detectable": Term(

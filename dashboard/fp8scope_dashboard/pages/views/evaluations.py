@@ -38,7 +38,7 @@ from fp8scope_dashboard.pages.forest import (
     wider_limit,
 )
 from fp8scope_dashboard.pages.formatting import count as count_text
-from fp8scope_dashboard.pages.formatting import number, percent
+from fp8scope_dashboard.pages.formatting import number, percent, points
 from fp8scope_dashboard.pages.verdicts import UNKNOWN, VERDICTS, Badge, score_badge
 from fp8scope_dashboard.runs.models import Run
 
@@ -336,7 +336,7 @@ def _task(
 
 
 def _checkpoints(rows: Sequence[EvaluationComparison], arms: Arms, *, in_percent: bool) -> list[Checkpoint]:
-    size = percent if in_percent else number
+    size, distance = (percent, points) if in_percent else (number, number)
     shown = []
     listed: set[tuple[str, str, int]] = set()
     for row in rows:
@@ -354,13 +354,13 @@ def _checkpoints(rows: Sequence[EvaluationComparison], arms: Arms, *, in_percent
                 members=members,
                 arm=arms.of(row.run),
                 step=row.step,
-                badge=score_badge(judgement, wider_limit(result, size)),
+                badge=score_badge(judgement, wider_limit(result, distance)),
                 share=in_short(judgement.coverage),
                 score=size(mean_score(result)),
                 baseline_score=size(result.get("baseline_score")),
                 difference=signed(result.get("difference"), in_percent=in_percent),
                 interval=" to ".join(signed(end, in_percent=in_percent) for end in interval or ()),
-                detectable=size(result.get("smallest_detectable")),
+                detectable=distance(result.get("smallest_detectable")),
                 items=int(result.get("n") or 0),
             )
         )

@@ -86,7 +86,8 @@ def test_identical_answers_are_equivalent_within_what_so_many_items_would_not_sh
     assert many.verdict == few.verdict == "equivalent"
     # 1 - 0.05^(1/80): a larger share of changed answers would have shown with 95 %.
     assert (many.equivalent_within, few.equivalent_within) == pytest.approx((0.01, 0.03675), abs=1e-5)
-    assert "Identical to BF16 item by item" in few.explanation and "within ±3.68 %" in few.explanation
+    assert "Identical to BF16 item by item" in few.explanation
+    assert "within ±3.68 percentage points" in few.explanation
     assert few.difference_interval is not None and few.difference_interval.high == few.equivalent_within
 
 
@@ -331,9 +332,9 @@ def test_without_own_seeds_the_public_spread_of_the_benchmark_is_used() -> None:
     known = compared(proportion([flipped(base, 0, 10)], [base], name="AGIEval"))
     unknown = compared(proportion([flipped(base, 0, 10)], [base], name="ours"))
     assert (unknown.verdict, known.verdict) == ("worse", "cannot_tell")
-    assert "public seed spread of AGIEval is used: ±1.63 %" in known.explanation
+    assert "public seed spread of AGIEval is used: ±1.63 percentage points" in known.explanation
     assert "Madaan et al. 2024" in known.explanation
-    assert "the seed spread of public runs is used: ±0.29 %" in unknown.explanation
+    assert "the seed spread of public runs is used: ±0.29 percentage points" in unknown.explanation
 
 
 def test_other_runs_of_the_seed_group_take_part() -> None:
