@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import compilers
+import editable
 import kernel_libraries
 from setuptools import build_meta
 from setuptools.build_meta import (
-    build_editable,
     build_sdist,
     build_wheel,
     get_requires_for_build_sdist,
@@ -26,6 +26,17 @@ __all__ = [
     "prepare_metadata_for_build_editable",
     "prepare_metadata_for_build_wheel",
 ]
+
+
+ROOTS = ("agent", "kernels", "dashboard")
+"""As `tool.setuptools.packages.find` in pyproject.toml."""
+
+
+def build_editable(wheel_directory: str, config_settings: Any = None, metadata_directory: Any = None) -> str:
+    name: str = build_meta.build_editable(wheel_directory, config_settings, metadata_directory)
+    folder = kernel_libraries.ROOT.resolve()
+    editable.use_search_path(Path(wheel_directory, name), "fp8scope", [folder / root for root in ROOTS])
+    return name
 
 
 def get_requires_for_build_wheel(config_settings: Any = None) -> list[str]:

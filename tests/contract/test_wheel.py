@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import sysconfig
@@ -161,3 +162,37 @@ def test_the_source_distribution_contains_all_files_of_the_build(source: Path, t
         assert wanted
     assert "setup.py" in names
     assert not [name for name in names if name.endswith(".so")]
+
+
+def test_a_checkout_in_the_working_directory_hides_no_editable_install(source: Path, tmp_path: Path) -> None:
+    """A folder named like the package, without code of its own: the usual name of a checkout."""
+    build = (
+        "import sys; sys.path.insert(0, 'build_backend'); import backend; backend.build_editable(sys.argv[1])"
+    )
+    (wheel_folder := tmp_path / "wheel").mkdir()
+    # In the copy of the sources, and without compiling the kernels.
+    environment = {**os.environ, "FP8SCOPE_BUILD_KERNELS": "0"}
+    subprocess.run(
+        [sys.executable, "-c", build, str(wheel_folder)], cwd=source, env=environment, check=True, timeout=280
+    )
+    (wheel,) = wheel_folder.glob("*.whl")
+    site = tmp_path / "site"
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-index",
+        "--no-deps",
+        "--target",
+        site,
+        wheel,
+        cwd=site.parent,
+    )
+    (tmp_path / "fp8scope" / "agent").mkdir(parents=True)
+    code = (
+        "import site, sys; site.addsitedir(sys.argv[1]); import fp8scope; print(fp8scope.attach.__module__)"
+    )
+    # Without the site-packages of the tests, in which the checkout is installed.
+    assert run(sys.executable, "-S", "-c", code, site, cwd=tmp_path).strip() == "fp8scope"
