@@ -13,7 +13,7 @@ import functools
 import itertools
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -115,29 +115,46 @@ def remove_hooks(table: Any, kind: type) -> None:
 @contextmanager
 def hidden(module: nn.Module) -> Iterator[None]:
     """Take our hooks out of a module and its parts within the block. Other hooks stay, in their order."""
-    taken: list[tuple[Any, list[tuple[Any, Any]]]] = []
-    for part in module.modules():
-        for name in MODULE_TABLES:
-            table = part.__dict__.get(name)
-            if table and not _keys.isdisjoint(table):
-                taken.append((table, list(table.items())))
-    for table, items in taken:
-        for key, _ in items:
-            if key in _keys:
-                del table[key]
+    taken = HiddenHooks(table for part in module.modules() for table in tables_of(part))
     try:
         yield
     finally:
-        for table, items in taken:
-            _put_back(table, items)
+        taken.restore()
 
 
-def _put_back(table: Any, items: list[tuple[Any, Any]]) -> None:
-    """Restore a table's earlier content and order, but for what the script added or removed since."""
-    now = dict(table)
-    table.clear()
-    table.update({key: value for key, value in items if key in now or key in _keys})
-    table.update(now)
+def tables_of(module: nn.Module) -> Iterator[Table]:
+    """Yield the tables of the module's hooks."""
+    for name in MODULE_TABLES:
+        table = module.__dict__.get(name)
+        if table is not None:
+            yield table
+
+
+class HiddenHooks:
+    """Takes our hooks out of these tables. Other hooks stay, in their order; keeps none of them alive.
+
+    Never make or restore it inside a hook of an optimizer: torch iterates over that table meanwhile.
+    """
+
+    def __init__(self, tables: Iterable[Table]) -> None:
+        self._taken: list[tuple[weakref.ref[Table], list[int], dict[int, Any]]] = []
+        for table in tables:
+            ours = {key: table[key] for key in table if key in _keys}
+            if ours:
+                self._taken.append((weakref.ref(table), list(table), ours))
+                for key in ours:
+                    del table[key]
+
+    def restore(self) -> None:
+        """Restore the earlier content and order, but for what was added or removed since."""
+        taken, self._taken = self._taken, []
+        for reference, order, ours in taken:
+            if (table := reference()) is not None:
+                now = dict(table)
+                before = {**now, **{key: hook for key, hook in ours.items() if key in _keys}}
+                table.clear()
+                table.update({key: before[key] for key in order if key in before})
+                table.update(now)
 
 
 def _register(hook: Hook, tables: Any, prepend: bool = False) -> HookHandle:

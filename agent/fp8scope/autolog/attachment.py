@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fp8scope.autolog.inspection import parameters_of, token_count, unwrap_optimizer
-from fp8scope.autolog.loss_capture import Loss, combine, listen, unlisten
+from fp8scope.autolog.light_steps import LEAST_STEPS, LightSteps
+from fp8scope.autolog.loss_capture import Loss, combine, is_sole, listen, unlisten
 from fp8scope.observe.compiled_calls import Handle, around_compiled_calls
-from fp8scope.observe.tensors.base import inside_backward, is_traced, local
+from fp8scope.observe.tensors.base import inside_backward, is_traced, local, unwrapped
 from fp8scope_kernels.hooks import (
     HookHandle,
     register_forward_pre_hook,
@@ -89,12 +90,32 @@ class Followed:
         trained = [parameter for parameter in parameters if parameter.requires_grad] or parameters
         # A pass may not reach every parameter (experts, heads): probe a few, including the last.
         probed = trained[:: -max(1, len(trained) // PROBES)]
-        self._probes = [weakref.ref(parameter) for parameter in probed]
+        self._probes: list[weakref.ref[Tensor]] = [weakref.ref(parameter) for parameter in probed]
+        self._steady = list(range(len(probed)))
+        """The probes that each backward pass of this model has reached."""
+        self._model = weakref.ref(model)
 
     def gradients(self) -> list[tuple[int, int] | None]:
         """Identify the probed gradients; any accumulation changes the result. Reads no values."""
         gradients = [None if (p := probe()) is None else p.grad for probe in self._probes]
         return [None if gradient is None else (id(gradient), _version(gradient)) for gradient in gradients]
+
+    def is_reached(self, before: "list[tuple[int, int] | None] | None") -> bool:
+        """Whether a backward pass has changed the probed gradients; `before` is `gradients()` before it."""
+        after = self.gradients()
+        if after == before:
+            return False
+        if before is not None:
+            self._steady = [index for index in self._steady if after[index] != before[index]]
+        return True
+
+    def steady_probe(self) -> "weakref.ref[Tensor] | None":
+        """Return a probed parameter that each backward pass of this model has reached; None without one."""
+        return self._probes[self._steady[0]] if self._steady else None
+
+    def model(self) -> nn.Module | None:
+        """Return the model, while it lives."""
+        return self._model()
 
     def state(self) -> Any:
         """Identify the probed gradients and the versions of the probed parameters. Reads no values."""
@@ -129,7 +150,7 @@ class Attachment:
         """Optimizers that have stepped since the step began."""
         self._is_alone = False
         """Whether one optimizer trains one model. This is the usual case; it avoids the weak sets."""
-        self._optimizer_steps = 0
+        self.optimizer_steps = 0
         self._inside = False
         """Whether an optimizer is inside `step()`; forward and backward passes then come from its closure."""
         self._inside_losses = 0
@@ -137,12 +158,21 @@ class Attachment:
         """Why the loss of a backward pass of this step is unknown."""
         self._forward_seen = False
         self._due = False
-        self._skipped = 0
+        self.skipped = 0
+        """Steps that a scaler has skipped since the last recorded one."""
+        self._light: LightSteps | None = None
+        """Takes the light steps, once there are some."""
+        self._steps_before = 0
+        self._sees_values = False
+        """Whether the script logs values of its own."""
+        self._steps_once = False
+        """Whether a step of the training calls the optimizer's hooks once."""
         self._step: Step | None = None
         listen(self)
 
     def follow(self, name: str, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         """Follow another model. `model` is the module that the script calls, including wrappers."""
+        self._leave_light()
         self._followed.append(Followed(name, model, optimizers))
         self._is_alone = False
         self.follow_calls(name, model)
@@ -151,6 +181,7 @@ class Attachment:
 
     def follow_optimizer(self, name: str, optimizer: Optimizer) -> None:
         """Follow another optimizer of the named model. It replaces those that train the same parameters."""
+        self._leave_light()
         own = {id(parameter) for parameter in parameters_of(optimizer)}
         for known in list(self._awaited):
             if self._optimizers[known] == name and any(id(p) in own for p in parameters_of(known)):
@@ -172,6 +203,7 @@ class Attachment:
 
     def follow_calls(self, name: str, model: nn.Module) -> None:
         """Begin steps at forward passes of this module, which is the named model or a part of it."""
+        self._leave_light()
         hook = ForwardHook(self, counts_tokens=self._counts_inputs and not self._models)
         self._handles.append(register_forward_pre_hook(model, hook, prepend=True, with_kwargs=True))
         self._handles += around_compiled_calls(model, hook)
@@ -189,6 +221,7 @@ class Attachment:
 
     def complete(self) -> None:
         """Record the open step if its work is done; else forget it with its losses."""
+        self._leave_light()
         if self.is_complete:
             self._close_if_due()
         else:
@@ -199,6 +232,7 @@ class Attachment:
 
     def end(self) -> None:
         """Record the step that is complete, and remove all hooks."""
+        self._leave_light()
         unlisten(self)
         self._note_updates_by_hand(last=True)
         for handle in self._handles:
@@ -228,6 +262,8 @@ class Attachment:
     def before_backward(self) -> Any:
         began = perf_counter()
         try:
+            if self._light is not None and self._light.removed_hooks:
+                self._light.restore_step_hooks()
             self._note_updates_by_hand()
             before = {followed.name: followed.gradients() for followed in self._followed}
             if not self._inside_losses:
@@ -241,7 +277,7 @@ class Attachment:
     def after_backward(self, before: Mapping[str, Any], loss: Loss | None) -> None:
         began = perf_counter()
         try:
-            reached = {f.name for f in self._followed if f.gradients() != before.get(f.name)}
+            reached = {f.name for f in self._followed if f.is_reached(before.get(f.name))}
             self._budget.fixed_seconds += perf_counter() - began
             if not reached:
                 return
@@ -262,15 +298,17 @@ class Attachment:
         self._run.guard.caught(kind, error)
 
     def before_scaler_step(self, optimizer: Optimizer) -> Any:
-        return self._optimizer_steps
+        return self.optimizer_steps
 
     def after_scaler_step(self, optimizer: Optimizer, before: Any) -> None:
         with self._run.guard.shield("noting a skipped step"):
             name = self._optimizers.get(unwrap_optimizer(optimizer))
-            if name is None or before != self._optimizer_steps:
+            if name is None or before != self.optimizer_steps:
                 return
             # The scaler skipped the step because of non-finite gradients: its losses and tokens do not count.
-            self._skipped += 1
+            self.skipped += 1
+            if self._light is not None and self._light.is_on:
+                self._light.forget_losses()
             self._pending = [(loss, reached) for loss, reached in self._pending if name not in reached]
             if self._step is not None and not self._tokens_per_step:
                 self._step.count_tokens(-self._step.tokens)
@@ -292,6 +330,9 @@ class Attachment:
         return before, after
 
     def _optimizer_begins(self, optimizer: Optimizer) -> None:
+        if self._light is not None and self._light.is_on:
+            # A step without a backward pass that could be seen.
+            self._light.end()
         if self._due and (self._is_alone or optimizer in self._stepped):
             # A second step without a visible forward pass in between.
             self._close_if_due()
@@ -301,7 +342,7 @@ class Attachment:
     def _optimizer_ended(self, optimizer: Optimizer) -> None:
         try:
             self._inside, self._inside_losses = False, 0
-            self._optimizer_steps += 1
+            self.optimizer_steps += 1
             if self._is_alone:
                 self._use_losses(self._followed[0])
                 self._due = True
@@ -314,6 +355,8 @@ class Attachment:
                 began = perf_counter()
                 self._steps.pipeline.settle()
                 self._budget.fixed_seconds += perf_counter() - began
+            if self._budget.is_light and self._due and self._step is not None:
+                self._enter_light(optimizer, self._step)
         except Exception as error:
             self._run.guard.caught("ending a step", error)
         if self._due and not self._forward_seen:
@@ -360,6 +403,9 @@ class Attachment:
         if may_close and not self._inside:
             self._close_if_due()
         if self._step is None and not self._run.finished:
+            if self._light is not None:
+                self._light.close()
+            self._steps_before = self.optimizer_steps
             try:
                 self._step = self._run.step(self._tokens_per_step)
                 self._step.__enter__()
@@ -372,6 +418,7 @@ class Attachment:
         if step is None or not self._due:
             return
         self._step, self._due, self._forward_seen = None, False, False
+        self._steps_once = self.optimizer_steps == self._steps_before + 1
         self._stepped.clear()
         try:
             self._log(step)
@@ -381,6 +428,7 @@ class Attachment:
         step.__exit__(None, None, None)
 
     def _log(self, step: "Step") -> None:
+        self._sees_values |= bool(step.scalars or step.device_scalars)
         for index, followed in enumerate(self._followed):
             losses, followed.losses, followed.steps = followed.losses, [], 0
             # Shielded per model: losses that cannot be combined must not affect other models or later steps.
@@ -394,9 +442,13 @@ class Attachment:
                 elif index == 0 and "loss" not in step:
                     self._ask_for_the_loss(step)
         self._unseen = ""
-        if self._skipped:
-            step.log_default("skipped_steps", self._skipped)
-            self._skipped = 0
+        self.log_skipped(step)
+
+    def log_skipped(self, step: "Step") -> None:
+        """Log how many steps a scaler has skipped since the last recorded one."""
+        if self.skipped:
+            step.log_default("skipped_steps", self.skipped)
+            self.skipped = 0
 
     def _ask_for_the_loss(self, step: "Step") -> None:
         """Warn once that no loss was seen in a complete step."""
@@ -412,6 +464,71 @@ class Attachment:
     def _combined(self, losses: Sequence[Loss], learned: float) -> tuple[Tensor, float]:
         value, divisor = combine(losses, self._reduction, learned)
         return value, divisor if divisor != 1.0 else learned
+
+    # Light steps
+
+    def _enter_light(self, optimizer: Optimizer, step: "Step") -> None:
+        """Take only the losses of the next steps, if nothing asks for more; see `LightSteps`."""
+        steps, followed, first = self._steps, self._followed[0], step.number + 1
+        until = self._budget.next_full(first)
+        sampled = steps.collector.next_sampled(first)
+        until = until if sampled is None else min(until, sampled)
+        losses = followed.losses
+        if (
+            until - first < LEAST_STEPS
+            or not (self._is_alone and self._steps_once and steps.follower is self)
+            or not (len(losses) == 1 and losses[0].value.is_cpu and followed.divisor == 1.0)
+            or self.skipped
+            or self.hasher is not None
+            or (probe := followed.steady_probe()) is None
+            or steps.collector.sampled
+            or steps.collector.counts_always
+            or (steps.flight is not None and steps.flight.needs_each_step)
+            or not all(isinstance(handle, HookHandle) for handle in self._handles)
+            or not is_sole(self)
+        ):
+            return
+        if self._light is None:
+            names = ["loss", f"loss/{followed.name}"] if followed.name else ["loss"]
+            self._light = LightSteps(self, steps, optimizer, probe, names)
+        models = {id(model): model for model in (*self._models, followed.model()) if model is not None}
+        inner = [unwrapped(model) for model in models.values()]
+        self._light.begin(
+            {**models, **{id(model): model for model in inner}}.values(),
+            until,
+            full=self._forward_seen,
+            tokens_per_step=self._tokens_per_step,
+            count_tokens=token_count if self._counts_inputs and step.tokens > 0 else None,
+            called=next(iter(self._models), None) if self._forward_seen else None,
+            sees_calls=self._sees_values,
+        )
+
+    def _leave_light(self) -> None:
+        if self._light is not None:
+            self._light.close()
+            if not self._light.is_in_hook:
+                self._light.restore_step_hooks()
+
+    def optimizer_stepped(self, optimizer: Optimizer) -> None:
+        """The optimizer has stepped while its hooks were removed."""
+        self._optimizer_begins(optimizer)
+        self._optimizer_ended(optimizer)
+
+    def close_step(self) -> None:
+        """Record the open step if its work is done."""
+        self._close_if_due()
+
+    def combined(self, losses: Sequence[float], divisor: float) -> float | None:
+        """Combine the losses of a light step; `divisor` is what the last one was divided by."""
+        if not losses:
+            return None
+        taken = [Loss(torch.tensor(value, dtype=torch.float64), divisor) for value in losses]
+        return float(combine(taken, self._reduction, self._followed[0].divisor)[0])
+
+    def take_over(self, losses: Sequence[float]) -> None:
+        """Take the losses of the step that has begun as a light one."""
+        name = self._followed[0].name
+        self._pending += [(Loss(torch.tensor(value, dtype=torch.float64), 1.0), {name}) for value in losses]
 
     # Losses
 

@@ -82,12 +82,12 @@ def loss_of(tensors: Any, gradients: Any) -> Loss | None:
     )
     if len(given) != 1 or not isinstance(given[0], Tensor) or given[0].numel() != 1 or _is_given(gradients):
         return None
-    loss = _unscaled.get(given[0], given[0]) if len(_unscaled) else given[0]
+    loss = unscaled(given[0])
     value = loss.detach().reshape(())
     # A CUDA graph that is replayed overwrites its loss.
     value = value if value.device.type == "cpu" else value.clone()
     # The value is kept even if the divisor cannot be read.
-    return Loss(value, _counting(1.0, "reading a loss's divisor", _divisor, loss))
+    return Loss(value, _counting(1.0, "reading a loss's divisor", divisor, loss))
 
 
 def _is_given(gradients: Any) -> bool:
@@ -98,7 +98,7 @@ def _is_given(gradients: Any) -> bool:
     )
 
 
-def _divisor(loss: Tensor) -> float:
+def divisor(loss: Tensor) -> float:
     """Return the number that the loss was divided by in its last operation; 1 if that was no division."""
     node: Any = loss.grad_fn
     if node is None or node.name() not in ("DivBackward0", "MulBackward0"):
@@ -116,6 +116,32 @@ def _divisor(loss: Tensor) -> float:
     if not math.isfinite(number) or number == 0:
         return 1.0
     return float(round(number)) if abs(number - round(number)) < 1e-6 else number
+
+
+class LightTaker(Protocol):
+    """Takes losses in place of the listeners: `fp8scope.autolog.light_steps.LightSteps`."""
+
+    def backward(self, original: Callable[..., Any], loss: Tensor, args: Any, kwargs: Any) -> Any:
+        """Carry out `original(loss, None, *args, **kwargs)`."""
+
+
+_light: LightTaker | None = None
+
+
+def take_light(taker: LightTaker | None) -> None:
+    """Let `taker` take losses, while there is only one listener; None: the listeners are notified again."""
+    global _light
+    _light = taker
+
+
+def unscaled(loss: Tensor) -> Tensor:
+    """Return the loss that a GradScaler has scaled to this one, or the same if none has."""
+    return _unscaled.get(loss, loss) if len(_unscaled) else loss
+
+
+def is_sole(listener: Listener) -> bool:
+    """Whether there is no other listener."""
+    return len(_listeners) == 1 and _listeners[0] is listener
 
 
 _listeners: list[Listener] = []
@@ -148,6 +174,13 @@ def _notifying_backward(original: Callable[..., Any]) -> Callable[..., Any]:
     def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or not _listeners or inside_backward():
             return original(tensors, grad_tensors, *args, **kwargs)
+        if (
+            _light is not None
+            and grad_tensors is None
+            and len(_listeners) == 1
+            and isinstance(tensors, Tensor)
+        ):
+            return _light.backward(original, tensors, args, kwargs)
         # Read before: the graph of the loss is freed by the backward pass.
         loss = _counting(None, "reading the loss", loss_of, tensors, grad_tensors)
         notified = [(listener, listener.before_backward()) for listener in tuple(_listeners)]

@@ -78,6 +78,11 @@ class FlightRecorder:
 
     # Every step
 
+    @property
+    def needs_each_step(self) -> bool:
+        """Whether the training shows its batches, or is a replay."""
+        return self.log is not None or _driver() is not None
+
     def step_ends(self, number: int) -> None:
         """A step is being recorded: keep the random state, and let a replay look at the step."""
         torch: Any = sys.modules.get("torch")

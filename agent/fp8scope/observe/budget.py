@@ -8,6 +8,8 @@ then it is computed in the steps in which plain tensors are read.
 """
 
 from collections import deque
+from collections.abc import Sequence
+from itertools import pairwise
 from statistics import median, quantiles
 from time import perf_counter
 from typing import TYPE_CHECKING, Literal
@@ -38,6 +40,8 @@ STEP_SECONDS = 3e-4
 """Time of the other hooks of a step, which is not measured."""
 SHORT_STEP = 5e-3
 """In steps that take less seconds, times and the gradient norm are measured in every nth step, too."""
+LONG_STEP = 2 * SHORT_STEP
+"""Steps that were short are no longer so if they take more seconds: prevents oscillation."""
 LAG_SECONDS = 0.02
 """Such short steps are written in the background, this much time after them at most."""
 DEVICE_EVERY = 5
@@ -45,6 +49,8 @@ DEVICE_EVERY = 5
 
 PLAIN_EVERY = "plain_tensors_every"
 """The scalar with the pace for the run's page; logged once it is not every step."""
+MEASURED_EVERY = "measured_every"
+"""The same for everything but the loss, where steps are short."""
 
 
 def check_overhead(value: object) -> float | None:
@@ -132,6 +138,35 @@ class Budget:
         self.is_light = self._measured_every > 1 and (number - 1) % self._measured_every != 0
         return before and not self.is_light
 
+    @property
+    def measured_every(self) -> int:
+        """More than the loss is taken in step 1 and every so many steps after that."""
+        return self._measured_every
+
+    @property
+    def is_short(self) -> bool:
+        """Whether steps are so short that not all of them are measured."""
+        return self._measured_every > 1
+
+    def next_full(self, number: int) -> int:
+        """Return the first step from `number` on in which more than the loss is taken."""
+        paces = (self._measured_every, self.every)
+        return min(number + (1 - number) % pace for pace in paces)
+
+    def note_light(self, times: Sequence[float]) -> None:
+        """Light steps have ended at `times` (`time.perf_counter`), the first one after an earlier step.
+
+        They are all that `end` was not called for.
+        """
+        if not times:
+            return
+        if self.overhead is not None and self._last:
+            self._durations.extend(after - before for before, after in pairwise((self._last, *times)))
+        reviews, self._last = self._steps // REVIEW_STEPS, times[-1]
+        self._steps += len(times)
+        if self._steps // REVIEW_STEPS > reviews:
+            self._review()
+
     def end(self, sampled: bool, pace: "Pace") -> None:
         """Called when a step ends; `pace` has the time of its readings."""
         now = perf_counter()
@@ -174,7 +209,7 @@ class Budget:
         else:
             fixed += norm
         self.every = choose_pace(step, fixed, reading, self.overhead, self.every)
-        if step < SHORT_STEP:
+        if step < (SHORT_STEP if self._measured_every == 1 else LONG_STEP):
             # What a step costs that is not light. The rest of the budget is for reading tensors.
             share = (1 - LEAST_SHARE) * self.overhead * step
             self._measured_every = next((pace for pace in PACES if fixed + norm <= share * pace), PACES[-1])

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from fp8scope_kernels import TensorInfo
 
 DEFAULT_EVERY = 100
+SHORT_SAMPLED = 10
+"""Short steps are sampled so many times less often, unless the script sets `every`."""
 TENSOR_BYTES = 64
 """Bytes of a tensor's statistics in an unsampled step."""
 
@@ -79,6 +81,33 @@ class Collector:
         self._tables.sample(self.sampled)
         return tensors
 
+    @property
+    def counts_always(self) -> bool:
+        """Whether tensors are counted in every step, by the layers or the optimizer that quantise them."""
+        return any(
+            source.recipe or getattr(source, "counts_itself", False) for source in self._sources.values()
+        )
+
+    def rest(self) -> None:
+        """Read nothing from now on, until `begin`. What was read belongs to the step that has not ended."""
+        if self._paced and self._tables is not None:
+            pace, hooks = self._tables.pace, self._tables.reading_hooks
+            pace.observing = False
+            if hooks.is_on:
+                began = perf_counter()
+                hooks.set(False)
+                pace.seconds += perf_counter() - began
+
+    def next_sampled(self, number: int) -> int | None:
+        """Return the first sampled step from `number` on; None if there is none."""
+        return number + (1 - number) % self._sampled_every if self.every > 0 else None
+
+    @property
+    def _sampled_every(self) -> int:
+        # A sampled step takes several milliseconds.
+        is_default = self.every == DEFAULT_EVERY
+        return self.every * SHORT_SAMPLED if is_default and self._budget.is_short else self.every
+
     def note_attention(
         self, path: str, query: "torch.Tensor", key: "torch.Tensor", scale: float | None
     ) -> None:
@@ -109,7 +138,7 @@ class Collector:
 
     def begin(self, number: int) -> None:
         """Called when step `number` begins. Step 1 and every `every` steps after that are sampled."""
-        sampled = self.every > 0 and (number - 1) % self.every == 0
+        sampled = self.every > 0 and (number - 1) % self._sampled_every == 0
         if sampled != self.sampled:
             self.sampled = sampled
             if self._tables is not None:

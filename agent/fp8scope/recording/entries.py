@@ -170,10 +170,14 @@ class StepRow(Entry):
     def pieces(self) -> Sequence[Bytes]:
         step, seconds = self._step, self._step.seconds
         seen = self._snapshot.read() if self._snapshot is not None else NOTHING
-        values = {"step_seconds": seconds}
+        values = {}
         if step.tokens > 0:
             values["tokens"] = float(self._tokens)
-            values["tokens_per_second"] = step.tokens / max(seconds, 1e-9)
+        # The beginning of a light step is unknown.
+        if step.began:
+            values["step_seconds"] = seconds
+            if step.tokens > 0:
+                values["tokens_per_second"] = step.tokens / max(seconds, 1e-9)
         if step.reading is not None:
             values |= step.reading.read()
         values |= step.scalars

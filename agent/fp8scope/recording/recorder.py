@@ -20,6 +20,7 @@ from typing import Any
 from fp8scope.config import Settings
 from fp8scope.guard import Guard
 from fp8scope.recording.entries import Catalogue, Entry, Origin
+from fp8scope.recording.light_rows import LightRow
 from fp8scope.recording.records import RecordKind, dump_json
 from fp8scope.recording.reserve import Counts
 from fp8scope.recording.spool import Spool, SpoolFullError
@@ -130,7 +131,10 @@ class Recorder:
     def _drain(self, until: int) -> None:
         """Record entries until `recorded` reaches `until`, or up to the first that waits for a device."""
         while self.recorded < until and self.waiting and self.waiting[0].is_ready():
-            entry = self.waiting.popleft()
+            entries: list[Any] = [self.waiting.popleft()]
+            while type(entries[0]) is LightRow and self.waiting and type(self.waiting[0]) is LightRow:
+                entries.append(self.waiting.popleft())
+            entry = entries[0]
             end = self.spool.end if self.spool is not None else 0
             try:
                 if isinstance(entry, Catalogue):
@@ -139,19 +143,34 @@ class Recorder:
                 else:
                     began = time.monotonic()
                     try:
-                        self._record(entry)
+                        self._record(entry) if len(entries) == 1 else self._record_together(entries)
                     except Exception as error:
                         self._guard.caught(f"recording ({entry.kind.name.lower()})", error)
                     self._quick = time.monotonic() - began < UNNOTICED
                     entry.done()
             except BaseException:
-                # Ctrl-C interrupted the write: put the entry back, so that it is not lost.
+                # Ctrl-C interrupted the write: put the entries back, so that they are not lost.
                 if self.spool is not None and self.spool.end == end:
-                    self.waiting.appendleft(entry)
-                    self.recorded -= 1
+                    self.waiting.extendleft(reversed(entries))
+                    self.recorded -= len(entries)
                 raise
             finally:
-                self.recorded += 1
+                self.recorded += len(entries)
+
+    def _record_together(self, rows: Sequence[LightRow]) -> None:
+        """Record rows of light steps by one write."""
+        assert self.spool is not None
+        if self._tensors_recorded < len(self._tensors):
+            self._record_catalogue()
+        payloads = [row.payload() for row in rows]
+        written = self.spool.append_rows(payloads)
+        self._rows += written
+        if written < len(rows):
+            self._guard.drop(len(rows) - written, "the spool is full")
+        if written < len(rows) or self.spool.trouble is not None:
+            self._note_counts()
+        if any(row.is_urgent for row in rows):
+            self._on_urgent(self.spool.end)
 
     def _record(self, entry: Entry) -> None:
         assert self.spool is not None

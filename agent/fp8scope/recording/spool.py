@@ -160,6 +160,23 @@ class Spool:
             self._append_elsewhere(kind, size, header, *payload)
         self._end = self._active.end
 
+    def append_rows(self, payloads: Sequence[bytes]) -> int:
+        """Append ROW records, by one write if they fit. Returns how many were accepted, from the first on."""
+        data = b"".join([frame(RecordKind.ROW, payload) + payload for payload in payloads])
+        active = self._active
+        has_room = self._end - self.begin + len(data) <= self._max_bytes
+        if has_room and active is not None and self.trouble is None and active.length < self._size_of(active):
+            with contextlib.suppress(OSError):
+                active.append(data)
+                self._end = active.end
+                return len(payloads)
+        for index, payload in enumerate(payloads):
+            try:
+                self.append(RecordKind.ROW, payload)
+            except SpoolFullError:
+                return index
+        return len(payloads)
+
     def _append_elsewhere(self, kind: RecordKind, size: int, *pieces: Bytes) -> None:
         """Append to a new file, or to memory if that fails too, after a write to the active file failed."""
         end = self._end

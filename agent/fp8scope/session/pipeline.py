@@ -23,6 +23,7 @@ from fp8scope.delivery.cursor import Cursor, SendProgress
 from fp8scope.delivery.inbox import DocumentSink
 from fp8scope.delivery.sender import Sender
 from fp8scope.guard import Guard
+from fp8scope.observe.budget import LAG_SECONDS
 from fp8scope.process.threads import Worker
 from fp8scope.recording.console import ConsoleLog
 from fp8scope.recording.entries import Catalogue, Document, Entry, Origin
@@ -150,7 +151,7 @@ class Pipeline:
             self._record_console(self._console)
         # Waking a thread is a third of the agent's cost per step, so this thread polls while steps arrive. If
         # steps are too short for that, the training thread writes them itself.
-        pause = max(self._gap / 4, LOOK_OFTEN)
+        pause = max(self._gap / 4, LAG_SECONDS / 2 if self.lag else LOOK_OFTEN)
         self._dozing = time.monotonic() - self._last > DOZE_AFTER
         if self._dozing:
             # Drain once more: an entry may have been put just before `_dozing` was set.

@@ -14,19 +14,24 @@ from typing import Any, Protocol
 
 from fp8scope.delivery.inbox import AlertQueue
 from fp8scope.guard import Guard
-from fp8scope.observe.budget import PLAIN_EVERY, Budget
+from fp8scope.observe.budget import MEASURED_EVERY, PLAIN_EVERY, Budget
 from fp8scope.observe.collector import Collector
 from fp8scope.observe.snapshot import BusyError, PlainSnapshot, Snapshot
 from fp8scope.observe.timing import Measures
 from fp8scope.process.failure_report import failure
 from fp8scope.process.sys_exit import exit_status
 from fp8scope.recording.entries import StepRow, catalogue_of, histograms_of
+from fp8scope.recording.light_rows import LightRow
 from fp8scope.recording.records import Bytes
 from fp8scope.recording.registration import Registration
 from fp8scope.recording.urgency import Urgency
 from fp8scope.scalars import is_tensor, whole_number
 from fp8scope.session.pipeline import Pipeline
 from fp8scope.step import MAX_SCALARS, Step
+
+UNNOTICED_ROWS = 16
+"""So many rows of light steps may wait before the queue's bounds are looked at."""
+FULL_QUEUE = "the disk is slower than the training, and the queue is full"
 
 
 class Follower(Protocol):
@@ -43,8 +48,21 @@ class Follower(Protocol):
         """Record the step that is complete, and follow the training no longer."""
 
 
+class Light(Protocol):
+    """Takes the steps of which only the loss is taken: `fp8scope.autolog.light_steps.LightSteps`."""
+
+    is_on: bool
+
+    def step_for_values(self) -> Step | None:
+        """Return the step that values belong to which are logged now; None if that is the next."""
+
+
 class FlightLog(Protocol):
     """Keeps the last steps: `fp8scope.incidents.flight_recorder.FlightRecorder`."""
+
+    @property
+    def needs_each_step(self) -> bool:
+        """Whether `step_ends` must be called for each step."""
 
     def step_ends(self, number: int) -> None:
         """A step is being recorded."""
@@ -90,6 +108,9 @@ class Steps:
         """Values that were logged before the first step; they go to that."""
         self.follower: Follower | None = None
         self.flight: FlightLog | None = None
+        self.light: Light | None = None
+        """Takes light steps, once there have been some."""
+        self.urgency = Urgency()
         self.pipeline = pipeline
         """The current writer's."""
         self.switches: Sequence[object] = ()
@@ -97,7 +118,6 @@ class Steps:
         self._switch_layers: Callable[[], None]
         self._at_boundary: Callable[[], None]
         self._registration = registration
-        self._urgency = Urgency()
         self._alerts = alerts.waiting
         self._deliver_alerts = alerts.deliver
         self._on_rewind = on_rewind
@@ -190,6 +210,42 @@ class Steps:
                 self.guard.caught("measuring a step", error)
             self.budget.fixed_seconds += perf_counter() - began
 
+    def end_light_step(self, row: LightRow) -> None:
+        """A step of which only the loss was taken has ended: record it, then do what waits for that."""
+        if not self.active:
+            return
+        number, before, pipeline = row.number, self.recorded, self.pipeline
+        self.recorded = number
+        try:
+            if before is not None and number < before:
+                self._on_rewind()
+                pipeline = self.pipeline
+            if self._registration.pending:
+                self._registration.send_changes()
+            if row.step_tokens:
+                self.tokens += row.step_tokens
+                row.tokens = self.tokens
+            if len(pipeline.waiting) > UNNOTICED_ROWS and pipeline.is_full(self.collector.row_bytes):
+                self.guard.drop(1, FULL_QUEUE)
+            else:
+                pipeline.put(row)
+        except Exception as error:
+            self.guard.caught("collecting a step", error)
+        self.failure = ""
+        if self._alerts:
+            self._deliver_alerts()
+        self._at_boundary()
+
+    def light_steps_ended(self, times: Sequence[float]) -> None:
+        """The next step is not light; the light ones have ended at `times` (`time.perf_counter`)."""
+        try:
+            self.budget.note_light(times)
+            self.pipeline.lag = self.budget.lag
+            self.budget.plan(self.number + 1)
+            self.measures.restart()
+        except Exception as error:
+            self.guard.caught("measuring a step", error)
+
     def abandon_step(self) -> None:
         """Forget the open step, which will not be completed."""
         if self.open is not None:
@@ -230,10 +286,12 @@ class Steps:
             pipeline.put(catalogue_of(*grown))
         if pipeline.waiting and pipeline.is_full(collector.row_bytes):
             collector.discard()
-            self.guard.drop(1, "the disk is slower than the training, and the queue is full")
+            self.guard.drop(1, FULL_QUEUE)
             return
         if self.budget.was_thinned:
             step.log_default(PLAIN_EVERY, float(self.budget.every))
+        if self.budget.is_short and step.reading is not None:
+            step.log_default(MEASURED_EVERY, float(self.budget.measured_every))
         try:
             snapshot = step.taken if step.is_taken else self._snapshot(step)
         except BusyError as busy:
@@ -241,7 +299,7 @@ class Steps:
             return
         flight = self.flight
         keep = None if flight is None else flight.keep_row
-        pipeline.put(StepRow(step, self.tokens, snapshot, self.guard, keep, self._urgency))
+        pipeline.put(StepRow(step, self.tokens, snapshot, self.guard, keep, self.urgency))
         if flight is not None:
             flight.step_ends(number)
         if snapshot is not None and snapshot.sampled:
@@ -266,6 +324,8 @@ class Steps:
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Add values to the open step; without one, to the next."""
+        if self.open is None and self.light is not None:
+            self.light.step_for_values()
         if self.open is None:
             if self._has_no_steps and not self.early.keys().isdisjoint(values):
                 self.guard.warn_once(

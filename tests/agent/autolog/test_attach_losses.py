@@ -105,7 +105,7 @@ def test_an_internal_failure_is_counted_and_keeps_the_loss(
     def broken(loss: Tensor) -> float:
         raise RuntimeError("planned")
 
-    monkeypatch.setattr(loss_capture, "_divisor", broken)
+    monkeypatch.setattr(loss_capture, "divisor", broken)
     model, optimizer = regression()
     run = fp8scope.attach(model, optimizer)
     expected = train(model, optimizer, 3)

@@ -29,3 +29,10 @@ def test_reading_every_step_is_not_mentioned(admin: Visitor, scalars: dict[str, 
 
 def test_the_scalar_is_explained() -> None:
     assert "only every few steps" in glossary.GLOSSARY["plain_tensors_every"].definition
+
+
+def test_short_steps_are_explained(admin: Visitor) -> None:
+    """Where only the loss is recorded in each step, the page says so."""
+    page = head(admin, {"loss": 1.0, "measured_every": 50.0})
+    assert "only the loss is recorded in each, the rest in every 50th" in page
+    assert "Short steps" not in head(admin, {"loss": 1.0})

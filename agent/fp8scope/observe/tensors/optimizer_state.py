@@ -69,9 +69,9 @@ class OptimizerState:
 
     def _bind_fp8(self, model: nn.Module, optimizer: Optimizer) -> int:
         """Let `Fp8AdamW` count its own quantisation in every step; returns the number of its tensors."""
-        self._counts_itself = isinstance(optimizer, Fp8AdamW) and optimizer.level != "O1"
+        self.counts_itself = isinstance(optimizer, Fp8AdamW) and optimizer.level != "O1"
         first = next(self._parameters(), None)
-        if not self._counts_itself or first is None:
+        if not self.counts_itself or first is None:
             return 0
         assert isinstance(optimizer, Fp8AdamW)
         table = self._tables.on(first[1].device)
@@ -118,7 +118,7 @@ class OptimizerState:
                 continue
             slot = self._slot(name, parameter, "update")
             ratios.setdefault(before.device, []).append((slot, _note_update(slot, parameter, before)))
-            if not self._counts_itself:
+            if not self.counts_itself:
                 self._note_moments(name, parameter, optimizer.state.get(parameter, {}))
         self._before.clear()
         for device, noted in ratios.items():

@@ -67,9 +67,14 @@ STEP_TERMS: Final[Mapping[str, Term]] = {
     "plain_tensors_every": Term(
         "Steps between readings of plain tensors",
         "Tensors of layers that are not FP8 are read only every few steps, to keep the overhead below its "
-        "limit (the argument overhead of attach, 2 % by default). Where steps are shorter than 5 ms, times "
-        "and the gradient norm are measured as seldom. Losses and the counters of FP8 layers are recorded at "
-        "every step.",
+        "limit (the argument overhead of attach, 2 % by default). Losses and the counters of FP8 layers are "
+        "recorded at every step.",
+    ),
+    "measured_every": Term(
+        "Steps between measured ones",
+        "Where steps are shorter than 5 ms, only the loss, the tokens and what the script logs are recorded "
+        "at every step. Times, learning rate, gradient norm and tensors come with every nth step, so that "
+        "watching stays within its limit. Models with FP8 layers are also counted at every step.",
     ),
     "memory_allocated": Term("Memory allocated", "GPU memory in use by tensors, in bytes."),
     "memory_reserved": Term(
