@@ -58,6 +58,8 @@ class Sender:
         """Why sending fails at the moment; empty while it works."""
         self.held = False
         """Whether the last attempt failed with an error that only a person can fix."""
+        self.is_unreachable = False
+        """Whether nothing answered the last attempt."""
         self._settings = settings
         self._guard = guard
         self.hurry = not live
@@ -295,6 +297,7 @@ class Sender:
         if outcome.action is Action.NEW_WRITER:
             return self._become_new_writer()
         self._warn_of_trouble(outcome)
+        self.is_unreachable = outcome.status == 0
         self.held = outcome.action in (Action.HOLD, Action.SET_ASIDE)
         if self.held:
             return max(self._settings.hold_seconds, outcome.wait or 0.0)
@@ -328,7 +331,7 @@ class Sender:
         self._backoff.reset()
         if self.trouble:
             logger.info("%s responds again.", self._transport.url)
-        self.trouble, self.held = "", False
+        self.trouble, self.held, self.is_unreachable = "", False, False
         self._heartbeat_at = time.monotonic() + self._settings.heartbeat_seconds
 
     def _idle(self) -> float:

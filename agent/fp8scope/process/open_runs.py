@@ -56,6 +56,9 @@ class OpenSession(Protocol):
     def drop_callbacks(self) -> None:
         """Deliver no more alerts."""
 
+    def leave(self) -> None:
+        """The program ends: wait little for a server that does not answer."""
+
     def send_report(self, kind: str, **fields: Any) -> None:
         """Send a report of this kind."""
 
@@ -191,6 +194,7 @@ class ExitHooks:
         self._blame_exit()
         for run in list(self._runs):
             run.session.drop_callbacks()
+            run.session.leave()
             run.finish(max(0.5, deadline - time.monotonic()))
 
     def _blame_exit(self) -> None:

@@ -38,6 +38,8 @@ logger = logging.getLogger("fp8scope")
 
 IDLE_SECONDS = 5.0
 CLOSING_PAUSE = 1.0
+UNREACHABLE_SECONDS = 1.0
+"""How long the end of the program waits for a server that does not answer."""
 LOOK_OFTEN, LOOK_SELDOM = 0.002, 0.1
 DOZE_AFTER = 1.0
 """While steps arrive, the recorder polls for them a few times per step, at an interval within LOOK_OFTEN and
@@ -294,14 +296,16 @@ class Pipeline:
 
     # The end
 
-    def finish(self, document: Callable[[], Mapping[str, Any]] | None, timeout: float) -> FinishReport:
+    def finish(
+        self, document: Callable[[], Mapping[str, Any]] | None, timeout: float, *, leaving: bool = False
+    ) -> FinishReport:
         """Record the end of this writer, and wait until the server has answered everything.
 
-        No end is recorded if `document` is None. Returns after `timeout` seconds at the latest; unsent data
-        stays in the spool.
+        No end is recorded if `document` is None. Returns after `timeout` seconds at the latest, and if
+        `leaving`, after UNREACHABLE_SECONDS where nothing answers; unsent data stays in the spool.
         """
         self.close(document)
-        return self.wait(timeout)
+        return self.wait(timeout, leaving=leaving)
 
     def close(self, document: Callable[[], Mapping[str, Any]] | None) -> None:
         """Record the end of this writer without waiting; the threads end once everything is answered."""
@@ -315,16 +319,20 @@ class Pipeline:
             self._closing = True
             self._recorder.wake()
 
-    def wait(self, timeout: float) -> FinishReport:
-        """After `close`, wait for the threads to end, for at most `timeout` seconds."""
-        deadline = time.monotonic() + timeout
+    def wait(self, timeout: float, *, leaving: bool = False) -> FinishReport:
+        """After `close`, wait for the threads to end, for at most `timeout` seconds; see `finish`."""
+        began = time.monotonic()
+        deadline = began + timeout
         if not self.started:
             return FinishReport(complete=True)
         if self._recorder.join(deadline) and self.sender is not None:
             self.sender.hurry, self.sender.held = True, False
             self.sending.wake()
             while not self.sending.join(min(deadline, time.monotonic() + 0.05)):
-                if time.monotonic() >= deadline or self.sender.held:
+                now = time.monotonic()
+                if now >= deadline or self.sender.held:
+                    break
+                if leaving and self.sender.is_unreachable and now - began >= UNREACHABLE_SECONDS:
                     break
             self.sending.stop()
             if not self.sending.join(min(deadline, time.monotonic() + 1.0)):

@@ -112,6 +112,7 @@ class Session:
         self.hasher: BatchHasher | None = None
         """Logs `data_hash`; None unless `init` was asked for it."""
         self._hashes_model = False
+        self._is_leaving = False
         self._controller: Controller | None = None
 
     def start(self, controller: Controller) -> None:
@@ -344,6 +345,10 @@ class Session:
         """Deliver no more alerts: nobody expects the script's callbacks now."""
         self.alerts.callbacks.clear()
 
+    def leave(self) -> None:
+        """The program ends: `finish` waits little for a server that does not answer."""
+        self._is_leaving = True
+
     def _set_report(self, report: FinishReport) -> None:
         self.report = report
         self.steps.end_recording()
@@ -387,7 +392,7 @@ class Session:
     def _finish(self, timeout: float, document: FinishDocument) -> FinishReport:
         if self.settings.mode == "disabled":
             return FinishReport(complete=True)
-        report = self.writers.finish(document, timeout)
+        report = self.writers.finish(document, timeout, leaving=self._is_leaving)
         if self.console is not None:
             self.console.stop()
         failed = bool(self.steps.failure)

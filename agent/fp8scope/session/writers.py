@@ -82,12 +82,16 @@ class Writers:
         self.pipeline = self._new_pipeline()
         return self.pipeline
 
-    def finish(self, document: FinishDocument, timeout: float) -> FinishReport:
-        """End the current writer and wait for all of them, at most `timeout` seconds."""
+    def finish(self, document: FinishDocument, timeout: float, *, leaving: bool = False) -> FinishReport:
+        """End the current writer and wait for all of them, at most `timeout` seconds.
+
+        `leaving`: the program ends, and waits little for a server that does not answer.
+        """
         deadline = time.monotonic() + timeout
-        report = self.pipeline.finish(document, timeout)
+        report = self.pipeline.finish(document, timeout, leaving=leaving)
         for pipeline in self._earlier:
-            report = report.joined(pipeline.wait(max(0.0, deadline - time.monotonic())))
+            left = max(0.0, deadline - time.monotonic())
+            report = report.joined(pipeline.wait(left, leaving=leaving))
         return report
 
     def _new_pipeline(self) -> Pipeline:

@@ -1,13 +1,14 @@
 """Runs in programs with threads, os._exit, spawned children, notebooks and module reloads."""
 
 import os
+import socket
 import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from agent.helpers.scripts import environment, run_script, sync_all
+from agent.helpers.scripts import BEGIN, environment, run_script, sync_all
 from agent.helpers.wire_server import WireServer
 
 from fp8scope.config import Settings
@@ -28,6 +29,26 @@ def test_sync_recognises_os_exit(server: WireServer, settings: Settings) -> None
     assert [report.killed for report in sync_all(settings)] == [True]
     assert server.run.steps in (list(range(1, 20)), list(range(1, 21)))
     assert server.run.finish["state"] == "failed" and "os._exit" in server.run.finish["error"]
+
+
+UNREACHABLE = """
+import fp8scope.process.open_runs
+fp8scope.process.open_runs.EXIT_SECONDS = 600.0
+train(fp8scope.init(name="nobody listens"), 5)
+"""
+
+
+def test_the_end_does_not_wait_for_a_server_that_refuses(server: WireServer, settings: Settings) -> None:
+    """Nothing listens at the address: the program ends, and its rows are kept."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        env = environment(server, settings.directory, FP8SCOPE_URL=f"http://127.0.0.1:{port}")
+        command = [sys.executable, "-c", BEGIN + UNREACHABLE]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0 and "fp8scope sync" in done.stderr, done.stderr
+    sync_all(settings)
+    assert server.run.steps == [1, 2, 3, 4, 5] and server.run.finish["state"] == "finished"
 
 
 THREADS = """
