@@ -4,8 +4,9 @@
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
-# pip compiles the bytecode: where PYTHONDONTWRITEBYTECODE is set, each of the tests' many processes would compile
-# torch and Django again without it.
+# Where this is set, each of the many processes of tests, demo and server would compile this package again, and each
+# test process all tests.
+unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # Three steps into one environment: the package with what the demo needs, the tools of `make check`, then what
 # tests and benchmarks need besides.
@@ -15,7 +16,7 @@ TOOLS := .venv/.tools
 JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 3 ? n + 1 : 4)))
 CHROMIUM = command -v chromium || command -v chromium-browser || command -v google-chrome
 
-.PHONY: help install kernels demo up test test-gpu bench-gpu lint format types django messages check browser bench lowest clean
+.PHONY: help install kernels demo up test collect test-gpu bench-gpu lint format types django messages check browser bench lowest clean
 
 help:
 	@echo "To see it:"
@@ -32,6 +33,7 @@ help:
 	@echo "  make kernels the CPU kernels, after a change to their C++"
 	@echo "  make test-gpu, make bench-gpu   the GPU's tests and benchmark, on a machine with a CUDA device"
 	@echo "  make bench   every benchmark, one JSON line each (hours)"
+	@echo "  make collect finds the tests, and compiles their files for make test; .ci/run does it while mypy runs"
 	@echo "  make lowest  the tests with the oldest dependencies that pyproject.toml allows"
 	@echo "  make clean   remove what make made"
 
@@ -72,6 +74,11 @@ up: $(PACKAGE)
 # The goal is 20 minutes on two cores, see CONTRIBUTING.md.
 test: $(TOOLS) browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal $(TEST_ARGS)
+
+# Finds the tests, and leaves the bytecode of their files to the processes of `make test`, which would else compile them
+# at the same time.
+collect: $(TOOLS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --collect-only --quiet --quiet >/dev/null
 
 # On a machine with a CUDA device; elsewhere the GPU tests are skipped with a line that says so.
 test-gpu: $(TOOLS)

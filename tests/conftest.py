@@ -7,11 +7,12 @@ tests of kernels and agent run without it.
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,6 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
+    gc.unfreeze()  # Modules that count their objects report those that are left when the process ends.
     if stack := config.stash.get(SERVERS, None):
         stack.close()
 
@@ -131,6 +133,26 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]
 LONGEST = ("e2e/test_demo.py", "kernels/triton/test_triton.py::test_it_works")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without the garbage collector, which would search all tests and modules again and again.
+
+    They are there until the end, so that it does not search them while the tests run either.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the longest tests first: at the end the other workers would wait for them."""
-    items.sort(key=lambda item: not any(name in item.nodeid for name in LONGEST))
+    """Run the longest tests first, then the other slow ones: at the end other workers would wait for them."""
+    items.sort(
+        key=lambda item: (
+            not any(name in item.nodeid for name in LONGEST),
+            item.get_closest_marker("slow") is None,
+        )
+    )
