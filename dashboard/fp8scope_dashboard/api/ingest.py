@@ -9,7 +9,7 @@ from uuid import UUID
 from django.http import HttpRequest
 from ninja import Query, Router, Status
 
-from fp8scope_dashboard.api.auth import WRITER, run_of
+from fp8scope_dashboard.api.auth import WRITER, run_of_message
 from fp8scope_dashboard.api.responses import ANSWERS, ERRORS, Known, Urgent, answer, news_for, take
 from fp8scope_dashboard.evaluations.services import Scores, store_evaluation
 from fp8scope_dashboard.ingest import services
@@ -72,7 +72,7 @@ HISTOGRAM_BODY = {
 @router.post("/runs/{run}/batches", response=ANSWERS, openapi_extra={"requestBody": BATCH_BODY})
 def send_batch(request: HttpRequest, run: UUID, known: Query[Known], urgent: Query[Urgent]) -> Status[Any]:
     """Store rows. Sending the same message again has no effect."""
-    registered = run_of(request, run)
+    registered = run_of_message(request, run)
     body = request.body
     kind = _content_type(request)
     if kind == ARROW:
@@ -95,7 +95,7 @@ def send_batch(request: HttpRequest, run: UUID, known: Query[Known], urgent: Que
 @router.post("/runs/{run}/histograms", response=ANSWERS, openapi_extra={"requestBody": HISTOGRAM_BODY})
 def send_histograms(request: HttpRequest, run: UUID, known: Query[Known]) -> Status[Any]:
     """Store the exponent histograms of some tensors in one sampled step."""
-    registered = run_of(request, run)
+    registered = run_of_message(request, run)
     body = request.body
     if _content_type(request) != ARROW:
         raise NotArrowError("Histograms are sent as an Arrow IPC stream.", f"Set Content-Type to {ARROW}.")
@@ -147,7 +147,7 @@ def finish_run(request: HttpRequest, run: UUID, body: schemas.FinishIn, known: Q
 @router.post("/runs/{run}/heartbeat", response={200: schemas.Pulse, ERRORS: schemas.ErrorOut})
 def beat(request: HttpRequest, run: UUID, body: schemas.HeartbeatIn, known: Query[Known]) -> dict[str, Any]:
     """Record that a writer is alive when it has nothing to send."""
-    registered = run_of(request, run)
+    registered = run_of_message(request, run)
     state = runs.heartbeat(registered, body.writer, dropped=body.dropped, errors=body.errors)
     return {"state": state.value, **news_for(registered, body.writer, known)}
 

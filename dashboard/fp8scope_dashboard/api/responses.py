@@ -10,7 +10,7 @@ from django.http import HttpRequest
 from ninja import Field, Schema, Status
 
 from fp8scope_dashboard.alerts.services import alerts_after
-from fp8scope_dashboard.api.auth import run_of
+from fp8scope_dashboard.api.auth import run_of_message
 from fp8scope_dashboard.control.commands import commands_for
 from fp8scope_dashboard.db import replica, sql
 from fp8scope_dashboard.receipts.dedup import MessageId, MessageKind, identify
@@ -72,7 +72,7 @@ def take(
     known: Known,
 ) -> Status[Any]:
     """Store a JSON message and return the response. `store` returns False if it was stored before."""
-    stored_run = run_of(request, run)
+    stored_run = run_of_message(request, run)
     message = identify(stored_run.id, body.writer, body.seq, kind, request.body)
     return answer(stored_run, message, store(stored_run, message), known)
 

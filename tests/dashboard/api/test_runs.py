@@ -67,16 +67,21 @@ def test_an_agent_waits_while_a_deletion_can_be_undone(client: Client, project: 
     def answers() -> list[tuple[int, str]]:
         registered = client.put(f"/api/v1/runs/{run.pk}", body, content_type="application/json")
         read = client.get(f"/api/v1/runs/{run.pk}")
-        return [
-            (each.status_code, each.json().get("error", {}).get("code", "")) for each in (registered, read)
-        ]
+        series = client.get(f"/api/v1/runs/{run.pk}/series", {"scalar": "loss"})
+        sent = client.post(
+            f"/api/v1/runs/{run.pk}/heartbeat",
+            {"writer": str(uuid.UUID(int=1)), "dropped": 0, "errors": 0, "pending": 0},
+            content_type="application/json",
+        )
+        answers = (registered, read, series, sent)
+        return [(each.status_code, each.json().get("error", {}).get("code", "")) for each in answers]
 
-    assert answers() == [(503, "unavailable")] * 2
+    assert answers() == [(503, "unavailable")] * 4
     bulk.undo(action, user)
-    assert answers() == [(200, "")] * 2
+    assert answers() == [(200, "")] * 4
     bulk.change(project, Run.objects.all(), BulkAction.Kind.DELETE, user)
     Run.with_deleted.update(erase_at=timezone.now() - timedelta(seconds=1))
-    assert answers() == [(409, "run_conflict"), (404, "unknown_run")]
+    assert answers() == [(409, "run_conflict"), *[(404, "unknown_run")] * 3]
 
 
 def test_other_projects_do_not_learn_of_a_deletion(project: Project) -> None:
