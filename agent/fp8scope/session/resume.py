@@ -22,6 +22,7 @@ ASK_SECONDS = 3.0
 """Approximate upper bound of the time that a resumed run waits for the server to name the last attempt."""
 LEDGER = "latest.json"
 _begun = itertools.count()
+_drafts = itertools.count()
 MAX_LEDGER_BYTES = 4096
 
 
@@ -148,7 +149,8 @@ def write_ledger(
 ) -> None:
     """Store the run as the directory's latest. Calls `failed` if the directory cannot be written."""
     document = {"run": identity.run, "attempt": identity.attempt, "over": over}
-    draft = directory / f"{LEDGER}.{os.getpid()}"
+    # Several runs of one process may begin at once, each in a thread.
+    draft = directory / f"{LEDGER}.{os.getpid()}.{next(_drafts)}"
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         draft.write_text(json.dumps(document))

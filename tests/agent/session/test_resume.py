@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 import uuid
 from collections import defaultdict
 from dataclasses import replace
@@ -244,3 +245,23 @@ def test_the_ledger_survives_nonsense(tmp_path: Path) -> None:
     found = read_ledger(tmp_path)
     assert found is not None and (found.run, found.attempt, found.over) == (identity.run, 3, True)
     write_ledger(tmp_path / "latest.json" / "below a file", identity, over=True)
+
+
+def test_runs_that_begin_at_once_in_one_process_share_no_draft(tmp_path: Path) -> None:
+    """Otherwise one renames the other's draft, which then fails."""
+    failures: list[Exception] = []
+    start = threading.Barrier(8)
+
+    def write(number: int) -> None:
+        start.wait()
+        for _ in range(100):
+            identity = Identity(str(uuid.UUID(int=number)))
+            write_ledger(tmp_path, identity, over=False, failed=lambda _, error: failures.append(error))
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert [path.name for path in tmp_path.iterdir()] == ["latest.json"]
