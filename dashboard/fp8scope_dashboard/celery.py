@@ -20,8 +20,9 @@ from fp8scope_dashboard.process_setup import keep_freed_memory, kill_after_paren
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "fp8scope_dashboard.settings.base")
 keep_freed_memory()
 
-# Of a worker of long jobs: about a third of the processor time of a process without it, if both want all.
-NICENESS = 5
+# Of a worker of long jobs: a tenth of the processor time of a process without it, if both want all. Verdicts
+# may wait, alerts may not.
+NICENESS = 10
 
 app = Celery("fp8scope")
 app.config_from_object("django.conf:settings", namespace="CELERY")

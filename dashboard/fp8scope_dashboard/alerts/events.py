@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from django.db import transaction
-from django.db.models import Q, QuerySet
+from django.db.models import Q
 
 from fp8scope_dashboard.alerts import life, rules, signals
 from fp8scope_dashboard.alerts.delivery import routing
@@ -27,6 +27,7 @@ from fp8scope_dashboard.alerts.models import (
     RuleKind,
     Severity,
 )
+from fp8scope_dashboard.alerts.run_events import RunEvents
 from fp8scope_dashboard.alerts.watching import evidence
 from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.runs.models import Run
@@ -92,23 +93,24 @@ def apply(
             and still lasts, opens again.
     """
     opened: list[Event] = []
+    live = RunEvents(run)
     # The end of a stream is not the moment to open what has waited in it.
     restored = [each for each in _restored(run, waiting) if each.stream not in (ended or {})]
     queue = [*restored, *sorted(detections, key=_order)]
     kept: list[Detection] = []
     for each in queue:
         if each.finding.opened:
-            _opened_or_kept(run, each, opened, kept)
+            _opened_or_kept(live, each, opened, kept)
         else:
             kept = [other for other in kept if not _is_end_of(each, other)]
-            _leave(run, each)
+            _leave(live, each)
     kept = [each for each in kept if each.stream not in (ended or {})]
-    _end_streams(run, ended or {})
-    opened += _continue_streams(run, continued)
+    _end_streams(live, ended or {})
+    opened += _continue_streams(live, continued)
     # What waited for events that have just been resolved.
     still_kept: list[Detection] = []
     for each in kept:
-        _opened_or_kept(run, each, opened, still_kept)
+        _opened_or_kept(live, each, opened, still_kept)
     for event in opened:
         routing.notify(event, Reason.REOPENED if event.reopened else Reason.OPENED)
         signals.event_opened.send(sender=Event, event=event)
@@ -127,12 +129,8 @@ def _is_end_of(end: Detection, waiting: Detection) -> bool:
     return (end.rule.pk, end.holder) == (waiting.rule.pk, waiting.holder)
 
 
-def _unresolved(run: Run) -> QuerySet[Event]:
-    return Event.objects.filter(run=run, state__in=life.UNRESOLVED).select_related("run").order_by("id")
-
-
-def _opened_or_kept(run: Run, each: Detection, opened: list[Event], kept: list[Detection]) -> None:
-    same = _same_cause(run, each)
+def _opened_or_kept(live: RunEvents, each: Detection, opened: list[Event], kept: list[Detection]) -> None:
+    same = _same_cause(live, each)
     if same is not None:
         # Without a detector that sees it, a person has opened it again.
         comes_back = not same.seen_by and not each.finding.update
@@ -146,19 +144,20 @@ def _opened_or_kept(run: Run, each: Detection, opened: list[Event], kept: list[D
         return
     outranking = [kind.name for kind in rules.KINDS.values() if each.rule.kind in kind.outranks]
     # No detector sees imported events any more.
-    seen = _unresolved(run).filter(generation=each.generation).exclude(seen_by=[])
-    if any(_covers(event, each.finding) for event in seen.filter(kind__in=outranking)):
+    seen = [event for event in live.unresolved(each.generation) if event.seen_by]
+    if any(_covers(event, each.finding) for event in seen if event.kind in outranking):
         kept.append(each)
         return
-    event = _come_back(run, each)
+    event = _come_back(live, each)
     if event is None:
-        other = _cause_seen_by_another_rule(run, each)
+        other = _cause_seen_by_another_rule(live, each)
         if other is not None:
-            just_opened = next((event for event in opened if event.pk == other.pk), None)
-            _add_evidence(just_opened or other, each, notifies=just_opened is None)
+            was_opened_now = any(event.pk == other.pk for event in opened)
+            _add_evidence(other, each, notifies=not was_opened_now)
             return
-        event = _create(run, each)
+        event = _create(live, each)
     if event is not None:
+        live.add(event)
         opened.append(event)
 
 
@@ -174,15 +173,17 @@ def _completed(waiting: Detection, update: Detection) -> Detection:
     return Detection(waiting.rule, finding, waiting.stream, waiting.generation)
 
 
-def _same_cause(run: Run, each: Detection) -> Event | None:
+def _same_cause(live: RunEvents, each: Detection) -> Event | None:
     """The unresolved event that a finding belongs to.
 
     A kind that names tensors may have several causes at once, told apart by their onsets.
     """
-    for event in _unresolved(run):
+    for event in live.unresolved():
         if each.further_holder in event.seen_by:
             return event
-    for event in _unresolved(run).filter(rule=each.rule):
+    for event in live.unresolved():
+        if event.rule_id != each.rule.pk:
+            continue
         if each.holder in event.seen_by:
             return event
         if each.finding.update or event.generation != each.generation:
@@ -192,7 +193,7 @@ def _same_cause(run: Run, each: Detection) -> Event | None:
     return None
 
 
-def _cause_seen_by_another_rule(run: Run, each: Detection) -> Event | None:
+def _cause_seen_by_another_rule(live: RunEvents, each: Detection) -> Event | None:
     """The unresolved event of another rule about the same tensors, whose onset is near.
 
     A rule of a person has alerts of its own. So has one that orders something, or whose alerts go elsewhere
@@ -200,12 +201,12 @@ def _cause_seen_by_another_rule(run: Run, each: Detection) -> Event | None:
     """
     if not rules.kind_of(each.rule.kind).names_tensors or each.rule.kind == RuleKind.THRESHOLD:
         return None
-    seen = _unresolved(run).filter(generation=each.generation).exclude(seen_by=[]).exclude(rule=None)
-    for event in seen.exclude(rule=each.rule).exclude(kind=RuleKind.THRESHOLD).select_related("rule"):
-        if event.rule is None or not rules.kind_of(event.kind).names_tensors:
+    for event in live.unresolved(each.generation):
+        is_other = event.rule_id not in (None, each.rule.pk) and event.kind != RuleKind.THRESHOLD
+        if not event.seen_by or not is_other or not rules.kind_of(event.kind).names_tensors:
             continue
         about_the_same = evidence.overlaps(event, each.finding) and evidence.is_about(event, each.finding)
-        if about_the_same and routing.treats_alike(event.rule, each.rule):
+        if about_the_same and event.rule is not None and routing.treats_alike(event.rule, each.rule):
             return event
     return None
 
@@ -252,10 +253,14 @@ def _join(event: Event, each: Detection) -> None:
         life.write(event, EntryKind.UPDATED, text=event.message)
 
 
-def _come_back(run: Run, each: Detection) -> Event | None:
+def _come_back(live: RunEvents, each: Detection) -> Event | None:
     """The rule's last event, reopened, if its condition ended shortly before."""
+    if not live.has_any:
+        return None
     last = (
-        Event.objects.filter(run=run, rule=each.rule, generation=each.generation, state=EventState.RESOLVED)
+        Event.objects.filter(
+            run=live.run, rule=each.rule, generation=each.generation, state=EventState.RESOLVED
+        )
         .exclude(resolved_step=None)
         .select_related("run")
         .order_by("-resolved_step", "-id")
@@ -281,11 +286,16 @@ def _came_back(each: Detection) -> str:
     return f"The condition came back at step {each.finding.onset_step:,}: {each.finding.message}"
 
 
-def _create(run: Run, each: Detection) -> Event | None:
+def _create(live: RunEvents, each: Detection) -> Event | None:
+    run = live.run
     same = {
         "run": run, "kind": each.rule.kind, "rule_name": each.rule.name, "generation": each.generation
     }  # fmt: skip
     finding = _since_its_beginning(run, each)
+    if not live.has_any:
+        event = Event.objects.create(**same, onset_step=finding.onset_step, **_fields(run, each, finding))
+        life.note_opened(event)
+        return event
     event = Event.objects.filter(**same, evidence__own_onset=each.finding.onset_step).first()
     created = False
     if event is None:
@@ -295,6 +305,8 @@ def _create(run: Run, each: Detection) -> Event | None:
     if created:
         life.note_opened(event)
         return event
+    # The object that others of this transaction have changed, if there is one.
+    event = next((other for other in live.lasting() if other.pk == event.pk), event)
     if not event.seen_by:
         # It ended for those that saw it, e.g. for another rank.
         return _reopened(event, each)
@@ -358,9 +370,9 @@ def _begin_earlier(event: Event, finding: Finding) -> None:
     event.onset_step = onset
 
 
-def _leave(run: Run, end: Detection) -> None:
+def _leave(live: RunEvents, end: Detection) -> None:
     """The detector no longer sees the condition; the event is resolved when none does."""
-    for event in _seen(run):
+    for event in live.lasting():
         holders = [end.further_holder, *([end.holder] if event.rule_id == end.rule.pk else [])]
         gone = [each for each in holders if each in event.seen_by]
         _without(event, gone, step=end.finding.step)
@@ -374,26 +386,21 @@ def held_by(event: Event, rule: int) -> list[Any]:
     return own + [each for each in event.seen_by if len(each) > 2 and each[2] == rule]
 
 
-def _end_streams(run: Run, ended: Mapping[str, str]) -> None:
-    for event in _seen(run) if ended else ():
+def _end_streams(live: RunEvents, ended: Mapping[str, str]) -> None:
+    for event in live.lasting() if ended else ():
         gone = [holder for holder in event.seen_by if holder[0] in ended]
         _without(event, gone, ended[gone[0][0]] if gone else "")
 
 
-def _continue_streams(run: Run, continued: Collection[str]) -> list[Event]:
+def _continue_streams(live: RunEvents, continued: Collection[str]) -> list[Event]:
     """Open what a person has resolved, and lasts in the next start of the training. Returns these events."""
-    lasting = _seen(run).filter(state=EventState.RESOLVED) if continued else ()
     return [
         event
-        for event in lasting
-        if any(holder[0] in continued for holder in event.seen_by)
+        for event in (live.lasting() if continued else ())
+        if event.state == EventState.RESOLVED
+        and any(holder[0] in continued for holder in event.seen_by)
         and life.reopen(event, text="The training was continued, and the condition lasts.")
     ]
-
-
-def _seen(run: Run) -> QuerySet[Event]:
-    """The events whose condition lasts, also those that a person has resolved."""
-    return Event.objects.filter(run=run).exclude(seen_by=[]).select_related("run").order_by("id")
 
 
 def _without(
@@ -418,6 +425,8 @@ def _as_json(each: Detection) -> dict[str, Any]:
 
 def _restored(run: Run, waiting: Sequence[Mapping[str, Any]]) -> Iterator[Detection]:
     """The inverse of `_as_json`, without the findings of rules that are gone or switched off."""
+    if not waiting:
+        return
     known = Rule.objects.filter(project=run.project_id, enabled=True).in_bulk(
         [item["rule"] for item in waiting]
     )

@@ -14,14 +14,14 @@ import redis
 from dashboard.helpers.messages import Receiver
 from dashboard.helpers.recording import Recorder, make_run
 from django.conf import settings
-from django.db import connection
+from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from helpers.waiting import wait_until
 
 from fp8scope_dashboard import notifications
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.alerts.delivery import outbox
-from fp8scope_dashboard.alerts.models import Channel, Delivery, Event
+from fp8scope_dashboard.alerts.models import RUN_WIDE, Channel, Delivery, DetectorState, Event
 from fp8scope_dashboard.alerts.services import unread_runs
 from fp8scope_dashboard.alerts.tasks import sweep
 from fp8scope_dashboard.alerts.watching import evaluator
@@ -73,6 +73,58 @@ def test_takes_urgent_runs_first_and_only_once(client: redis.Redis) -> None:
     # While others rest, only urgent runs are taken.
     notifications.enqueue_evaluations(client, [first])
     assert evaluator.take(client, 0.01) == ([], False)
+
+
+def test_others_come_after_urgent_runs_when_they_have_waited(client: redis.Redis) -> None:
+    """Otherwise a rule that is not urgent is not judged as long as other runs fail."""
+    waiting, new, urgent = (UUID(int=number) for number in range(3))
+    client.zadd(notifications.WAITING_RUNS, {str(waiting): time.time() - 2 * evaluator.OVERDUE_SECONDS})
+    client.zadd(notifications.URGENT_RUNS, {str(waiting): time.time()})
+    client.zadd(notifications.URGENT_RUNS, {str(urgent): time.time()})
+    assert evaluator.take(client, 10.0, prefers_overdue=True) == ([waiting], False)
+    client.zadd(notifications.WAITING_RUNS, {str(new): time.time()})
+    assert evaluator.take(client, 10.0, prefers_overdue=True) == ([urgent], True)
+
+
+def test_leaves_a_run_to_the_worker_that_evaluates_it(project: Project, client: redis.Redis) -> None:
+    """It would wait for that one's transaction, and with it all runs that it has taken."""
+    busy, free = faulty_runs(project, 2)
+    evaluator.evaluate_all([busy.pk, free.pk])
+    for run in (busy, free):
+        Recorder(run, rank=1).rows(np.arange(30), {"loss": np.full(30, 2.0)})
+    locked, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with transaction.atomic():
+            DetectorState.objects.select_for_update().get(run=busy, writer=RUN_WIDE)
+            locked.set()
+            done.wait(60.0)
+        connection.close()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert locked.wait(60.0)
+    assert evaluator.evaluate_all([busy.pk, free.pk]) == [busy.pk]
+    done.set()
+    holder.join()
+    assert unread_runs() == [busy.pk]
+    assert evaluator.evaluate_all([busy.pk]) == []
+
+
+def test_opening_an_alert_takes_few_queries(
+    project: Project, client: redis.Redis, receiver: Receiver
+) -> None:
+    """A burst of alerts is as slow as its queries are many."""
+    Channel.objects.create(project=project, name="hook", sealed=encrypt_json({"url": receiver.url}))
+    counts = []
+    for number in (2, 6):
+        runs = faulty_runs(project, number)
+        with CaptureQueriesContext(connection) as queries:
+            evaluator.evaluate_all([run.pk for run in runs])
+        counts.append(len(queries))
+    assert Event.objects.count() == 8
+    # Its run's events, twice; itself; its history; the rule's and the project's channels; the delivery.
+    assert (counts[1] - counts[0]) / 4 == 7
 
 
 def test_the_number_of_queries_does_not_grow_with_the_runs(project: Project, client: redis.Redis) -> None:

@@ -19,9 +19,11 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from threading import BoundedSemaphore, Thread
+from typing import Any
+from uuid import uuid4
 
 from celery import current_app
-from django.db import DatabaseError, connections, transaction
+from django.db import DatabaseError, connection, connections, transaction
 from django.db.models import F, Q, QuerySet
 from django.utils import timezone
 
@@ -82,19 +84,35 @@ def enqueue(
     """
     if channels is None:
         channels = Channel.objects.filter(project=event.run.project_id)
-    notified = set(Delivery.objects.filter(event=event).values_list("channel_id", flat=True))
-    for channel in channels:
-        if not _wants(channel, event, reason, was_notified=channel.pk in notified):
-            continue
-        delivery, created = Delivery.objects.get_or_create(
-            event=event,
-            channel=channel,
-            reason=reason,
-            occurrence=occurrence,
-            defaults={"due_at": due_at or timezone.now()},
+    notified: set[int] = set()
+    if reason == Reason.RESOLVED:
+        notified = set(Delivery.objects.filter(event=event).values_list("channel_id", flat=True))
+    wanting = [
+        channel for channel in channels if _wants(channel, event, reason, was_notified=channel.pk in notified)
+    ]
+    new = [
+        (event.pk, channel.pk, reason, occurrence, uuid4(), due_at or timezone.now()) for channel in wanting
+    ]
+    for delivery_id in _insert(new):
+        if due_at is None:
+            _send_after_commit(delivery_id)
+
+
+def _insert(deliveries: Collection[tuple[Any, ...]]) -> list[int]:
+    """Insert the deliveries that do not exist, in one statement. Returns the ids of the new ones."""
+    if not deliveries:
+        return []
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"""
+            INSERT INTO alerts_delivery
+                (event_id, channel_id, reason, occurrence, key, due_at, held, attempts, last_error)
+            VALUES {", ".join(["(%s, %s, %s, %s, %s, %s, false, 0, '')"] * len(deliveries))}
+            ON CONFLICT (event_id, channel_id, reason, occurrence) DO NOTHING RETURNING id
+            """,
+            [value for delivery in deliveries for value in delivery],
         )
-        if created and due_at is None:
-            _send_after_commit(delivery)
+        return [delivery_id for (delivery_id,) in cursor.fetchall()]
 
 
 def enqueue_test(channel: Channel) -> Delivery:
@@ -102,7 +120,7 @@ def enqueue_test(channel: Channel) -> Delivery:
     with transaction.atomic():
         Delivery.objects.filter(channel=channel, reason=Reason.TEST).delete()
         delivery = Delivery.objects.create(channel=channel, reason=Reason.TEST)
-        _send_after_commit(delivery)
+        _send_after_commit(delivery.pk)
     return delivery
 
 
@@ -119,7 +137,7 @@ def send_again(deliveries: Collection[Delivery]) -> int:
         # It has been attempted: it must stay the message that it was.
         Delivery.objects.filter(pk__in=ids).update(held=False)
         for delivery in again:
-            _send_after_commit(delivery)
+            _send_after_commit(delivery.pk)
     return len(again)
 
 
@@ -190,8 +208,8 @@ def sending_at_once() -> Iterator[None]:
         _current.sends_at_once = before
 
 
-def _send_after_commit(delivery: Delivery) -> None:
-    transaction.on_commit(lambda: _send_soon(delivery.pk))
+def _send_after_commit(delivery_id: int) -> None:
+    transaction.on_commit(lambda: _send_soon(delivery_id))
 
 
 def _send_soon(delivery_id: int) -> None:

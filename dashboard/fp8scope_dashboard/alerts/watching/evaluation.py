@@ -93,10 +93,11 @@ class Pass:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The events that opened, and the runs with rows that can be read at once."""
+    """The events that opened, the runs with rows that can be read at once, and those that others evaluate."""
 
     opened: list[Event]
     more: list[UUID]
+    busy: list[UUID]
 
 
 def evaluate(run_id: UUID) -> list[Event]:
@@ -106,42 +107,54 @@ def evaluate(run_id: UUID) -> list[Event]:
     """
     opened = []
     while True:
-        evaluated = evaluate_together([run_id])
+        evaluated = evaluate_together([run_id], waits=True)
         opened += evaluated.opened
         if not evaluated.more:
             return opened
 
 
 @transaction.atomic
-def evaluate_together(run_ids: Collection[UUID]) -> Evaluated:
+def evaluate_together(run_ids: Collection[UUID], *, waits: bool = False) -> Evaluated:
     """Read the next rows of several runs in one transaction, with few queries for all of them.
 
     If it fails for one run, it fails for all. Runs that were deleted are left out.
+
+    Args:
+        waits: for runs that another worker evaluates. Otherwise these are left out as `busy`, because a run
+            with news would hold up all others.
     """
     runs = list(Run.objects.select_related("project").filter(pk__in=run_ids).order_by("pk"))
     rows = {run.pk: lineage.rows_behind(run) if run.baseline else run.rows_stored for run in runs}
-    states = _locked(runs)
+    states = _locked(runs, waits=waits)
+    busy = [run.pk for run in runs if run.pk not in states]
+    runs = [run for run in runs if run.pk in states]
     enabled = own_rules.rules_of_runs(runs)
     streams = generations.streams_of_runs([run.pk for run in runs])
     works = [Pass(run, enabled[run.pk], states[run.pk], streams[run.pk], rows[run.pk]) for run in runs]
     _read(works)
     opened = [event for work in works for event in _judge(work)]
     _save(works)
-    return Evaluated(opened, [work.run.pk for work in works if work.more])
+    return Evaluated(opened, [work.run.pk for work in works if work.more], busy)
 
 
-def _locked(runs: Sequence[Run]) -> dict[UUID, dict[UUID, DetectorState]]:
-    """Lock the run-wide state of each run, in the order of ids; return all states, by run and writer."""
-    wide = DetectorState.objects.filter(run__in=runs, writer=RUN_WIDE).select_for_update().order_by("run_id")
+def _locked(runs: Sequence[Run], *, waits: bool) -> dict[UUID, dict[UUID, DetectorState]]:
+    """Lock the run-wide state of each run, in the order of ids; return all states, by run and writer.
+
+    Without `waits`, runs that are locked are left out.
+    """
+    all_wide = DetectorState.objects.filter(run__in=runs, writer=RUN_WIDE)
+    wide = all_wide.select_for_update(skip_locked=not waits).order_by("run_id")
     locked = {state.run_id: state for state in wide}
-    if new := [run for run in runs if run.pk not in locked]:
+    missing = [run for run in runs if run.pk not in locked]
+    known = set(all_wide.values_list("run_id", flat=True)) if missing and not waits else set()
+    if new := [run for run in missing if run.pk not in known]:
         # Another worker may create them at the same time.
         DetectorState.objects.bulk_create(
             [DetectorState(run=run, writer=RUN_WIDE) for run in new], ignore_conflicts=True
         )
         locked |= {state.run_id: state for state in wide.filter(run__in=new)}
-    states = {run.pk: {RUN_WIDE: locked[run.pk]} for run in runs}
-    for state in DetectorState.objects.filter(run__in=runs).exclude(writer=RUN_WIDE):
+    states = {pk: {RUN_WIDE: state} for pk, state in locked.items()}
+    for state in DetectorState.objects.filter(run__in=list(states)).exclude(writer=RUN_WIDE):
         states[state.run_id][state.writer] = state
     return states
 

@@ -31,7 +31,11 @@ from fp8scope_dashboard.notifications import (
 
 logger = logging.getLogger(__name__)
 
-RUNS_AT_ONCE: Final = 32
+RUNS_AT_ONCE: Final = 16
+# Of urgent runs, most of which open alerts: the first is not sent before the last is written.
+MAX_URGENT_AT_ONCE: Final = 8
+# After urgent runs come those that have waited for longer: otherwise they would wait as long as others fail.
+OVERDUE_SECONDS: Final = 0.5
 # Rounds over runs that are not urgent begin at least so far apart, so that one round serves many of them.
 PACE_SECONDS: Final = 0.2
 LINGER_SECONDS: Final = 1.0
@@ -50,7 +54,7 @@ def work(slot: int) -> int:
         retry=Retry(NoBackoff(), 0),
     )
     key, mine, count = evaluator_key(slot), uuid4().hex.encode(), 0
-    end, next_round = time.monotonic() + TURN_SECONDS, 0.0
+    end, next_round, is_urgent = time.monotonic() + TURN_SECONDS, 0.0, False
     with client, outbox.sending_at_once():
         try:
             client.set(key, mine, ex=MARK_SECONDS)
@@ -58,7 +62,7 @@ def work(slot: int) -> int:
             while time.monotonic() < end and client.get(key) in (mine, None):
                 client.set(key, mine, ex=MARK_SECONDS)
                 pause = next_round - time.monotonic()
-                run_ids, is_urgent = take(client, pause)
+                run_ids, is_urgent = take(client, pause, prefers_overdue=is_urgent)
                 if not run_ids and pause <= 0.0:
                     break
                 if run_ids and not is_urgent and len(run_ids) < RUNS_AT_ONCE:
@@ -74,27 +78,31 @@ def work(slot: int) -> int:
     return count
 
 
-def take(client: redis.Redis, pause: float) -> tuple[list[UUID], bool]:
+def take(client: redis.Redis, pause: float, *, prefers_overdue: bool = False) -> tuple[list[UUID], bool]:
     """Take the next waiting runs, and whether they are urgent; waits for them if there are none.
 
     Args:
         pause: for so many seconds take only urgent runs.
+        prefers_overdue: take others first that have waited for OVERDUE_SECONDS.
     """
     names = [URGENT_RUNS] if pause > 0.0 else [URGENT_RUNS, WAITING_RUNS]
+    if prefers_overdue and client.zcount(WAITING_RUNS, 0, time.time() - OVERDUE_SECONDS):
+        names, pause = [WAITING_RUNS, URGENT_RUNS], 0.0
     first: Any = client.bzpopmin(names, timeout=pause if pause > 0.0 else LINGER_SECONDS)
     if first is None:
         return [], False
     name, member, _ = first
-    more: Any = client.zpopmin(name, RUNS_AT_ONCE - 1)
-    members = [member, *(each for each, _ in more)]
     is_urgent = name.decode() == URGENT_RUNS
-    if is_urgent:
-        client.zrem(WAITING_RUNS, *members)
+    more: Any = client.zpopmin(name, (MAX_URGENT_AT_ONCE if is_urgent else RUNS_AT_ONCE) - 1)
+    members = [member, *(each for each, _ in more)]
+    client.zrem(WAITING_RUNS if is_urgent else URGENT_RUNS, *members)
     return [UUID(each.decode()) for each in members], is_urgent
 
 
 def evaluate_all(run_ids: Sequence[UUID]) -> list[UUID]:
-    """Evaluate runs together; if that fails, each by itself. Returns those with more rows to read.
+    """Evaluate runs together; if that fails, each by itself. Returns those that must be evaluated again.
+
+    They have more rows to read, or another worker evaluates them now, perhaps without their latest rows.
 
     Raises:
         OperationalError, InterfaceError: the database is unavailable.
@@ -103,7 +111,8 @@ def evaluate_all(run_ids: Sequence[UUID]) -> list[UUID]:
     if not run_ids:
         return []
     try:
-        return evaluation.evaluate_together(run_ids).more
+        evaluated = evaluation.evaluate_together(run_ids)
+        return [*evaluated.more, *evaluated.busy]
     except (OperationalError, InterfaceError):
         raise
     except Exception:

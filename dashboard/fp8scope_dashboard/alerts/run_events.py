@@ -1,0 +1,59 @@
+"""The events of one run while its findings are applied: read once, instead of for each finding."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from django.db.models import Q
+
+from fp8scope_dashboard.alerts import life
+from fp8scope_dashboard.alerts.models import Event
+from fp8scope_dashboard.runs.models import Run
+
+
+class RunEvents:
+    """The events of a run that are unresolved or whose condition lasts, oldest first.
+
+    Use it under the run's lock and for one transaction: detectors change events only under this lock. What a
+    person changes in the meantime is seen by the next transaction; every change of a state names the states
+    that it may start from, so of two simultaneous changes one loses (see life.py).
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def unresolved(self, generation: str | None = None) -> list[Event]:
+        """The unresolved events, of all generations or of one."""
+        return [
+            event
+            for event in self._live
+            if event.state in life.UNRESOLVED and generation in (None, event.generation)
+        ]
+
+    def lasting(self) -> list[Event]:
+        """The events whose condition lasts, also those that a person has resolved."""
+        return [event for event in self._live if event.seen_by]
+
+    def add(self, event: Event) -> None:
+        """Add an event that was created or reopened."""
+        if all(other.pk != event.pk for other in self._live):
+            event.run = self.run
+            self._live.append(event)
+            self._live.sort(key=lambda other: other.pk)
+
+    @property
+    def has_any(self) -> bool:
+        """Whether the run has any event, also resolved ones."""
+        return bool(self._live) or self._had_any
+
+    @cached_property
+    def _had_any(self) -> bool:
+        return Event.objects.filter(run=self.run).exists()
+
+    @cached_property
+    def _live(self) -> list[Event]:
+        live = Event.objects.filter(Q(state__in=life.UNRESOLVED) | ~Q(seen_by=[]), run=self.run)
+        events = list(live.order_by("id"))
+        for event in events:
+            event.run = self.run
+        return events
