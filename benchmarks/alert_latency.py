@@ -4,9 +4,9 @@
 
 Starts an installation (`fp8scope up` with its defaults: web, worker, beat, PostgreSQL with fsync, Redis) with
 a webhook on this machine. Runs of the real agent stream `--rate` steps a second (with many runs at once: 10),
-each with ten scalars and the statistics of four tensors, from `alert_scenarios.py`: calm steps, then a fault
-for one rule, which alone is enabled in the run's project. `--runs` of them stream at once, spread over
-`--processes` processes that share the cores of this machine with the installation. Figures:
+each with ten scalars and the statistics of four tensors, from `alert_scenarios.py`: 90 to 190 calm steps,
+then a fault for one rule, which alone is enabled in the run's project. `--runs` of them stream at once,
+spread over `--processes` processes that share the cores of this machine with the installation. Figures:
 
     rule, runs          the rule, and the runs that stream at once
     alerts, missing     runs in which it opened an alert, and in which not
@@ -32,6 +32,7 @@ import math
 import multiprocessing
 import os
 import queue
+import random
 import subprocess
 import sys
 import tempfile
@@ -47,6 +48,8 @@ from typing import Any
 import alert_scenarios as scenarios
 
 RATE_OF_MANY = 10.0
+# The faults of runs begin within so many steps of each other.
+FAULTS_OVER = 100
 # Alerts that have not arrived so long after the last step are missing.
 PATIENCE = 10.0
 ENDED, STEPS = "ended", "steps"
@@ -153,6 +156,8 @@ class Episode:
 
     def __init__(self, fp8scope: Any, kind: str, seed: int, url: str, token: str, directory: str) -> None:
         self.kind = kind
+        # Runs that stream at once do not fail at once.
+        self._calm_steps = scenarios.CALM_STEPS + random.Random(seed).randrange(FAULTS_OVER)
         self.stream = scenarios.Stream(kind, seed)
         baseline = scenarios.BASELINE if kind == "above_baseline" else None
         self.run = fp8scope.init(
@@ -169,11 +174,11 @@ class Episode:
 
     @property
     def is_over(self) -> bool:
-        return len(self.ends) >= scenarios.CALM_STEPS + scenarios.FAULTY_STEPS
+        return len(self.ends) >= self._calm_steps + scenarios.FAULTY_STEPS
 
     def step(self) -> None:
         """Make one step, and note its end."""
-        self._collector.at = len(self.ends) - scenarios.CALM_STEPS
+        self._collector.at = len(self.ends) - self._calm_steps
         with self.run.step() as step:
             step.log(self.stream.scalars(self._collector.at))
         self.ends.append(time.time())
@@ -187,7 +192,7 @@ def make_baseline(url: str, token: str, directory: str) -> None:
     with fp8scope.init(
         name="baseline", group=scenarios.BASELINE, url=url, token=token, directory=directory, console="off"
     ) as run:
-        for _ in range(scenarios.CALM_STEPS + scenarios.FAULTY_STEPS):
+        for _ in range(scenarios.CALM_STEPS + FAULTS_OVER + scenarios.FAULTY_STEPS):
             with run.step() as step:
                 step.log(stream.scalars(-1))
 
