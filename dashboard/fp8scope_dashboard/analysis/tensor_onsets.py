@@ -35,6 +35,11 @@ RATE_LIMITS: Final = {
     "subnormal_rate": 1e-1,
 }
 DEFAULT_RATE_LIMIT: Final = 1e-2
+# A few per cent of these are usual. A tensor is over its limit at this many times its own early median, but
+# at this share in any case.
+RELATIVE: Final = ("underflow_rate", "subnormal_rate")
+RELATIVE_RISE: Final = 2.0
+CERTAIN_SHARE: Final = 0.5
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,19 @@ def default_limit(statistic: str) -> float:
     return RATE_LIMITS.get(statistic, DEFAULT_RATE_LIMIT) if is_rate(statistic) else CHANGE_LIMIT
 
 
+def tensor_limits(before: Floats, statistic: str, limit: float) -> Floats:
+    """The value above which each tensor is out of its range, float64[T].
+
+    Args:
+        before: float64[T], the early median of each tensor; NaN if it was not observed.
+        limit: see `default_limit`.
+    """
+    if statistic not in RELATIVE:
+        return np.full(len(before), limit)
+    own = np.minimum(RELATIVE_RISE * np.nan_to_num(before), CERTAIN_SHARE)
+    return np.asarray(np.maximum(limit, own), np.float64)
+
+
 def ranked(values: Floats, statistic: str, limit: float, recent: int = 1) -> Ranked:
     """Rank T tensors by the C columns of a heat map.
 
@@ -80,7 +98,7 @@ def ranked(values: Floats, statistic: str, limit: float, recent: int = 1) -> Ran
     before, after = early_median(values), _median_of(values, late=True)
     size = values if is_rate(statistic) else np.abs(log2_change(values, before, statistic))
     return Ranked(
-        first_sustained(size > limit, observed),
+        first_sustained(size > tensor_limits(before, statistic, limit)[:, None], observed),
         _largest(values[:, max(values.shape[1] - recent, 0) :]),
         _largest(values),
         before,

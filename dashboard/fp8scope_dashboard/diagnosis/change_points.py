@@ -20,6 +20,7 @@ Floats = NDArray[np.float64]
 LIKELIHOOD_RATIO_95: Final = 7.35
 # Points on each side of a change-point.
 LEAST_POINTS: Final = 3
+MAX_BENDS: Final = 200
 # A change-point costs a position and a mean: 3 log n is above BIC's 2, against changes by chance.
 PENALTY: Final = 3.0
 
@@ -81,3 +82,31 @@ def change_points(values: Floats, most: int = 8) -> list[ChangePoint]:
         changes.append(ChangePoint(at, begin + change.low, begin + change.high, change.before, change.after))
         pending += [(begin, at), (at, end)]
     return sorted(changes, key=lambda change: change.index)
+
+
+def slope_change(values: Floats) -> tuple[int, int, int] | None:
+    """Where a series begins to rise: the bend of two joined lines with the smallest sum of squares.
+
+    Args:
+        values: float64[n], without NaN.
+
+    Returns:
+        The index of the bend, and the first and last index of its 95 % interval (as of a change-point); None
+        if the second line does not rise more than the first, or n is less than four times LEAST_POINTS.
+    """
+    n = len(values)
+    if n < 4 * LEAST_POINTS:
+        return None
+    bends = np.unique(np.linspace(LEAST_POINTS, n - LEAST_POINTS, min(n, MAX_BENDS)).astype(np.int64))
+    time = np.arange(n, dtype=np.float64)
+    residual, rises = np.empty(len(bends)), np.empty(len(bends))
+    for i, bend in enumerate(bends.tolist()):
+        lines = np.stack([np.ones(n), time, np.maximum(time - bend, 0.0)], axis=1)
+        weights = np.linalg.lstsq(lines, values, rcond=None)[0]
+        residual[i], rises[i] = np.square(values - lines @ weights).sum(), weights[2]
+    best = int(np.argmin(residual))
+    if rises[best] <= 0.0:
+        return None
+    floor = max(float(residual[best]), 1e-300)
+    inside = bends[n * np.log(np.maximum(residual, floor) / floor) <= LIKELIHOOD_RATIO_95]
+    return int(bends[best]), int(inside[0]), int(inside[-1])

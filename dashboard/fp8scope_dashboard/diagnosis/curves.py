@@ -6,12 +6,14 @@ far. A training loss falls or stays, so a level that is left upwards by more tha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.ndimage import median_filter
+
+from fp8scope_dashboard.diagnosis.change_points import slope_change
 
 Floats = NDArray[np.float64]
 Int64s = NDArray[np.int64]
@@ -33,6 +35,11 @@ LEAST_POINTS: Final = 12
 # Of a jump, the first point alone has this share of the whole rise within the next points.
 ABRUPT_SHARE: Final = 0.6
 SOON: Final = 10
+# And the points just before it have less than this share of its rise.
+CALM_SHARE: Final = 0.5
+JUST_BEFORE: Final = 3
+# Points of a rise in which its beginning is searched.
+MAX_SEARCHED: Final = 2_000
 
 
 @dataclass(frozen=True)
@@ -41,14 +48,22 @@ class Trouble:
 
     Attributes:
         kind: `jump` if the first step of the episode has most of its rise, else `rise`.
-        onset, until: its first and last step; `until` is None if the curve ends in it.
+        onset, until: its first and last step; `until` is None if the curve ends in it. The onset of a rise
+            is where the curve bends, which is known only later.
         size: the largest rise over the level, relative to the level; infinite if not finite.
+        left_noise: the first step outside of the noise; None: the onset.
     """
 
     kind: TroubleKind
     onset: int
     until: int | None
     size: float
+    left_noise: int | None = None
+
+    @property
+    def certain_from(self) -> int:
+        """The first step in which there is trouble for certain. What begins before it may be its cause."""
+        return self.onset if self.left_noise is None else self.left_noise
 
     @property
     def lasts(self) -> bool:
@@ -96,10 +111,19 @@ def _rises(steps: Int64s, losses: Floats) -> list[Trouble]:
         factor = LOG_SIGMAS * _local_noise(np.log(losses), width)
         far &= np.log(losses / past) > factor
         lasting &= np.log(smooth / past) > 0.5 * factor
-    return [
-        _episode(steps, losses, past, limit, begin, end)
-        for begin, end in _runs(_joined(far | lasting, width // 2))
-    ]
+    episodes: list[Trouble] = []
+    for begin, end in _runs(_joined(far | lasting, width // 2)):
+        episode = _episode(steps, losses, smooth, past, limit, begin, end)
+        if episodes and _goes_on(episodes[-1], episode):
+            first = episodes.pop()
+            episode = replace(first, until=episode.until, size=max(first.size, episode.size))
+        episodes.append(episode)
+    return episodes
+
+
+def _goes_on(first: Trouble, later: Trouble) -> bool:
+    """Whether a rise is the one before it: a slow one passes its limit several times."""
+    return first.kind == later.kind == "rise" and first.until is not None and later.onset <= first.until
 
 
 def _local_noise(losses: Floats, width: int) -> Floats:
@@ -116,14 +140,35 @@ def _local_noise(losses: Floats, width: int) -> Floats:
     return np.maximum(sigma, 1e-9)
 
 
-def _episode(steps: Int64s, losses: Floats, past: Floats, limit: Floats, begin: int, end: int) -> Trouble:
+def _episode(
+    steps: Int64s, losses: Floats, smooth: Floats, past: Floats, limit: Floats, begin: int, end: int
+) -> Trouble:
     rise = losses - past
-    onset = begin + int(np.argmax(rise[begin:end] > 0.5 * limit[begin:end]))
-    soon = float(rise[onset : min(end, onset + SOON)].max())
-    abrupt = float(rise[onset]) >= ABRUPT_SHARE * soon
-    size = float(rise[onset:end].max() / max(abs(past[onset]), 1e-9))
+    left = begin + int(np.argmax(rise[begin:end] > 0.5 * limit[begin:end]))
+    soon = float(rise[left : min(end, left + SOON)].max())
+    before = rise[max(0, left - JUST_BEFORE) : left]
+    abrupt = float(rise[left]) >= ABRUPT_SHARE * soon
+    abrupt &= not len(before) or float(np.median(before)) < CALM_SHARE * float(rise[left])
+    onset = left if abrupt else _bend(losses, smooth, past, limit, left, end)
+    size = float(rise[left:end].max() / max(abs(past[left]), 1e-9))
     until = None if end >= len(steps) else int(steps[end - 1])
-    return Trouble("jump" if abrupt else "rise", int(steps[onset]), until, size)
+    return Trouble("jump" if abrupt else "rise", int(steps[onset]), until, size, int(steps[left]))
+
+
+def _bend(losses: Floats, smooth: Floats, past: Floats, limit: Floats, left: int, end: int) -> int:
+    """Where a rise begins that leaves the noise at the point `left`: at the bend of the curve before it.
+
+    `smooth`: the running median, float64[n]. The fall of a training loss is a bend, too: only points that
+    are at the lowest level already are searched.
+    """
+    near = 0.1 * limit[:left]
+    low = np.flatnonzero(smooth[:left] - past[:left] <= near)
+    settled = np.flatnonzero(smooth[:left] - smooth[: left + 1].min() <= near)
+    # The rise goes on past `left` for about as long as it took to get there.
+    took = max(left - int(low[-1]) if len(low) else left, window_of(len(losses)))
+    begin = max(int(settled[0]) if len(settled) else 0, left - 4 * took, left - MAX_SEARCHED)
+    bend = slope_change(losses[begin : min(end, left + took)])
+    return left if bend is None else min(left, begin + bend[0])
 
 
 def _joined(marked: NDArray[np.bool_], gap: int) -> NDArray[np.bool_]:

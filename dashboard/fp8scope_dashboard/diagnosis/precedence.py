@@ -72,11 +72,11 @@ def weighed(finding: Finding, trouble: RunTrouble) -> Finding:
         if finding.step == "product":
             return replace(finding, outcome="suspect", sentence=f"{finding.sentence} {note}.")
         return replace(finding, outcome="effect", cause="", sentence=f"{finding.sentence} {note}: an effect.")
-    later = [episode for episode in trouble.episodes if episode.onset >= begin - SLACK]
+    later = [episode for episode in trouble.episodes if episode.certain_from >= begin - SLACK]
     if not later:
         return finding if trouble.is_worse else _without_trouble(finding)
     first = later[0]
-    is_late = finding.cause not in ACCUMULATES and is_old(begin, first.onset, trouble.begins)
+    is_late = finding.cause not in ACCUMULATES and is_old(begin, first.certain_from, trouble.begins)
     if first.kind != "rise" and is_late:
         note = f"That was so from step {begin:,} on, long before the trouble at step {first.onset:,}."
         return replace(finding, outcome="suspect", sentence=f"{finding.sentence} {note}")
@@ -94,6 +94,6 @@ def _without_trouble(finding: Finding) -> Finding:
 def _ongoing(step: int, episodes: Sequence[Trouble]) -> Trouble | None:
     """The trouble that began clearly before a step and still lasted then."""
     for episode in episodes:
-        if episode.onset < step - SLACK and (episode.until is None or episode.until >= step):
+        if episode.certain_from < step - SLACK and (episode.until is None or episode.until >= step):
             return episode
     return None

@@ -54,7 +54,7 @@ def examine(
         looked.append(f"the optimizer's state in {int(np.isfinite(moments.bits).sum())} samples")
     if not looked:
         return Finding("optimizer", "unknown", "Neither weights nor the optimizer's state were observed.")
-    first = trouble.episodes[0].onset if trouble.episodes else None
+    first = trouble.episodes[0].certain_from if trouble.episodes else None
     if rows is not None and leap is not None and (first is None or leap[0] <= first + SLACK):
         return _leaps(rows, *leap)
     if jump is not None and (first is None or jump[0] <= first + SLACK):

@@ -123,6 +123,13 @@ def _diagnosis(run: Run) -> DiagnosisFact | None:
 def _departure(run: Run) -> DepartureFact | None:
     comparison = getattr(run, "comparison", None)
     result: Mapping[str, Any] = comparison.result if comparison is not None else {}
+    address = f"{reverse('compare', args=[run.project.slug])}?runs={run.pk}"
+    if onset := result.get("onset"):
+        detail = (
+            "From about this step on the loss is above that of BF16, by the noise before it. Decided at "
+            f"step {int(onset['decided_step']):,}."
+        )
+        return DepartureFact(int(onset["since_step"]), True, detail, address)
     curve = result.get("curve") or {}
     tolerance = result.get("tolerance") or result.get("margin")
     if not curve.get("x") or not tolerance:
@@ -138,7 +145,6 @@ def _departure(run: Run) -> DepartureFact | None:
         f"From this step on, the interval of the difference lies {side} "
         f"the tolerance of ±{difference(float(tolerance), unit)}."
     )
-    address = f"{reverse('compare', args=[run.project.slug])}?runs={run.pk}"
     return DepartureFact(step, is_above, detail, address)
 
 

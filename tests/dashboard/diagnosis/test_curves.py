@@ -66,6 +66,19 @@ def test_a_divergence_is_a_rise_that_lasts() -> None:
     assert trouble.kind == "rise" and trouble.lasts and 180 <= trouble.onset <= 210
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_slow_rise_is_no_jump_and_begins_at_its_bend(seed: int) -> None:
+    """A rise to 8 % over two thirds of a run was a jump at the step that left the noise."""
+    steps = np.arange(4_000)
+    losses = (2.0 + 2.0 * np.exp(-steps / 150.0)) * (
+        1.0 + np.random.default_rng(seed).normal(0.0, 0.01, 4_000)
+    )
+    losses *= 1.0 + 0.08 * np.clip((steps - 1_300) / 2_700, 0.0, 1.0)
+    (trouble,) = troubles(steps, losses)
+    assert trouble.kind == "rise" and trouble.lasts
+    assert abs(trouble.onset - 1_300) < 200 and trouble.certain_from > 2_500
+
+
 def test_a_loss_that_is_not_finite() -> None:
     losses = falling()
     losses[250:] = np.nan

@@ -14,6 +14,7 @@ from django.utils import timezone
 
 from fp8scope_dashboard.alerts.models import Event
 from fp8scope_dashboard.analysis.judging import standing_now
+from fp8scope_dashboard.analysis.models import Comparison
 from fp8scope_dashboard.control.models import Command, CommandResult, Report
 from fp8scope_dashboard.diagnosis.models import Diagnosis
 from fp8scope_dashboard.pages.onset_facts import facts_of, last_line
@@ -142,3 +143,23 @@ def test_the_end_of_a_failed_run(admin: Visitor) -> None:
     stack = '  File "train.py", line 3, in step\n    y = self.down(x)\n'
     terminated = f"The process was terminated by SIGTERM.\n\nThe training was here:\n{stack}"
     assert last_line(terminated) == "The process was terminated by SIGTERM."
+
+
+def test_the_departure_is_the_onset_of_the_verdict(admin: Visitor) -> None:
+    """Not the first look whose interval is outside the tolerance, which comes later."""
+    run = make_run(admin.project, "r", precision="fp8")
+    curve = {"x": [100.0, 200.0, 300.0], "low": [-0.01, 0.02, 0.03], "high": [0.01, 0.04, 0.05]}
+    onset = {"since": 120.0, "decided": 190.0, "since_step": 120, "decided_step": 190, "points": 70}
+    Comparison.objects.create(
+        run=run,
+        baseline="bf16",
+        to_step=300,
+        verdict="worse",
+        result={"curve": curve, "tolerance": 0.005, "onset": onset},
+    )
+    fact = facts_of(Run.objects.get(pk=run.pk), "running").departure
+    assert fact is not None and (fact.step, fact.is_above) == (120, True)
+    assert "Decided at step 190" in fact.detail
+    Comparison.objects.update(result={"curve": curve, "tolerance": 0.005, "onset": None})
+    fact = facts_of(Run.objects.get(pk=run.pk), "running").departure
+    assert fact is not None and fact.step == 200

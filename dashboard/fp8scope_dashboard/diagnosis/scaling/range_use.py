@@ -16,7 +16,12 @@ from typing import Final, Literal
 
 import numpy as np
 
-from fp8scope_dashboard.analysis.tensor_onsets import default_limit, first_sustained
+from fp8scope_dashboard.analysis.tensor_onsets import (
+    default_limit,
+    early_median,
+    first_sustained,
+    tensor_limits,
+)
 from fp8scope_dashboard.diagnosis.change_points import change_points
 from fp8scope_dashboard.diagnosis.tensors import Floats, TensorRows
 
@@ -94,16 +99,16 @@ def _leaving(kind: LeavingKind, rows: TensorRows, shares: Floats, limits: Floats
 def _onset(kind: LeavingKind, values: Floats, limit: float) -> tuple[int, int, int]:
     """The row of the onset, and the first and last row at which it may be.
 
-    Of saturation it is the first sustained row above the limit, as in the ranking of tensors
-    (`analysis.tensor_onsets`): a change-point of a slow rise lies far behind its beginning. A share that
-    becomes zero has no such limit, because a few per cent are usual: there it is the first change-point that
-    leads above the limit, else the first row above it.
+    It is the first sustained row above the tensor's limit, as in the ranking of tensors
+    (`analysis.tensor_onsets`): a change-point of a slow rise lies far behind its beginning. Where nothing is
+    sustained, it is the first change-point that leads above the limit, else the first row above it.
     """
-    if kind == "saturation":
-        over = (values > default_limit("saturation_rate"))[None, :]
-        first = int(first_sustained(over, np.ones_like(over))[0])
-        if first >= 0:
-            return first, first, first
+    statistic = f"{kind}_rate"
+    row = values[None, :]
+    over = row > tensor_limits(early_median(row), statistic, default_limit(statistic))[:, None]
+    first = int(first_sustained(over, np.ones_like(over))[0])
+    if first >= 0:
+        return first, first, first
     logarithms = np.log10(np.maximum(values, SMALLEST_SHARE))
     for change in change_points(logarithms):
         after = values[change.index : change.index + WINDOW]

@@ -141,7 +141,8 @@ TENSOR_TERMS: Final[Mapping[str, Term]] = {
         "First sustained onset",
         "The run is cut into up to 400 spans of steps. An onset is the first span over the limit if, of five "
         "observed spans that begin with it, at least three are over it. Statistics that are no rates are "
-        "over the limit when they are that factor from the median of their first tenth.",
+        "over the limit when they are that factor from the median of their first tenth. Underflow must also "
+        "be twice what the tensor had in its first tenth, or half of its elements.",
         "Those of the earliest spans are searched step by step. An alert of the same tensor may name a later "
         "step: its rule leaves out the first steps of a run, and has a limit of its own. Changed most "
         "compares the medians of the last and the first tenth.",

@@ -11,7 +11,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from numpy.typing import NDArray
 
-from fp8scope_dashboard.analysis.tensor_onsets import Ranked, is_rate, ranked
+from fp8scope_dashboard.analysis.tensor_onsets import Ranked, is_rate, ranked, tensor_limits
 from fp8scope_dashboard.pages import formatting
 from fp8scope_dashboard.pages.tensors.loading import of_tensors, overview
 from fp8scope_dashboard.runs.models import Run
@@ -153,6 +153,7 @@ def exact_onsets(
     onset are read again, step by step; where retention has left only roll-ups, they keep the column.
     """
     exact: dict[int, int] = {}
+    limits = tensor_limits(facts.before, statistic, limit)
     columns = np.unique(facts.onset[facts.onset >= 0])[:EXACT_COLUMNS]
     for column in columns.tolist():
         low, high = int(edges[column]), int(edges[column + 1]) - 1
@@ -163,7 +164,7 @@ def exact_onsets(
         )
         rows = of_tensors(finer, tensors)
         for i, row in zip(positions, rows, strict=True):
-            over = np.flatnonzero(row > limit)
+            over = np.flatnonzero(row > limits[i])
             if len(over) and finer.step_edges[over[0] + 1] - finer.step_edges[over[0]] == 1:
                 exact[i] = int(finer.step_edges[over[0]])
     return exact
