@@ -27,6 +27,10 @@ PENDING: Final = "pending"
 INCOMPLETE: Final = "incomplete"
 # Runs with different batch sizes rarely end at the same token: this share of the plan may be missing.
 SLACK: Final = 0.01
+# Of a verdict in short, missing steps are named from this percentage on.
+SHOWN_MISSING: Final = 0.5
+# A gap between two logged steps is a hole if it is so many times as long as those beside it.
+HOLE: Final = 5
 
 
 def standing_of(state: str, reached: int | None, planned: int | None, gap: float = 1.0) -> Standing:
@@ -53,11 +57,13 @@ class BaselineArm:
         standings: of the runs that were used.
         reached: the furthest step of any of them.
         left_out: runs of the group that were not used: too short, or with a loss that is not finite.
+        missing: steps that are missing of the run that lacks the most.
     """
 
     standings: tuple[Standing, ...] = ()
     reached: int | None = None
     left_out: int = 0
+    missing: int = 0
 
     @property
     def standing(self) -> Standing | None:
@@ -78,6 +84,8 @@ class Coverage:
         reached: the last stored step of the run's latest attempt.
         cadence: steps between two of the run's losses at the end.
         waits: whether more of the run can be judged later, because a run that it depends on continues.
+        missing: of `logged` steps that the run went through while it logged, those that no verdict can judge,
+            because the agent dropped them or the server never received them.
     """
 
     standing: Standing
@@ -90,6 +98,8 @@ class Coverage:
     cadence: float = 1.0
     waits: bool = False
     baseline: BaselineArm = BaselineArm()
+    missing: int = 0
+    logged: int = 0
 
     @property
     def complete(self) -> bool:
@@ -116,7 +126,10 @@ class Coverage:
         arm = stored.get("baseline") or {}
         fields = {name: stored[name] for name in cls.__dataclass_fields__ if name in stored}
         fields["baseline"] = BaselineArm(
-            tuple(arm.get("standings", ())), arm.get("reached"), int(arm.get("left_out", 0))
+            tuple(arm.get("standings", ())),
+            arm.get("reached"),
+            int(arm.get("left_out", 0)),
+            int(arm.get("missing", 0)),
         )
         return cls(**fields)
 
@@ -225,7 +238,9 @@ def in_short(coverage: Coverage) -> str:
         return ""
     if not (share := percent_of(coverage)):
         return "plan unknown"
-    return f"{share} of the {'planned' if coverage.plan == 'total_steps' else 'longest'} run"
+    text = f"{share} of the {'planned' if coverage.plan == 'total_steps' else 'longest'} run"
+    lacking = 100.0 * coverage.missing / max(coverage.logged, 1)
+    return f"{text}, {lacking:.0f} % of its steps missing" if lacking >= SHOWN_MISSING else text
 
 
 def in_full(coverage: Coverage) -> str:
@@ -244,9 +259,33 @@ def in_full(coverage: Coverage) -> str:
             f"Judged up to {judged}; the run's plan is unknown, the longest run compared has "
             f"{coverage.planned:,.0f} {unit}: {share} of that."
         )
+    if coverage.missing:
+        text += (
+            f" {coverage.missing:,} of its {count(coverage.logged, 'step')} are missing: dropped, or never "
+            "received."
+        )
+    if coverage.baseline.missing:
+        text += f" Of a baseline run {count(coverage.baseline.missing, 'step')} are missing."
     if coverage.baseline.left_out:
         text += f" {count(coverage.baseline.left_out, 'baseline run')} could not be used."
     return text
+
+
+def missing_steps(steps: Sequence[int], dropped: int) -> tuple[int, int]:
+    """The steps of a run that are missing, and all that it went through while it logged.
+
+    Args:
+        steps: ascending, with a loss.
+        dropped: counted by the agent. Other steps are missing in gaps that are HOLE times as long as those on
+            both sides: a script that logs at uneven steps has no holes.
+    """
+    if len(steps) < 2:
+        return 0, 0
+    gaps = [after - before for before, after in zip(steps, steps[1:], strict=False)]
+    beside = [max(pair) for pair in zip([gaps[0], *gaps[:-1]], [*gaps[1:], gaps[-1]], strict=True)]
+    holes = sum(gap - usual for gap, usual in zip(gaps, beside, strict=True) if gap > HOLE * usual)
+    logged = int(steps[-1] - steps[0]) + 1
+    return min(max(int(holes), dropped), logged), logged
 
 
 def cadence(steps: Sequence[int]) -> float:

@@ -18,6 +18,7 @@ from fp8scope_dashboard.analysis.coverage import (
     cadence,
     conclude,
     is_dead,
+    missing_steps,
     standing_of,
 )
 from fp8scope_dashboard.analysis.losses.alignment import Axis, Curve
@@ -48,6 +49,9 @@ def coverage_of_loss(
     own = cadence(ours[0].steps.tolist())
     step_gap = max(basis.step_gap if basis else 1.0, own)
     furthest = [reached[each.id] for each in used]
+    missing, logged = missing_steps(ours[0].steps.tolist(), run.rows_dropped)
+    used_curves = zip(used, [theirs[i] for i in basis.baselines] if basis else [], strict=True)
+    lacking = [missing_steps(curve.steps.tolist(), each.rows_dropped)[0] for each, curve in used_curves]
     coverage = Coverage(
         standing=standing_of(run.state, reached[run.id], run.total_steps, own),
         reached=reached[run.id],
@@ -57,7 +61,10 @@ def coverage_of_loss(
             tuple(_standing(each, reached, gaps[each.id]) for each in used),
             max((step for step in furthest if step is not None), default=None),
             len(baseline) - len(used) if basis else 0,
+            max(lacking, default=0),
         ),
+        missing=missing,
+        logged=logged,
     )
     if run.total_steps:
         judged = None if basis is None else float(basis.step)
@@ -128,6 +135,7 @@ def judged_now(run: Run, comparison: Comparison | EvaluationComparison) -> Judge
         reached=reached,
         planned=planned,
         waits=coverage.waits or is_stale,
+        missing=max(coverage.missing, min(run.rows_dropped, coverage.logged)),
     )
     return conclude(measured, now)
 

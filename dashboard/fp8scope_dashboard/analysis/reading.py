@@ -3,13 +3,13 @@
 A curve of up to MOST_POINTS steps is read step by step. A longer one comes as means over fixed buckets of
 2^k steps. Buckets of 64 steps and more are kept by the telemetry store, which brings them up to date after
 resumed attempts, rewinds, late and duplicate rows. A bucket with a NaN is NaN, and one with an infinite loss
-is infinite.
+is infinite; it stands at the step that broke instead of at its end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 from uuid import UUID
@@ -30,6 +30,8 @@ SCALARS: Final = ("grad_norm", "tokens_per_second", "step_seconds", "memory_peak
 """Read together with the loss, for the quantities."""
 COARSER: Final = 8
 """Steps per bucket of these scalars of a long run, in buckets of its loss."""
+MOST_BREAKS: Final = 16
+"""Stretches of losses that are not finite whose steps are looked up."""
 MOST_KEPT: Final = 32
 """Runs that a worker keeps in memory: finished baselines are read once. At most 1 MB each."""
 
@@ -89,13 +91,34 @@ def _read(run_id: UUID, rows_stored: int, near: int, rest: tuple[int, int] | Non
         rest: from which step on buckets have which (larger) number of steps, if the run goes on for long.
     """
     if rest is None:
-        return _reading(queries.scalar_means(run_id, _strides(near)))
+        whole = _reading(queries.scalar_means(run_id, _strides(near)))
+        return whole if near == 1 else _with_exact_breaks(run_id, whole)
     border, far = rest
     parts = (
         queries.scalar_means(run_id, _strides(near), last=border - 1),
         queries.scalar_means(run_id, dict.fromkeys(_strides(far), far), first=border),
     )
-    return _reading({name: _joined(parts[0][name], parts[1][name]) for name in parts[0] if name in parts[1]})
+    joined = {name: _joined(parts[0][name], parts[1][name]) for name in parts[0] if name in parts[1]}
+    return _with_exact_breaks(run_id, _reading(joined))
+
+
+def _with_exact_breaks(run_id: UUID, reading: Reading) -> Reading:
+    """The reading in which stretches of losses that are not finite begin and end at their own steps.
+
+    People look for the step that a sentence names.
+    """
+    curve = reading.curve
+    broken = np.diff((~np.isfinite(curve.losses)).astype(np.int8), prepend=0, append=0)
+    stretches = np.flatnonzero(broken).reshape(-1, 2)[:MOST_BREAKS]
+    steps = curve.steps.copy()
+    for begin, end in stretches.tolist():
+        for at, which in {begin: 0, end - 1: -1 if end - 1 > begin else 0}.items():
+            first = int(curve.steps[at - 1]) + 1 if at else None
+            raw = queries.scalar(run_id, "loss", first=first, last=int(curve.steps[at]), timed=False)
+            exact = raw.steps[~np.isfinite(raw.values)]
+            if len(exact):
+                steps[at] = exact[which]
+    return replace(reading, curve=replace(curve, steps=steps))
 
 
 def forget() -> None:

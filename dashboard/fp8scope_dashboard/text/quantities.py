@@ -21,10 +21,20 @@ MISSING_MEMORY = "Both sides must log memory_peak, which needs a CUDA device."
 MISSING_NORM = "Both sides must log grad_norm at 15 steps or more, in a common range."
 
 
+# An interval whose bounds differ by a larger factor says nothing about a ratio.
+WIDEST = 10.0
+
+
 def times(ratio: float, interval: Interval | None = None) -> str:
-    """`1.31 ×`, `1.31 × (1.29 to 1.33)`."""
+    """`1.31 ×`, `1.31 × (1.29 to 1.33)`, or that the ratio is too uncertain for a number."""
+    if _is_unknown(interval):
+        return f"not known within a factor of {WIDEST:.0f}"
     bounds = "" if interval is None else f" ({interval[0]:.2f} to {interval[1]:.2f})"
     return f"{ratio:.2f}{THIN}×{bounds}"
+
+
+def _is_unknown(interval: Interval | None) -> bool:
+    return interval is not None and interval[1] > WIDEST * interval[0]
 
 
 def share(more: float, interval: Interval) -> str:
@@ -38,6 +48,8 @@ def share(more: float, interval: Interval) -> str:
 
 def faster(subject: str, ratio: float, interval: Interval | None) -> str:
     """`FP8 is 1.31 × (1.29 to 1.33) faster`, or at what share of the speed of BF16 it runs."""
+    if _is_unknown(interval):
+        return f"{subject} runs at a speed, beside that of BF16, which is {times(ratio, interval)}"
     if interval is not None and interval[0] <= 1.0 <= interval[1]:
         if interval[0] >= 1.0 / EQUALLY_FAST and interval[1] <= EQUALLY_FAST:
             return f"{subject} is as fast as BF16: {times(ratio, interval)}"
@@ -89,7 +101,8 @@ def headline(
 ) -> str:
     """Speed and cost in one sentence; what is missing is named, with the reason. Empty without both."""
     if speed is not None and more is not None and net is not None:
-        return f"{faster(subject, *speed)} and needs {share(*more)} {axis}: {times(*net)} to the same loss."
+        both = f"{faster(subject, *speed)} and needs {share(*more)} {axis}"
+        return f"{both}." if _is_unknown(net[1]) else f"{both}: {times(*net)} to the same loss."
     if speed is not None:
         return f"{faster(subject, *speed)}; how many more {axis} it needs is not known. {reason}"
     if more is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -17,6 +18,7 @@ from fp8scope_dashboard.analysis.coverage import (
     conclude,
     in_full,
     in_short,
+    missing_steps,
     standing_of,
 )
 
@@ -168,3 +170,30 @@ def test_a_good_verdict_needs_a_complete_finished_run(
     assert judgement.final == (judgement.reason == "")
     assert Coverage.from_dict(coverage.as_dict()) == coverage
     assert judgement.as_dict()["coverage"]["share"] == coverage.share
+
+
+def test_missing_steps_stand_beside_the_share_of_the_plan() -> None:
+    """91,027 of 157,001 steps were dropped, and the verdict said '100 % of the planned run' only."""
+    coverage = replace(FULL, missing=91_027, logged=157_001)
+    assert in_short(coverage) == "100 % of the planned run, 58 % of its steps missing"
+    assert "91,027 of its 157,001 steps are missing: dropped, or never received." in in_full(coverage)
+    assert Coverage.from_dict(coverage.as_dict()) == coverage
+    lacking = replace(FULL, baseline=replace(FINISHED, missing=40))
+    assert in_full(lacking).endswith("Of a baseline run 40 steps are missing.")
+
+
+@pytest.mark.parametrize(
+    ("steps", "dropped", "missing"),
+    [
+        (range(1000), 0, 0),
+        (range(1000), 70, 70),
+        ([*range(100), *range(600, 1000)], 0, 500),
+        (range(0, 1000, 10), 0, 0),
+        ([0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 999], 0, 0),
+        ([5], 3, 0),
+    ],
+)
+def test_steps_are_missing_that_were_dropped_or_never_came(
+    steps: Sequence[int], dropped: int, missing: int
+) -> None:
+    assert missing_steps(list(steps), dropped)[0] == missing

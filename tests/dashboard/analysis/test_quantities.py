@@ -21,7 +21,7 @@ from fp8scope_dashboard.analysis.quantities.ratios import gradient_norm, memory,
 from fp8scope_dashboard.analysis.quantities.serial import Estimate, fit, group_medians, mean
 from fp8scope_dashboard.analysis.quantities.tokens_cost import fieller, tokens_cost
 from fp8scope_dashboard.analysis.quantities.window import last_window
-from fp8scope_dashboard.text.quantities import faster, headline, share
+from fp8scope_dashboard.text.quantities import faster, headline, share, times
 
 Floats = NDArray[np.float64]
 STEPS: Floats = np.arange(1.0, 1_001.0)
@@ -300,5 +300,16 @@ def test_the_headline_says_what_is_missing() -> None:
     assert headline("FP8", None, None, None, **arguments) == ""
     assert faster("FP8", 0.9, None) == "FP8 runs at 0.90\u202f× the speed of BF16"
     assert faster("FP8", 1.01, (0.99, 1.03)) == "FP8 is as fast as BF16: 1.01\u202f× (0.99 to 1.03)"
-    unknown = faster("FP8", 0.34, (0.03, 4.5))
-    assert unknown == "FP8 may be faster or slower than BF16: 0.34\u202f× (0.03 to 4.50)"
+    unknown = faster("FP8", 0.84, (0.53, 1.5))
+    assert unknown == "FP8 may be faster or slower than BF16: 0.84\u202f× (0.53 to 1.50)"
+
+
+def test_a_ratio_that_is_uncertain_by_a_factor_of_ten_is_a_sentence() -> None:
+    """It was '4.05 × (0.00 to 135304.16)'."""
+    assert times(4.05, (0.0, 135304.16)) == "not known within a factor of 10"
+    assert "135304" not in faster("FP8", 4.05, (0.0, 135304.16))
+    assert times(1.31, (1.29, 1.33)) == "1.31\N{NARROW NO-BREAK SPACE}× (1.29 to 1.33)"
+    both = headline(
+        "FP8", (1.3, (1.2, 1.4)), (0.01, (0.0, 0.02)), (4.05, (0.0, 1e5)), axis="tokens", reason=""
+    )
+    assert both.endswith("tokens.") and "100000" not in both

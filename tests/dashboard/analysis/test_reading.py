@@ -167,3 +167,16 @@ def test_the_data_hash_is_that_of_all_ranks(project: Project, is_compacted: bool
     curve = one(run).curve
     assert curve.data_hash is not None
     np.testing.assert_array_equal(curve.data_hash, 1_000.0 + 2.0 * steps)
+
+
+def test_a_loss_that_is_not_finite_stands_at_its_own_step(project: Project, short_curves: None) -> None:
+    """NaN at 90,500 was 'at step 90,559', the end of its bucket."""
+    run, steps = make_run(project, "broken"), np.arange(4096)
+    losses = np.ones(4096)
+    losses[1000], losses[2003:2301] = math.nan, math.inf
+    Recorder(run).rows(steps, {"loss": losses}, rows_per_batch=512)
+    curve = one(run).curve
+    broken = curve.steps[~np.isfinite(curve.losses)]
+    assert len(curve) < 100 and broken[0] == 1000
+    assert broken[1] == 2003 and broken[-1] == 2300
+    assert (np.diff(curve.steps) > 0).all()
