@@ -91,6 +91,9 @@ class Sender:
 
     def advance(self) -> float:
         """Do the next task that is due. Returns the seconds to wait before the next call."""
+        if self._is_hastened and self._urgent_end <= self.cursor.progress.position:
+            # The records were sent between the moments when they were written and when `hasten` was called.
+            self._expect_alert(time.monotonic())
         record = self._next_record()
         if record is None:
             return self._idle()
@@ -114,17 +117,21 @@ class Sender:
         now = time.monotonic()
         self._batch_at = began + self._pause_after(now - began)
         if self._is_urgent:
-            self._note_urgent(now)
-            self._batch_at = min(self._batch_at, now + ANSWER_SECONDS)
-            self._heartbeat_at = min(self._heartbeat_at, now + ANSWER_SECONDS)
+            self._expect_alert(now)
         return pause
+
+    def _expect_alert(self, now: float) -> None:
+        """An urgent message was sent, or tried: soon ask for the alert, which its own answer cannot have."""
+        self._note_urgent(now)
+        self._batch_at = min(self._batch_at, now + ANSWER_SECONDS)
+        self._heartbeat_at = min(self._heartbeat_at, now + ANSWER_SECONDS)
 
     def _pause_after(self, seconds: float) -> float:
         """The time between two batches, when sending the last one took so many seconds."""
         return min(self._settings.interval, max(LEAST_PAUSE * self._settings.interval, seconds / MAX_LOAD))
 
     def _note_urgent(self, now: float) -> None:
-        """An urgent message was sent, or tried: the next one waits for its turn."""
+        """The next urgent message waits for its turn."""
         self._is_hastened = False
         interval = self._settings.interval
         earned = (now - self._urgent_sent) / max(INTERVALS_PER_URGENT * interval, 1e-9)

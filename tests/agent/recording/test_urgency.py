@@ -14,6 +14,7 @@ from agent.helpers.writer import rows_acknowledged
 from helpers.waiting import wait_until
 
 from fp8scope.config import Settings
+from fp8scope.delivery.sender import Sender
 from fp8scope.recording.registration import blank_registration
 from fp8scope.recording.urgency import FIRST_POINTS, MAX_STREAK, Urgency
 from fp8scope.run import Run
@@ -125,6 +126,28 @@ def test_a_loss_that_becomes_nan_is_sent_at_once(server: WireServer, settings: S
     time.sleep(0.5)
     assert rows_acknowledged(run) == 3
     assert run.finish().complete and server.run.steps == [1, 2, 3, 4]
+
+
+def test_a_step_may_be_sent_before_it_is_known_to_be_urgent(
+    server: WireServer, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that sends may see it after it is written, but before `hasten` tells that it is urgent."""
+    run = Run(replace(settings, interval=INTERVAL), blank_registration("late"))
+    hasten, late = Sender.hasten, [True]
+
+    def hasten_late(sender: Sender, end: int) -> bool:
+        if late:
+            late.clear()
+            run.session.writers.pipeline.sending.wake()
+            wait_until(lambda: sender.cursor.progress.position >= end, "the step is sent")
+        return hasten(sender, end)
+
+    monkeypatch.setattr(Sender, "hasten", hasten_late)
+    step(run, math.nan)
+    wait_until(lambda: rows_acknowledged(run) == 1, "the first batch")
+    step(run, 1.0)
+    wait_until(lambda: rows_acknowledged(run) == 2, "the batch after it, which fetches the alert")
+    assert run.finish().complete
 
 
 def test_the_alert_is_fetched_before_a_long_step_ends(server: WireServer, settings: Settings) -> None:
