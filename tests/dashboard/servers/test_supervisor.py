@@ -132,39 +132,21 @@ def test_refuses_a_second_supervisor(running: Supervisor) -> None:
     assert answers(running)
 
 
-def test_stops_in_spite_of_an_idle_connection(tmp_path: Path, prepared: Prepared) -> None:
-    supervisor = Supervisor(prepared(tmp_path), port=0, durable=False)
-    supervisor.start()
-    supervisor.wait_ready()
-    with socket.create_connection(("127.0.0.1", supervisor.port)) as idle:
-        idle.sendall(b"POST /signin/ HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nhalf")
-        stopping = threading.Thread(target=supervisor.stop)
-        stopping.start()
-        stopping.join(100)
-        assert not stopping.is_alive()
-    assert names_below(tmp_path) == []
-
-
 def test_the_second_start_keeps_key_and_data(tmp_path: Path) -> None:
-    keys = []
+    """Also where the files of Redis cannot be read, which has nothing to keep."""
+    keys: list[str] = []
+    lines: list[str] = []
     for _ in range(2):
-        with Supervisor(tmp_path, port=0, durable=False) as supervisor:
+        with Supervisor(tmp_path, port=0, echo=lambda _, line: lines.append(line)) as supervisor:
             assert answers(supervisor)
             # Nobody has signed in yet, so each start creates a new link.
             assert supervisor.sign_in_link is not None
             keys.append((tmp_path / "secret_key").read_text())
+        moved = [line for line in lines if "They are now in" in line]
+        assert len(moved) == len(keys) - 1
+        make_unreadable(tmp_path / "redis")
     assert keys[0] == keys[1]
     assert "No migrations to apply" in (tmp_path / "logs" / "prepare.log").read_text()
-
-
-def test_starts_with_a_redis_file_that_cannot_be_read(tmp_path: Path) -> None:
-    lines: list[str] = []
-    with EmbeddedRedis(tmp_path / "redis"):
-        pass
-    make_unreadable(tmp_path / "redis")
-    with Supervisor(tmp_path, port=0, durable=True, echo=lambda _, line: lines.append(line)):
-        pass
-    assert len([line for line in lines if "They are now in" in line]) == 1
 
 
 def test_stopping_while_starting_leaves_nothing(tmp_path: Path) -> None:
@@ -216,8 +198,18 @@ def test_a_child_that_cannot_start_shows_the_end_of_its_log(
 
 
 def test_a_wildcard_address_accepts_the_names_of_the_machine(tmp_path: Path, prepared: Prepared) -> None:
-    with Supervisor(prepared(tmp_path), host="0.0.0.0", port=0, durable=False) as supervisor:
-        assert supervisor.url == f"http://localhost:{supervisor.port}"
-        address = f"http://127.0.0.1:{supervisor.port}/signin/"
-        assert status_of(address, host=f"{socket.gethostname()}:{supervisor.port}") != 400
-        assert status_of(address, host="evil.example") == 400
+    """And the supervisor stops in spite of an idle connection."""
+    supervisor = Supervisor(prepared(tmp_path), host="0.0.0.0", port=0, durable=False)
+    supervisor.start()
+    supervisor.wait_ready()
+    assert supervisor.url == f"http://localhost:{supervisor.port}"
+    address = f"http://127.0.0.1:{supervisor.port}/signin/"
+    assert status_of(address, host=f"{socket.gethostname()}:{supervisor.port}") != 400
+    assert status_of(address, host="evil.example") == 400
+    with socket.create_connection(("127.0.0.1", supervisor.port)) as idle:
+        idle.sendall(b"POST /signin/ HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nhalf")
+        stopping = threading.Thread(target=supervisor.stop)
+        stopping.start()
+        stopping.join(100)
+        assert not stopping.is_alive()
+    assert names_below(tmp_path) == []
