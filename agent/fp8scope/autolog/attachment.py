@@ -491,7 +491,11 @@ class Attachment:
         if self._light is None:
             names = ["loss", f"loss/{followed.name}"] if followed.name else ["loss"]
             self._light = LightSteps(self, steps, optimizer, probe, names)
-        models = {id(model): model for model in (*self._models, followed.model()) if model is not None}
+        models = {
+            id(model): model
+            for model in (*self._models, *steps.measures.models, followed.model())
+            if model is not None
+        }
         inner = [unwrapped(model) for model in models.values()]
         self._light.begin(
             {**models, **{id(model): model for model in inner}}.values(),

@@ -1,7 +1,7 @@
 """Measures the scalars of each step: times, gradient norm, learning rates, FLOP/s and memory."""
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
@@ -77,6 +77,8 @@ class Measures:
         self._groups = 0
         self._begun = False
         """Whether the clock and the sampling of the machine run; they start with the first step."""
+        self._looks_for_parts = False
+        """Whether the first step of a model has not ended yet."""
         self._machine = Machine(guard, self._device_index)
         self._peaks: dict[Any, float | None] = {}
 
@@ -98,12 +100,28 @@ class Measures:
             self._watch, self._begun = Stopwatch(self._guard, self._budget), False
         if model not in self._models:
             self._models[model] = ModelHooks(model, self._watch)
+            self._looks_for_parts = True
         optimizer = inner_optimizer(optimizer) if optimizer is not None else None
         if optimizer is not None and optimizer not in self._optimizers:
             hooks = OptimizerHooks(optimizer, self._watch, self._groups)
             self._optimizers[optimizer] = hooks
             self._stepping.append(hooks)
             self._groups += len(optimizer.param_groups)
+
+    def _watch_parts(self) -> None:
+        """Measure the parts of models that the first step did not call: their methods call the parts."""
+        from fp8scope.observe.timing.torch_hooks import ModelHooks
+
+        assert self._watch is not None
+        for model, hooks in list(self._models.items()):
+            for part in () if hooks.was_called else _callable_parts(model):
+                if part not in self._models:
+                    self._models[part] = ModelHooks(part, self._watch)
+
+    @property
+    def models(self) -> "tuple[torch.nn.Module, ...]":
+        """The modules whose calls are measured."""
+        return tuple(self._models)
 
     def begin(self) -> None:
         """Called when a step begins."""
@@ -136,6 +154,9 @@ class Measures:
         watch = self._watch
         if watch is None:
             return None
+        if self._looks_for_parts:
+            self._looks_for_parts = False
+            self._watch_parts()
         times = watch.clock.end()
         flops = watch.end_of_step()
         scalars: dict[str, Any] = {}
@@ -196,6 +217,17 @@ class Measures:
         self._optimizers.clear()
         self._watch = None
         self._machine.stop()
+
+
+def _callable_parts(model: "torch.nn.Module") -> "Iterator[torch.nn.Module]":
+    """Yield the outermost modules in a model that can be called; a ModuleList and others like it cannot."""
+    from torch import nn
+
+    for part in model.children():
+        if isinstance(part, nn.ModuleList | nn.ModuleDict):
+            yield from _callable_parts(part)
+        else:
+            yield part
 
 
 def _together(norms: "Sequence[torch.Tensor | float]") -> "torch.Tensor | float":

@@ -81,6 +81,7 @@ class ModelHooks:
 
     def __init__(self, model: nn.Module, watch: Stopwatch) -> None:
         self._watch: Stopwatch | None = watch
+        self.was_called = False
         self._flops: FlopModel | None = FlopModel(model)
         self._shapes: Signature = ()
         self._counter: FlopCounter | None = None
@@ -99,6 +100,7 @@ class ModelHooks:
         watch = self._watch
         if watch is None or watch.budget.is_light or watch.is_off() or watch.inside not in (None, self):
             return
+        self.was_called = True
         try:
             watch.inside = self
             if not model.training:
@@ -176,7 +178,8 @@ class ModelHooks:
                 watch.guard.caught("measuring a backward pass", error)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_watch": None, "_flops": None, "_shapes": (), "_counter": None, "_handles": []}
+        state: dict[str, Any] = dict.fromkeys(("_watch", "_flops", "_counter"))
+        return state | {"_shapes": (), "_handles": [], "was_called": False}
 
 
 class OptimizerHooks:
