@@ -8,6 +8,7 @@ An incident is written when a critical alert about one of the kept steps arrives
 """
 
 import logging
+import math
 import os
 import sys
 import threading
@@ -23,6 +24,7 @@ from fp8scope.control.controller import RunController
 from fp8scope.delivery.inbox import Alert
 from fp8scope.incidents.folder import Contents, target_of, write
 from fp8scope.incidents.ring import StepRing
+from fp8scope.metadata.redaction import script_command
 from fp8scope.recording.records import Bytes, Row
 from fp8scope.scalars import whole_steps
 from fp8scope.session.session import Session
@@ -44,6 +46,9 @@ BATCH_BYTES = 256 << 20
 WRITE_SECONDS = 60.0
 """How long the end of a run waits for an incident that is being written."""
 CRITICAL = "critical"
+MAX_WHY = 500
+LAST_STEPS = 3
+"""`sys.exit` with a failure status keeps an incident if one of so many steps before it was not finite."""
 logger = logging.getLogger("fp8scope")
 
 
@@ -83,11 +88,11 @@ class FlightRecorder:
         """Whether the training shows its batches, or is a replay."""
         return self.log is not None or _driver() is not None
 
-    def step_ends(self, number: int) -> None:
+    def step_ends(self, number: int, *, is_light: bool = False) -> None:
         """A step is being recorded: keep the random state, and let a replay look at the step."""
         torch: Any = sys.modules.get("torch")
         # The copy is a large part of a short step. A replay, which uses it, needs the batches as well.
-        is_spared = self.log is None and self.session.steps.budget.is_light
+        is_spared = self.log is None and is_light
         if torch is not None and not is_spared:
             self._random.append((number, torch.default_generator.get_state()))
         driver = _driver()
@@ -235,8 +240,7 @@ class FlightRecorder:
     def end(self) -> None:
         """The run ends: keep an incident if it failed, and wait until all are written."""
         failure = self.session.steps.failure
-        # Ctrl-C is no failure of the training.
-        if failure and not failure.rstrip().endswith("KeyboardInterrupt"):
+        if failure and self._is_of_training(failure):
             self.keep("failure", failure=failure)
         self._join()
         self._report()
@@ -244,6 +248,17 @@ class FlightRecorder:
         # The run may live on as an object; a model must not live on with it.
         self.trained = None
         self.snapshots.clear()
+
+    def _is_of_training(self, failure: str) -> bool:
+        """Whether a failure may come from the last steps: not Ctrl-C, nor `sys.exit` after finite values."""
+        last = failure.rstrip().rpartition("\n")[2]
+        if last.startswith("KeyboardInterrupt"):
+            return False
+        if not last.startswith("SystemExit"):
+            return True
+        self.session.steps.pipeline.settle()
+        rows = [Row.decode(payload) for payload in self.ring.payloads()[-LAST_STEPS:]]
+        return not all(math.isfinite(value) for row in rows for value in row.scalars.values())
 
     def _contents(
         self, payloads: Sequence[bytes], reason: str, alert: Alert | None, failure: str
@@ -293,7 +308,8 @@ class FlightRecorder:
             contents.document |= {"target": target, "steps": [rows[0].step, rows[-1].step]}
             folder = _unused(self.session.writers.pipeline.directory.parent / f"incident-step-{target}")
             contents.document["bytes"] = size = write(contents, folder)
-            logger.info("an incident at step %d is kept: fp8scope replay %s SCRIPT", target, folder)
+            script = script_command()
+            logger.info("an incident at step %d is kept: fp8scope replay %s %s", target, folder, script)
             self._written.append(
                 {
                     "reason": contents.document["reason"],
@@ -318,7 +334,7 @@ class FlightRecorder:
                 "annotation",
                 name="incident",
                 text=f"Incident kept: steps {incident['first_step']} to {incident['last_step']}",
-                why=f"fp8scope replay {incident['folder'][-300:]} SCRIPT",
+                why=f"fp8scope replay {incident['folder'][-300:]} {script_command()}"[:MAX_WHY],
                 layers=[],
                 incident=incident,
             )

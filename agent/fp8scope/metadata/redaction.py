@@ -2,6 +2,8 @@
 
 import math
 import re
+import shlex
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -107,3 +109,18 @@ def plain(value: Any, depth: int = 0) -> Any:
 def clean(text: str) -> str:
     """Return `text` without characters that PostgreSQL rejects: NUL and lone surrogates."""
     return text.replace("\x00", "").encode("utf-8", "replace").decode()
+
+
+def script_command() -> str:
+    """The running script or module and its arguments, as a command line for `fp8scope replay`.
+
+    Secrets are hidden, and then have to be filled in.
+    """
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    arguments = redact_arguments(sys.argv)
+    if not arguments or arguments[0] in ("", "-", "-c"):
+        return "SCRIPT"
+    if spec is not None:
+        name = str(spec.name).removesuffix(".__main__")
+        arguments[:1] = ["-m", name]
+    return shlex.join(arguments)

@@ -171,7 +171,8 @@ class Session:
             collector.every = whole_steps(every)
         how = Watching(shadow=shadow, readiness=readiness, include=include, scaler=scaler)
         count = collector.watch(model, optimizer, how)
-        if count == 0:
+        wants_fp8 = document["precision"] == "fp8" or shadow is not None or readiness
+        if count == 0 and wants_fp8:
             self.guard.warn_once("watch", "no FP8 layer found in the model, and none that could be one.")
         elif (recipe := collector.recipe) and not document["recipe"]:
             document["recipe"] = dict(recipe)

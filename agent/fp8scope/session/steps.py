@@ -64,8 +64,8 @@ class FlightLog(Protocol):
     def needs_each_step(self) -> bool:
         """Whether `step_ends` must be called for each step."""
 
-    def step_ends(self, number: int) -> None:
-        """A step is being recorded."""
+    def step_ends(self, number: int, *, is_light: bool = False) -> None:
+        """A step is being recorded; `is_light`: of which only the loss is taken."""
 
     def keep_row(self, pieces: Sequence[Bytes]) -> None:
         """Keep the row of a step. Called by the thread that records it."""
@@ -301,7 +301,7 @@ class Steps:
         keep = None if flight is None else flight.keep_row
         pipeline.put(StepRow(step, self.tokens, snapshot, self.guard, keep, self.urgency))
         if flight is not None:
-            flight.step_ends(number)
+            flight.step_ends(number, is_light=self.budget.is_short and step.reading is None)
         if snapshot is not None and snapshot.sampled:
             pipeline.put(histograms_of(step, snapshot))
             self.count_kernel_failures()
