@@ -267,7 +267,8 @@ def attach(
     Pass several models that are trained together as a mapping by name, and their optimizers under the same
     names: a step is complete once every optimizer has stepped. `every`, `shadow`, `include`, `scaler`,
     `readiness` and `overhead` (the largest share of the step time that watching may add; None: no limit) are
-    passed to `Run.watch`, `arguments` to `init`. `run.detach()` undoes this call.
+    passed to `Run.watch`, `arguments` to `init`. Without `config`, the results of argparse that the calling
+    functions or `__main__` hold are recorded as the configuration. `run.detach()` undoes this call.
 
     Raises ConfigurationError (a ValueError) if an argument is invalid. Later calls never raise.
     """
@@ -291,6 +292,8 @@ def attach(
     except Exception as error:
         return _unrecorded(error)
     watching["overhead"] = overhead
+    if arguments.get("config") is None:
+        arguments["config"] = _parsed_arguments()
     run = init(**arguments)
     if isinstance(run, Run):
         try:
@@ -302,6 +305,22 @@ def attach(
         except Exception as error:
             run.guard.caught("attaching", error)
     return run
+
+
+def _parsed_arguments() -> dict[str, Any]:
+    """The command line that the script has parsed, in place of a configuration."""
+    try:
+        from fp8scope.autolog.script_config import parsed_by_callers
+
+        config = parsed_by_callers()
+    except Exception as error:
+        from fp8scope.guard import before_any_run
+
+        before_any_run("reading the script's arguments", error)
+        return {}
+    if not config:
+        logging.getLogger("fp8scope").info("no configuration is recorded: pass attach(..., config={...}).")
+    return config
 
 
 def watch(model: "torch.nn.Module", optimizer: "torch.optim.Optimizer | None" = None, **how: Any) -> int:

@@ -21,6 +21,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from fp8scope.autolog.attach import attach_by_hand, attach_run, attachment_of, follow, watch
+from fp8scope.autolog.frame_locals import locals_of
 from fp8scope.autolog.inspection import holds_parameters_of, parameters_of, token_count
 from fp8scope.autolog.loss_capture import Loss, listen, unlisten
 from fp8scope.autolog.script_config import settings_of_model
@@ -333,7 +334,7 @@ def _running_trainer(frame: FrameType | None) -> tuple[Any, Any] | None:
             classes.append((known, ours))
     while frame is not None and classes:
         if frame.f_code.co_argcount:
-            this = frame.f_locals.get(frame.f_code.co_varnames[0])
+            this = locals_of(frame).get(frame.f_code.co_varnames[0])
             for known, ours in classes:
                 if issubclass(type(this), known):
                     return importlib.import_module(f"fp8scope.integrations.{ours}"), this

@@ -21,7 +21,9 @@ from pathlib import PurePath
 from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any
 
+from fp8scope.autolog.frame_locals import locals_of
 from fp8scope.autolog.parsed_arguments import is_script_file
+from fp8scope.autolog.process_values import set_apart
 from fp8scope.autolog.rebound_names import rebound_names
 from fp8scope.guard import before_any_run
 from fp8scope.metadata.redaction import conceal, is_secret_entry, plain
@@ -135,13 +137,13 @@ def collect(namespaces: Sequence[argparse.Namespace], trainer: Mapping[str, Any]
     and is not changed. Strings under names of secrets are hidden, also in the recorded command line.
     """
     main = vars(sys.modules["__main__"])
-    frames = list(_script_frames(sys._getframe(1)))
-    objects = dict(_objects(main, frames, {id(each) for each in namespaces}))
+    scopes = [locals_of(frame) for frame in _script_frames(sys._getframe(1))]
+    objects = dict(_objects(main, scopes, {id(each) for each in namespaces}))
     sources: list[tuple[str, Mapping[str, Any]]] = []
     for namespace in reversed(namespaces):
         sources.append(("arguments", _declared(namespace)))
     sources += [("click", each) for each in _click()]
-    sources += [("omegaconf", each) for each in _omegaconf([main, *(frame.f_locals for frame in frames)])]
+    sources += [("omegaconf", each) for each in _omegaconf([main, *scopes])]
     generic = {name: values for name, values in objects.items() if _GENERIC_NAME.fullmatch(name)}
     sources += generic.items()
     sources.append(("objects", {name: values for name, values in objects.items() if name not in generic}))
@@ -149,7 +151,25 @@ def collect(namespaces: Sequence[argparse.Namespace], trainer: Mapping[str, Any]
     sources.append(("constants", _constants(main, generic.values())))
     merged = _merged(trainer, sources)
     conceal(secrets_in(merged))
-    return _bounded(merged)
+    return set_apart(_bounded(merged))
+
+
+def parsed_by_callers() -> dict[str, Any]:
+    """Return the results of argparse that the running functions of the script, or `__main__`, hold.
+
+    For `fp8scope.attach`, which comes after the parsing and must not take other values for settings.
+    """
+    scopes = [locals_of(frame) for frame in _script_frames(sys._getframe(1))]
+    scopes.append(vars(sys.modules["__main__"]))
+    namespaces = {
+        id(value): value
+        for scope in scopes
+        for value in list(scope.values())
+        if isinstance(value, argparse.Namespace)
+    }
+    merged = _merged({}, (("arguments", _declared(namespace)) for namespace in namespaces.values()))
+    conceal(secrets_in(merged))
+    return set_apart(_bounded(merged))
 
 
 def _merged(trainer: Mapping[str, Any], sources: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
@@ -256,13 +276,13 @@ def _script_frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _objects(
-    main: Mapping[str, Any], frames: Sequence[FrameType], known: Collection[int]
+    main: Mapping[str, Any], scopes: Sequence[Mapping[str, Any]], known: Collection[int]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield configuration objects and their names, from the script's running functions and then its module.
 
     Skips objects whose id is in `known`.
     """
-    for scope in (*(frame.f_locals for frame in frames), main):
+    for scope in (*scopes, main):
         for name, value in list(scope.items()):
             if not name.startswith("_") and id(value) not in known and _is_configuration(name, value):
                 try:

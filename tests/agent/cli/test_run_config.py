@@ -60,7 +60,7 @@ def test_it_works(server: WireServer, here: Launch, capsys: pytest.CaptureFixtur
         "block_size": 32, "vocab_size": 256, "n_layer": 2, "n_head": 2, "n_embd": 32
     }  # fmt: skip
     assert config == {
-        "out_dir": "out", "eval_interval": 5, "eval_only": False, "dataset": "topics",
+        "job": {"out_dir": "out"}, "eval_interval": 5, "eval_only": False, "dataset": "topics",
         "gradient_accumulation_steps": 1, "batch_size": 4, "block_size": 32, "n_layer": 2, "n_head": 2,
         "n_embd": 32, "dropout": 0.0, "learning_rate": 0.02, "max_iters": 4, "weight_decay": 0.1,
         "beta1": 0.9, "beta2": 0.95, "grad_clip": 1.0, "warmup_iters": 2, "min_lr": 0.001, "device": "cpu",
@@ -76,7 +76,7 @@ def test_reads_a_nested_configuration_object(
     output = capsys.readouterr().out
     assert len(printed(output)) == 3 and server.run.scalars("loss") == pytest.approx(printed(output))
     config = server.run.registration["config"]
-    assert config["system"] == {"seed": 3407, "work_dir": "./out/mini"}
+    assert config["system"] == {"seed": 3407} and config["job"] == {"system.work_dir": "./out/mini"}
     assert config["data"] == {"block_size": 16} and config["model"] == {"width": 16}
     assert config["trainer"] == {"batch_size": 4, "learning_rate": 0.005, "max_iters": 3}
 
