@@ -47,7 +47,8 @@ def test_it_works(server: Server, worker: Worker, tmp_path: Path) -> None:
             # The webhook gets it after the commit: from here on every answer has the alert.
             if receiver.requests and not stored_when_notified:
                 stored_when_notified.append(Receipt.objects.filter(run=UUID(run.id)).count())
-            if alerts and checkpoints:
+            # On a busy machine the webhook may come after the answer.
+            if alerts and checkpoints and stored_when_notified:
                 break
         assert run.finish().complete
     ((alert, stored),) = alerts
