@@ -2,7 +2,7 @@
 
     python benchmarks/diagnosis.py [--parts fixed torchao] [--variations 12] [--seed 0]
 
-Ten faults are injected into real small trainings (diagnosis_faults.py), each with a BF16 arm, and healthy
+Faults are injected into real small trainings (diagnosis_faults.py), each with a BF16 arm, and healthy
 trainings in BF16, with delayed and with current scaling are the controls. All are recorded by the agent,
 stored by a whole installation, and diagnosed from its database. The part `torchao` trains with the layers of
 torchao instead of ours. `--variations` adds as many further trainings with other models, seeds, steps of the
@@ -40,10 +40,29 @@ CAUSES = {
     "learning_rate": "learning_rate",
     "data": "data",
     "evaluation": "evaluation_precision",
+    "optimizer": "optimizer_state",
+    "loss_code": "loss_code",
+    "baseline": "baseline",
+    "lasting_data": "data",
+    "unwatched": "",
+    "weights": "weight_growth",
+    "twin": "optimizer_state",
     "": "",
 }
 """What the diagnosis should name, by fault."""
-NOT_FP8 = ("learning_rate", "data", "training", "evaluation_precision", "")
+NOT_FP8 = frozenset(
+    {
+        "learning_rate", "data", "training", "evaluation_precision", "optimizer_state", "weight_growth",
+        "loss_code", "baseline", "",
+    }
+)  # fmt: skip
+INNOCENT = frozenset(
+    {
+        "learning_rate", "data", "evaluation", "optimizer", "loss_code", "baseline", "lasting_data",
+        "unwatched", "weights", "twin", "",
+    }
+)  # fmt: skip
+"""Faults that are not FP8's."""
 CONTROL_SEEDS = (1, 2, 3)
 # The recipes that a fault can be injected into, and the strengths that it has an effect with.
 VARIATIONS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
@@ -62,7 +81,7 @@ VARIATIONS: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
 
 
 def fixed_cases() -> list[Any]:
-    """The ten faults, and the controls."""
+    """Each fault once, and the controls."""
     from diagnosis_faults import Case
 
     faults = [Case(fault) for fault in CAUSES if fault]
@@ -155,7 +174,7 @@ def judge_baselines(known: dict[str, str]) -> list[dict[str, Any]]:
 def summary(name: str, lines: list[dict[str, Any]]) -> dict[str, Any]:
     faults = [line for line in lines if line["fault"]]
     controls = [line for line in lines if not line["fault"]]
-    innocent = [line for line in lines if line["fault"] in ("learning_rate", "data", "evaluation", "")]
+    innocent = [line for line in lines if line["fault"] in INNOCENT]
     return {
         f"{name}_right": sum(line["right"] for line in faults),
         f"{name}_faults": len(faults),

@@ -40,7 +40,7 @@ RECIPES: dict[str, Recipe] = {
     "block": BlockScaling(),
     "mxfp8": MXFP8(),
 }
-IN_BOTH_ARMS = ("learning_rate", "data")
+IN_BOTH_ARMS = ("learning_rate", "data", "lasting_data")
 TORCHAO = "torchao"
 LAG = 40
 """Steps by which stale scales lag."""
@@ -66,14 +66,16 @@ class Case:
     @property
     def group(self) -> str:
         """The group of the BF16 arm that this case is compared with."""
-        fault = f"{self.fault} {self.at} {self.strength}" if self.fault in IN_BOTH_ARMS else "healthy"
+        in_bf16 = (*IN_BOTH_ARMS, "baseline")
+        fault = f"{self.fault} {self.at} {self.strength}" if self.fault in in_bf16 else "healthy"
         shape = f"{self.shape.layers}x{self.shape.width}"
         return f"bf16 {fault} {shape} {self.learning_rate:g} {self.steps} {self.seed} {self.batch}"
 
     @property
     def bf16(self) -> Case:
         """The BF16 arm: the same training without FP8, with the fault only if it is the training's own."""
-        return replace(self, recipe="", fault=self.fault if self.fault in IN_BOTH_ARMS else "")
+        in_bf16 = (*IN_BOTH_ARMS, "baseline")
+        return replace(self, recipe="", fault=self.fault if self.fault in in_bf16 else "")
 
 
 class Faulty(Trainer):
@@ -103,6 +105,10 @@ class Faulty(Trainer):
         if self.case.fault == "margin":
             assert isinstance(recipe, DelayedScaling | CurrentScaling)
             return replace(recipe, margin=-(self.case.strength or 3))
+        if self.case.fault == "twin":
+            # From the first step on, without harm: what breaks is the optimizer's state, later.
+            assert isinstance(recipe, DelayedScaling | CurrentScaling)
+            return replace(recipe, margin=-1)
         if self.case.fault == "underflow" and isinstance(recipe, DelayedScaling | CurrentScaling):
             return replace(recipe, fp8_format="E4M3")
         return recipe
@@ -120,12 +126,19 @@ class Faulty(Trainer):
         rate = self.plan.learning_rate_at(step)
         if case.fault == "learning_rate":
             rate = rate * (case.strength or 40)
+        if case.fault == "baseline" and not case.recipe and begun:
+            # The BF16 arm alone diverges.
+            rate = 1.0
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         text = self.corpus.batch(step, case.batch)
         if case.fault == "data" and case.at <= step < case.at + (case.strength or 6):
             text = torch.randint(0, 256, text.shape, generator=torch.Generator().manual_seed(step))
+        if case.fault == "lasting_data" and begun:
+            text = torch.randint(0, 256, text.shape, generator=torch.Generator().manual_seed(step))
         loss = functional.cross_entropy(self.logits(text).flatten(0, 1), text[:, 1:].flatten())
+        if case.fault == "loss_code" and begun:
+            loss = loss + (loss.detach() - loss.detach()).log().abs() * 0.0
         factor = 1.0
         if case.fault == "loss_scale" and begun and case.recipe:
             factor = 2.0 ** (case.strength or 12)
@@ -143,7 +156,14 @@ class Faulty(Trainer):
         states = [
             layer.state_of(role) for layer in layers.values() for role in ("input", "weight", "grad_output")
         ]
-        if case.fault == "frozen" and step == case.at:
+        if case.fault in ("optimizer", "twin") and step == case.at:
+            for moments in self.optimizer.state.values():
+                moments["exp_avg_sq"].mul_(1e-6)
+        elif case.fault == "weights":
+            with torch.no_grad():
+                for layer in layers.values():
+                    layer.weight.mul_(1.05)
+        elif case.fault == "frozen" and step == case.at:
             for state in states:
                 _freeze(state)
         elif case.fault == "stale":
@@ -217,7 +237,8 @@ def train(case: Case, run_name: str = "") -> str:
         "total_steps": case.steps,
     }
     run = fp8scope.init(**options)
-    run.watch(trainer.model, trainer.optimizer, overhead=None, every=50)
+    if case.fault != "unwatched":
+        run.watch(trainer.model, trainer.optimizer, overhead=None, every=50)
     begin = 1
     if case.fault == "reset" and case.recipe:
         _steps(run, trainer, 1, case.at)
