@@ -14,6 +14,7 @@ from django.utils import timezone
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.alerts import rules
 from fp8scope_dashboard.alerts.models import RUN_WIDE, DetectorState, Event, Rule
+from fp8scope_dashboard.alerts.watching.baselines import few_points
 from fp8scope_dashboard.alerts.watching.evaluation import evaluate, state_of
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.runs.models import Run, RunState
@@ -93,8 +94,12 @@ def unjudged(run: Run) -> list[str]:
     if row is None:
         return []
     following = Rule.objects.filter(project=run.project_id, kind="above_baseline", enabled=True)
-    notes = (row.state.get(str(rule), {}).get("note", "") for rule in following.values_list("pk", flat=True))
-    return sorted({note for note in notes if note})
+    states = [row.state.get(str(rule), {}) for rule in following.values_list("pk", flat=True)]
+    notes = {state.get("note", "") for state in states}
+    if run.state != RunState.RUNNING:
+        # A run that goes on may still have enough.
+        notes |= {few_points(state["compared"]) for state in states if "compared" in state}
+    return sorted(note for note in notes if note)
 
 
 def unread_runs() -> list[UUID]:

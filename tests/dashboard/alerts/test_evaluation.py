@@ -312,6 +312,19 @@ def test_says_that_runs_cannot_be_compared(project: Project) -> None:
     assert unjudged(run) == []
 
 
+def test_says_that_a_run_is_too_short_to_compare(project: Project) -> None:
+    """A fine-tuning of 38 points that lost a nat raised no alarm, without a word."""
+    baseline = make_run(project, group="bf16", state="finished")
+    run = make_run(project, baseline="bf16")
+    for each in (baseline, run):
+        Recorder(each).rows(STEPS[:38], {"loss": noisy_loss(0, STEPS[:38])})
+    evaluate(run.id)
+    assert unjudged(run) == []
+    Run.objects.filter(pk=run.pk).update(state="finished")
+    (note,) = unjudged(Run.objects.get(pk=run.pk))
+    assert note.startswith("Too short to compare: points of loss in common with the baseline: 38.")
+
+
 def test_a_schedule_of_another_length_raises_no_alarm(project: Project) -> None:
     """With a schedule 10 % longer the learning rate, and so the loss, is higher at each step."""
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fp8scope_dashboard.alerts.detectors import Finding, State, above_baseline, restarted
 from fp8scope_dashboard.analysis import lineage
+from fp8scope_dashboard.analysis.losses.onsets.process import FIRST_POINTS
 from fp8scope_dashboard.runs.models import Run, RunState
 from fp8scope_dashboard.telemetry import queries
 
@@ -124,6 +125,16 @@ def _nothing_common(run: Run) -> str:
     return (
         f"Cannot compare: {run.name} and its baseline have no losses at common or close steps. "
         "Log the loss at the same steps in both."
+    )
+
+
+def few_points(compared: int) -> str:
+    """That a run has too few common points to be judged; empty if it has enough, or none."""
+    if not 0 < compared < FIRST_POINTS:
+        return ""
+    return (
+        f"Too short to compare: points of loss in common with the baseline: {compared}. Rises are reported "
+        f"from {FIRST_POINTS} points on. Log the loss at more steps."
     )
 
 
