@@ -293,9 +293,9 @@ def _create(live: RunEvents, each: Detection) -> Event | None:
     }  # fmt: skip
     finding = _since_its_beginning(run, each)
     if not live.has_any:
-        event = Event.objects.create(**same, onset_step=finding.onset_step, **_fields(run, each, finding))
-        life.note_opened(event)
-        return event
+        first = Event.objects.create(**same, onset_step=finding.onset_step, **_fields(run, each, finding))
+        life.note_opened(first)
+        return first
     event = Event.objects.filter(**same, evidence__own_onset=each.finding.onset_step).first()
     created = False
     if event is None:
