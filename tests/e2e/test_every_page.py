@@ -104,6 +104,7 @@ def examine(tab: Tab, name: str, path: str, status: int = 200, *, is_state: bool
         problems += [f"{where}: outside of the window: {html}" for html in cramped_controls(tab.page)]
         problems += [f"{where}: breaks {word!r} in a table" for word in broken_words(tab.page)]
         problems += [f"{where}: {violation}" for violation in violations(tab.page, rules)]
+        tab.screenshot(f"{name}-{theme}-{width}".replace(" ", "-"))
     problems += [f"{name}: without a name: {html}" for html in unnamed_controls(tab.page)]
     if tab.page.evaluate(MOVING):
         problems.append(f"{name}: moves although motion is to be reduced")
