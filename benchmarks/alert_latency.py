@@ -1,12 +1,13 @@
 """Measure how soon the alert of each rule arrives. Prints one JSON line for each rule and number of runs.
 
-    python benchmarks/alert_latency.py [--runs 1 50] [--passes 2] [--rate 20] [--processes 2] [--rules ...]
+    python benchmarks/alert_latency.py [--runs 1 50] [--passes 2] [--rate 20] [--rate-of-many 10] [--rules ..]
 
 Starts an installation (`fp8scope up` with its defaults: web, worker, beat, PostgreSQL with fsync, Redis) with
-a webhook on this machine. Runs of the real agent stream `--rate` steps a second (with many runs at once: 10),
-each with ten scalars and the statistics of four tensors, from `alert_scenarios.py`: 90 to 190 calm steps,
-then a fault for one rule, which alone is enabled in the run's project. `--runs` of them stream at once,
-spread over `--processes` processes that share the cores of this machine with the installation. Figures:
+a webhook on this machine. Runs of the real agent stream `--rate` steps a second (many at once:
+`--rate-of-many`), each with ten scalars and the statistics of four tensors, from `alert_scenarios.py`: 90 to
+190 calm steps, then a fault for one rule, which alone is enabled in the run's project. `--runs` of them
+stream at once, spread over `--processes` processes that share the cores of this machine with the
+installation. Figures:
 
     rule, runs          the rule, and the runs that stream at once
     alerts, missing     runs in which it opened an alert, and in which not
@@ -47,7 +48,6 @@ from typing import Any
 
 import alert_scenarios as scenarios
 
-RATE_OF_MANY = 10.0
 # The faults of runs begin within so many steps of each other.
 FAULTS_OVER = 100
 # Alerts that have not arrived so long after the last step are missing.
@@ -273,7 +273,7 @@ def _stream(
     )
     parts = [order[first::runs] for first in range(runs)]
     count = min(options.processes, runs)
-    rate = options.rate if runs == 1 else min(options.rate, RATE_OF_MANY)
+    rate = options.rate if runs == 1 else options.rate_of_many
     trainers = [
         context.Process(
             target=play,
@@ -368,6 +368,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, nargs="+", default=[1, 50])
     parser.add_argument("--passes", type=int, default=2, help="runs of each rule, at least")
     parser.add_argument("--rate", type=float, default=20.0, help="steps of each run in a second")
+    parser.add_argument("--rate-of-many", type=float, default=10.0, help="the same with several runs at once")
     parser.add_argument("--processes", type=int, default=2, help="that the runs are spread over")
     parser.add_argument("--rules", nargs="+", default=list(scenarios.KINDS), choices=scenarios.KINDS)
     options = parser.parse_args()
