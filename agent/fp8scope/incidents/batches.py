@@ -119,6 +119,10 @@ class BatchLog:
         if self._open is not None and len(self._open.rates) < MAX_CALLS:
             self._open.rates.append(rates_of(optimizer))
 
+    def reaches_back_to(self, ordinal: int) -> bool:
+        """Whether the batches of this group and of all later ones are kept."""
+        return not self.overflowed and bool(self.groups) and self.groups[0].ordinal <= ordinal
+
     def forget_before(self, ordinal: int) -> None:
         """Drop the copies of the batches of groups before this one."""
         for group in self.groups:

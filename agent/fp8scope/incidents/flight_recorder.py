@@ -65,6 +65,8 @@ class FlightRecorder:
         """The batches that the script draws through `Run.batches`."""
         self.snapshots: deque[tuple[int, int, Snapshot]] = deque(maxlen=SNAPSHOTS)
         """Each with the step after which it was taken, and the number of the group of batches after it."""
+        self._pinned: tuple[int, int, Snapshot] | None = None
+        """The one from before an alert's onset, which is kept while its batches are."""
         self._controller = controller
         self._random: deque[tuple[int, torch.Tensor]] = deque(maxlen=RANDOM_STATES)
         self._every = 0
@@ -198,12 +200,35 @@ class FlightRecorder:
             return
         self.snapshots.append((completed, log.ordinal + 1, trained.capture()))
         log.keeps = True
-        log.forget_before(self.snapshots[0][1])
+        if self._pinned is not None and not log.reaches_back_to(self._pinned[1]):
+            self._pinned = None
+        log.forget_before(self._kept_snapshots()[0][1])
+
+    def _kept_snapshots(self) -> list[tuple[int, int, "Snapshot"]]:
+        """The latest snapshots, and before them the pinned one."""
+        latest = list(self.snapshots)
+        is_apart = self._pinned is not None and self._pinned not in latest
+        return [self._pinned, *latest] if is_apart and self._pinned is not None else latest
+
+    def _pin(self, alert: Alert) -> None:
+        """Keep the latest snapshot from before an alert's onset: later ones may have what is wrong in them.
+
+        The first alert decides, as long as the batches since that snapshot are kept.
+        """
+        onset = alert.step if alert.onset_step is None else alert.onset_step
+        if onset is None or self._pinned is not None or self.trained is None:
+            return
+        if (SNAPSHOTS + 1) * self.trained.nbytes > self._max_bytes:
+            return
+        before = [snapshot for snapshot in self.snapshots if snapshot[0] < onset]
+        self._pinned = before[-1] if before else None
 
     # Incidents
 
     def take_alert(self, alert: Alert) -> None:
         """An alert has arrived. Called on the sender's thread; the training thread acts on it."""
+        if self._enabled and self._every:
+            self._controller.call_at_boundary(lambda: self._pin(alert))
         if alert.severity == CRITICAL:
             self._controller.call_at_boundary(lambda: self.keep("alert", alert=alert))
 
@@ -246,7 +271,7 @@ class FlightRecorder:
         self._report()
         self._end_hooks()
         # The run may live on as an object; a model must not live on with it.
-        self.trained = None
+        self.trained = self._pinned = None
         self.snapshots.clear()
 
     def _is_of_training(self, failure: str) -> bool:
@@ -266,7 +291,8 @@ class FlightRecorder:
         """What there is now; the training thread goes on while it is written."""
         session, registration = self.session, self.session.registration.document
         groups = list(self.log.groups) if self.log is not None else []
-        since = self.snapshots[0][1] if self.snapshots else sys.maxsize
+        taken = self._kept_snapshots()
+        since = taken[0][1] if taken else sys.maxsize
         kept = {
             group.after_step: list(group.kept)
             for group in groups
@@ -295,9 +321,9 @@ class FlightRecorder:
             "statistics": statistics,
             "events": list(session.sent_reports),
             "groups": [group.describe() for group in groups],
-            "snapshots": [step for step, _, _ in self.snapshots],
+            "snapshots": [step for step, _, _ in taken],
         }
-        snapshots = {step: snapshot for step, _, snapshot in self.snapshots}
+        snapshots = {step: snapshot for step, _, snapshot in taken}
         return Contents(document, payloads, list(self._random), snapshots, kept)
 
     def _write(self, contents: Contents, onset: int | None) -> None:

@@ -181,6 +181,38 @@ def test_snapshots_and_batches_are_bounded(settings: Settings) -> None:
     assert run.flight.trained is None and not run.flight.snapshots
 
 
+@pytest.mark.parametrize(("groups", "snapshots"), [(256, [20, 80, 90]), (40, [80, 90])])
+def test_a_warning_keeps_the_snapshot_before_its_onset(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, groups: int, snapshots: list[int]
+) -> None:
+    """The two latest were taken after what went wrong; without its batches the early one is of no use."""
+    monkeypatch.setattr(batches_of, "MAX_GROUPS", groups)
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.AdamW(model.parameters())
+    run = begin(settings)
+    run.allow_snapshots(model, optimizer, every=10)
+    for number, batch in enumerate(run.batches(torch.randn(95, 4, 8)), start=1):
+        with run.step() as step:
+            loss = model(batch).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            step.log(loss=loss)
+        if number == 35:
+            run.flight.take_alert(fp8scope.Alert(1, "loss_spike", "warning", "", step=34, onset_step=25))
+        if number == 92:
+            run.flight.take_alert(
+                fp8scope.Alert(2, "loss_not_finite", "critical", "", step=91, onset_step=91)
+            )
+    run.finish()
+    (folder,) = incidents(settings)
+    incident = Incident(folder)
+    assert incident.snapshots == snapshots
+    kept_batches = [group["after_step"] for group in incident.document["groups"] if group["after_step"] >= 20]
+    assert kept_batches[0] == max(20, 93 - groups)
+    assert run.flight.trained is None and not run.flight.snapshots
+
+
 def test_no_snapshots_beyond_their_limit(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
     model = nn.Linear(256, 256)
     optimizer = torch.optim.SGD(model.parameters())
