@@ -225,9 +225,9 @@ def _add_evidence(event: Event, each: Detection, *, notifies: bool = True) -> No
     is_worse = event.severity == Severity.WARNING and each.rule.severity == Severity.CRITICAL
     if is_worse:
         event.severity = each.rule.severity
-        event.message = f"{each.rule.title}: {each.finding.message} {event.message}"[
-            : evidence.MESSAGE_LENGTH
-        ]
+        # Its own message first, as its title says; the other one has room for what made it more severe.
+        more = f" {each.rule.title}: {each.finding.message}"[: evidence.MESSAGE_LENGTH // 2]
+        event.message = f"{event.message[: evidence.MESSAGE_LENGTH - len(more)]}{more}"
     event.save(update_fields=["seen_by", "evidence", "severity", "message", "onset_step"])
     if is_new:
         life.write(event, EntryKind.UPDATED, text=f"{each.rule.title}: {each.finding.message}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -58,6 +59,16 @@ def test_it_works() -> None:
     assert 320 <= opened.onset_step <= 345 and opened.step < 360
     assert opened.evidence["tensors"][0]["name"] == NAMES[3]
     assert opened.message.startswith(f"{NAMES[3]} keeps its scale while its amax moves since step")
+
+
+def test_the_factor_is_that_by_which_the_amax_left_its_scale() -> None:
+    """Also if the amax had left before the scale froze, and hardly moves since."""
+    amax = amaxes(400, spread=0.01)
+    scale = delayed(amax)
+    scale[300:, 3] = scale[299, 3] * 4096.0
+    (opened,) = found("scale_frozen", amax, scale)
+    factor = float(re.findall(r"by a factor of ([\d,.]+)", opened.message)[0].strip(".").replace(",", ""))
+    assert 3500.0 < factor < 4800.0
 
 
 @pytest.mark.parametrize("kind", KINDS)

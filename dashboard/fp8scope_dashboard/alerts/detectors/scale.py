@@ -93,8 +93,9 @@ def scale_frozen(state: State, rows: TensorRows, parameters: Parameters) -> Resu
         last = np.where(seen, scale, last)
         same = np.where(begins, np.float32(1.0), same + goes_on)
         above = np.where(seen, np.where(too_high[i] & kept, above + 1, np.float32(0.0)), above)
-        moved[i] = high - low
-        stays = (same > rows.facts.patience) & (moved[i] > octaves)
+        # The amax may have left before it was seen at this scale.
+        moved[i] = np.fmax(high - low, np.where(above > FOLLOWS_WITHIN, use[i], np.float32(0.0)))
+        stays = (same > rows.facts.patience) & (high - low > octaves)
         over[i] = seen & ((above > FOLLOWS_WITHIN) | stays)
     wording = Wording(
         "keeps its scale while its amax moves", "keep their scale while their amax moves",
