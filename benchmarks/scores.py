@@ -36,8 +36,9 @@ from numpy.typing import NDArray
 
 from fp8scope_dashboard.analysis.scores import intervals, quality
 from fp8scope_dashboard.analysis.scores.differences import Difference, paired
+from fp8scope_dashboard.analysis.scores.result import Score, Task
 from fp8scope_dashboard.analysis.scores.spending import shares
-from fp8scope_dashboard.analysis.scores.verdict import Score, Task, compare_scores, judge
+from fp8scope_dashboard.analysis.scores.verdict import compare_scores, judge
 
 Floats = NDArray[np.float64]
 Share = float | np.floating[Any]

@@ -18,10 +18,11 @@ from fp8scope_dashboard.analysis.losses.seeds import Prior, pooled_prior
 from fp8scope_dashboard.analysis.models import Comparison, EvaluationComparison
 from fp8scope_dashboard.analysis.own_differences import as_dict, sentences
 from fp8scope_dashboard.analysis.scores import precision
+from fp8scope_dashboard.analysis.scores.result import METHOD_VERSION, Score, ScoreComparison, Task
 from fp8scope_dashboard.analysis.scores.seeds import Group
 from fp8scope_dashboard.analysis.scores.spending import shares
 from fp8scope_dashboard.analysis.scores.summary import Summary, summarise
-from fp8scope_dashboard.analysis.scores.verdict import METHOD_VERSION, Score, ScoreComparison, Task, judge
+from fp8scope_dashboard.analysis.scores.verdict import judge
 from fp8scope_dashboard.evaluations.models import Evaluation
 from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.runs.models import Run, RunState

@@ -13,7 +13,7 @@ MINUS = "\N{MINUS SIGN}"
 
 @dataclass(frozen=True)
 class Facts:
-    """What the sentences on one score say; `result` is a stored result, see `analysis.scores.verdict`."""
+    """What the sentences on one score say; `result` is a stored result, see `analysis.scores.result`."""
 
     result: Mapping[str, Any]
     in_percent: bool

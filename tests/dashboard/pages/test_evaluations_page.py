@@ -13,7 +13,7 @@ from django.utils.html import escape
 from fp8scope_dashboard.analysis.models import EvaluationComparison
 from fp8scope_dashboard.analysis.score_comparisons import compare_evaluations
 from fp8scope_dashboard.analysis.scores.agreement import Agreement, agreement
-from fp8scope_dashboard.analysis.scores.verdict import Score
+from fp8scope_dashboard.analysis.scores.result import Score
 from fp8scope_dashboard.pages.forest import positions
 from fp8scope_dashboard.pages.formatting import count, written
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fp8scope_dashboard.analysis.scores.verdict import Score
+from fp8scope_dashboard.analysis.scores.result import Score
 from fp8scope_dashboard.text.numbers import usable
 
 

@@ -13,8 +13,8 @@ from django.views.decorators.gzip import gzip_page
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.analysis.models import EvaluationComparison
 from fp8scope_dashboard.analysis.score_comparisons import score_of
+from fp8scope_dashboard.analysis.scores.evidence import item_interval
 from fp8scope_dashboard.analysis.scores.metrics import limits_of
-from fp8scope_dashboard.analysis.scores.verdict import item_interval
 from fp8scope_dashboard.evaluations.models import Evaluation
 from fp8scope_dashboard.pages.access import in_project
 from fp8scope_dashboard.pages.comparison_groups import Arms, arm_labels

@@ -12,19 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fp8scope_dashboard.analysis.scores.evidence import baseline_interval, item_interval
+from fp8scope_dashboard.analysis.scores.result import Score, ScoreComparison, Task
 from fp8scope_dashboard.analysis.scores.seeds import Group
 from fp8scope_dashboard.analysis.scores.spending import shares
 from fp8scope_dashboard.analysis.scores.summary import summarise
-from fp8scope_dashboard.analysis.scores.verdict import (
-    Score,
-    ScoreComparison,
-    Task,
-    baseline_interval,
-    compare_scores,
-    holm,
-    item_interval,
-    judge,
-)
+from fp8scope_dashboard.analysis.scores.verdict import compare_scores, holm, judge
 
 ALPHA = 0.05
 
