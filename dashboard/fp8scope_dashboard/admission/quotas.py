@@ -254,7 +254,7 @@ class Counts:
             except redis.RedisError as error:
                 if not is_failing:
                     logger.warning(
-                        "Redis is unavailable (%s): quotas count per process.", type(error).__name__
+                        "Quotas count per process, because Redis does not answer (%s).", type(error).__name__
                     )
                 is_failing = True
 

@@ -108,10 +108,11 @@ def test_differences_are_drawn_over_the_margin() -> None:
     margins = [Zone(1, -0.02, 0.02)]
     figure = differences_figure([score(1, "a", -0.1)], margins, LIGHT, in_percent=True)
     zone, zero = figure.layout.shapes
-    assert (zone.y0, zone.y1, zero.y0) == (-0.02, 0.02, 0)
-    assert "+.2~%" in figure.data[0].hovertemplate and figure.layout.yaxis.tickformat == ".2~%"
+    assert (zone.y0, zone.y1, zero.y0) == (-2.0, 2.0, 0)
+    # Shares in per cent differ by percentage points.
+    assert "+.2~f" in figure.data[0].hovertemplate and figure.layout.yaxis.tickformat == ".2~f"
     low, high = figure.layout.yaxis.range
-    assert low < -0.2 and high > 0.1
+    assert low < -20.0 and high > 10.0
 
 
 def test_a_score_without_interval_is_a_dot() -> None:
