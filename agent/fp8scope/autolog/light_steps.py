@@ -144,7 +144,7 @@ class LightSteps:
             if self._losses:
                 self._divisor = loss_capture.divisor(loss)
         except Exception as error:
-            self._failed(error)
+            self._on_error(error)
         result = original(loss, None, *args, **kwargs)
         try:
             if parameter is not None and (gradient := parameter.grad) is not None:
@@ -153,7 +153,7 @@ class LightSteps:
                 # A list, so that what fails leaves it as it was.
                 self._losses += [_number(loss)]
         except Exception as error:
-            self._failed(error)
+            self._on_error(error)
         if trained and self._due is not None:
             self.hand_over()
         return result
@@ -198,7 +198,7 @@ class LightSteps:
         try:
             return self._attachment.combined(losses, self._divisor)
         except Exception as error:
-            self._failed(error)
+            self._on_error(error)
             return None
 
     # Values that the script logs
@@ -291,7 +291,7 @@ class LightSteps:
 
         self._step_handle = register_step_post_hook(optimizer, ended)
 
-    def _failed(self, error: Exception) -> None:
+    def _on_error(self, error: Exception) -> None:
         self._steps.guard.caught("taking the loss", error)
         self.end()
 
