@@ -86,7 +86,32 @@ def failure_line(run: Run) -> str:
 def _alerts(run: Run) -> list[AlertFact]:
     events = Event.objects.filter(run=run).order_by("onset_step", "id")[:MOST_ALERTS]
     slug = run.project.slug
-    return [_alert(event, reverse("alert", args=[slug, event.pk])) for event in events]
+    facts = []
+    for event in events:
+        address = reverse("alert", args=[slug, event.pk])
+        facts += [_alert(event, address), *_further(event, address)]
+    return facts
+
+
+def _further(event: Event, address: str) -> list[AlertFact]:
+    """What other rules found about the tensors of an alert: they saturate after their scale froze."""
+    return [
+        AlertFact(
+            kind=each["kind"],
+            onset=int(each["onset_step"]),
+            severity=each["severity"],
+            message=each["message"],
+            address=address,
+            name=each["title"],
+            tensors=tuple(str(tensor["name"]) for tensor in each["tensors"]),
+            tensors_over=int(each.get("tensors_over", len(each["tensors"]))),
+            after=(each.get("first") or {}).get("after_step"),
+            is_resolved=event.state == EventState.RESOLVED,
+        )
+        for each in event.evidence.get("further", [])
+        # Earlier versions kept no tensors.
+        if each.get("tensors") and each["kind"] != event.kind
+    ]
 
 
 def _alert(event: Event, address: str) -> AlertFact:

@@ -8,7 +8,7 @@ from datetime import timedelta
 import numpy as np
 import pytest
 from dashboard.helpers.recording import Recorder, make_run
-from dashboard.helpers.seeding import Seeded
+from dashboard.helpers.seeding import Seeded, seed_project
 from dashboard.helpers.visitors import Visitor
 from django.utils import timezone
 
@@ -33,6 +33,17 @@ def test_it_works(viewer: Visitor, seeded: Seeded) -> None:
     assert list(happened.values()) == sorted(happened.values())
     answer = viewer.client.get(viewer.address(f"runs/{seeded.faulty.id}/"))
     assert "loss is not finite" in answer.content.decode()
+
+
+def test_what_another_rule_found_about_the_tensors_has_its_own_onset(admin: Visitor) -> None:
+    """Frozen scales are one alert with the saturation that follows: the strip names both."""
+    run = seed_project(admin.project, 300).faulty
+    frozen = Event.objects.get(run=run, kind="scale_frozen")
+    assert [each["kind"] for each in frozen.evidence["further"]] == ["saturation_rate", "saturation_rise"]
+    strip = strip_of(facts_of(run, standing_now(run)))
+    (saturated,) = [onset for onset in strip.shown if onset.title.endswith("saturate")]
+    assert frozen.onset_step < saturated.step == frozen.evidence["further"][0]["onset_step"]
+    assert "mlp.down.input" in saturated.title + saturated.detail
 
 
 def test_a_healthy_run_is_calm(seeded: Seeded) -> None:

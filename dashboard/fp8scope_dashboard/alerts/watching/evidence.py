@@ -20,6 +20,8 @@ STEPS_BEFORE = 120
 # Tensors whose series are stored; the finding names more.
 TENSORS = 3
 MESSAGE_LENGTH = 500
+# What a finding says of its tensors.
+OF_TENSORS = ("tensors", "tensors_over", "first")
 
 
 def gather(run: Run, rule: Rule, finding: Finding) -> dict[str, Any]:
@@ -112,6 +114,11 @@ def add_further(event: Event, rule: Rule, finding: Finding) -> None:
         "onset_step": finding.onset_step,
         "step": finding.step,
         "message": finding.message[:MESSAGE_LENGTH],
+        **{
+            key: finding.evidence[key]
+            for key in ("tensors", "tensors_over", "first")
+            if key in finding.evidence
+        },
     }
     others = [each for each in event.evidence.get("further", []) if each["title"] != rule.title]
     event.evidence = {
