@@ -157,7 +157,6 @@ def test_a_later_line_replaces_an_earlier_one(client: WireClient) -> None:
         [line(number) for number in range(1_001)],
         [line(-1)],
         [line(0, stream="console")],
-        [line(0, "\x00")],
         [{"number": 0, "text": "x"}],
     ],
 )

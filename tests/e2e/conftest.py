@@ -21,9 +21,13 @@ LOG_SHOWN = 10_000
 """Characters of the server's log that a failed test shows."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """One browser for the session. Without chromium, tests fail if CI=true and are skipped otherwise."""
+    """One browser for the tests of a file. Without chromium, tests fail if CI=true and are skipped otherwise.
+
+    It ends with the file: while it runs, so does an event loop in this thread, in which Django refuses to
+    answer other tests' requests for streams.
+    """
     program = next(filter(None, map(shutil.which, PROGRAMS)), None)
     if program is None:
         reason = "chromium is not installed: the browser tests did not run (Debian: apt-get install chromium)"
