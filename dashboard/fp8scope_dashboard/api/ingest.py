@@ -15,13 +15,13 @@ from fp8scope_dashboard.evaluations.services import Scores, store_evaluation
 from fp8scope_dashboard.ingest import services
 from fp8scope_dashboard.ingest.arrow_preflight import open_envelope
 from fp8scope_dashboard.ingest.backpressure import gate
-from fp8scope_dashboard.ingest.batch import Batch, read_envelope
+from fp8scope_dashboard.ingest.batch import SCALAR_NAME, STATISTIC_NAME, Batch, read_envelope
 from fp8scope_dashboard.ingest.histograms import read_histograms, store_histograms
 from fp8scope_dashboard.ingest.json_batch import parse_json, read_json, writer_in
 from fp8scope_dashboard.receipts.dedup import identify
 from fp8scope_dashboard.runs import services as runs
 from fp8scope_dashboard.runs.models import Run
-from fp8scope_dashboard.wire import schemas
+from fp8scope_dashboard.wire import limits, schemas
 from fp8scope_dashboard.wire.errors import InvalidError, MalformedError, NotArrowError
 
 ARROW = "application/vnd.apache.arrow.stream"
@@ -29,6 +29,10 @@ JSON = "application/json"
 
 router = Router(tags=["ingest"], auth=WRITER)
 
+NATURAL = {"type": "integer", "minimum": 0, "maximum": limits.LARGEST_INT}
+NUMBER = {
+    "anyOf": [{"type": "number"}, {"enum": ["NaN", "Infinity", "-Infinity"]}, {"type": "null"}],
+}
 BATCH_BODY = {
     "required": True,
     "description": "See docs/wire.md for columns and metadata.",
@@ -41,18 +45,32 @@ BATCH_BODY = {
                 "properties": {
                     "protocol": {"const": 1},
                     "writer": {"type": "string", "format": "uuid"},
-                    "seq": {"type": "integer", "minimum": 0},
-                    "dropped": {"type": "integer", "minimum": 0, "default": 0},
+                    "seq": NATURAL,
+                    "dropped": {**NATURAL, "default": 0},
                     "rows": {
                         "type": "array",
+                        "minItems": 1,
+                        "maxItems": limits.ROWS,
                         "items": {
                             "type": "object",
                             "required": ["step", "time"],
                             "properties": {
-                                "step": {"type": "integer", "minimum": 0},
+                                "step": NATURAL,
                                 "time": {"type": "string", "format": "date-time"},
-                                "scalars": {"type": "object"},
-                                "tensors": {"type": "object"},
+                                "scalars": {
+                                    "type": "object",
+                                    "propertyNames": {"pattern": f"^{SCALAR_NAME.pattern}$"},
+                                    "additionalProperties": NUMBER,
+                                },
+                                "tensors": {
+                                    "type": "object",
+                                    "description": "By statistic, the values by names of registered tensors.",
+                                    "propertyNames": {"pattern": f"^{STATISTIC_NAME.pattern}$"},
+                                    "additionalProperties": {
+                                        "type": "object",
+                                        "additionalProperties": NUMBER,
+                                    },
+                                },
                             },
                         },
                     },

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 from uuid import UUID
 
 import numpy as np
 from django.http import HttpRequest
 from ninja import Query, Router
+from pydantic import WithJsonSchema
 
 from fp8scope_dashboard.analysis.what_if import sentences
 from fp8scope_dashboard.analysis.what_if.distribution import Bounds
@@ -21,7 +22,13 @@ from fp8scope_dashboard.analysis.what_if.readiness import (
     smallest_set,
     worst_first,
 )
-from fp8scope_dashboard.analysis.what_if.targets import MAX_BLOCK, MAX_MARGIN, make_target
+from fp8scope_dashboard.analysis.what_if.targets import (
+    MAX_BLOCK,
+    MAX_MARGIN,
+    SCALINGS,
+    TARGET_FORMATS,
+    make_target,
+)
 from fp8scope_dashboard.api.auth import RUN_READER, check_run
 from fp8scope_dashboard.api.responses import ERRORS
 from fp8scope_dashboard.diagnosis.healthy_stretch import tensors_to_judge
@@ -40,13 +47,20 @@ Block = Annotated[int, Query(ge=0, le=MAX_BLOCK, description="Elements that shar
 Budget = Annotated[float | None, Query(gt=0, le=1, description="Mean error that is allowed.")]
 
 
+def one_of(names: Iterable[str]) -> WithJsonSchema:
+    """The schema of a text that `make_target` checks: its message says more than the schema's."""
+    return WithJsonSchema({"type": "string", "enum": list(names)})
+
+
 @router.get("/runs/{run}/readiness", response={200: dict[str, Any], ERRORS: schemas.ErrorOut})
 def get_readiness(
     request: HttpRequest,
     run: UUID,
-    format: Annotated[str, Query(max_length=512)] = "hybrid",
-    scaling: Annotated[str, Query(max_length=512)] = "current",
-    scale: Annotated[str, Query(max_length=512)] = "1",
+    format: Annotated[str, Query(max_length=512), one_of(TARGET_FORMATS)] = "hybrid",
+    scaling: Annotated[str, Query(max_length=512), one_of(SCALINGS)] = "current",
+    scale: Annotated[
+        str, Query(max_length=512, description="A positive number in float32's range, or 2^k, such as 2^-5.")
+    ] = "1",
     margin: Margin = 0,
     block: Block = 0,
     step: Step = None,

@@ -20,6 +20,12 @@ from fp8scope_dashboard.wire.errors import InvalidError
 HINT = "Correct the file, then apply it again. docs/alerts.md has the fields."
 YAML = "application/yaml"
 
+FILE_BODY = {
+    "required": True,
+    "description": "The rules as YAML; docs/alerts.md has the fields.",
+    "content": {YAML: {"schema": {"type": "string"}}},
+}
+
 router = Router(tags=["rules"], auth=ADMINISTRATOR)
 
 
@@ -42,7 +48,11 @@ def get_rules(request: HttpRequest) -> HttpResponse:
     return HttpResponse(rule_files.export(rule_store.rules_in(project_of(request))), content_type=YAML)
 
 
-@router.put("/rules", response={200: ChangesOut, ERRORS: schemas.ErrorOut})
+@router.put(
+    "/rules",
+    response={200: ChangesOut, ERRORS: schemas.ErrorOut},
+    openapi_extra={"requestBody": FILE_BODY},
+)
 def put_rules(
     request: HttpRequest,
     check: Annotated[bool, Query(description="Change nothing; return what would change.")] = False,

@@ -62,9 +62,9 @@ HEATMAP_ANSWER = {
 def get_series(
     request: HttpRequest,
     run: UUID,
-    scalar: str = "",
-    tensor: str = "",
-    statistic: str = "amax",
+    scalar: Annotated[str, Query(description="A scalar, or empty. Name either this or a tensor.")] = "",
+    tensor: Annotated[str, Query(description="<module path>.<role> of the run's catalogue, or empty.")] = "",
+    statistic: Annotated[str, Query(description="Of the tensor.")] = "amax",
     first: Step = None,
     last: Step = None,
     points: Points = 2_000,

@@ -21,7 +21,7 @@ def _storable(text: str) -> str:
     return text
 
 
-Text = Annotated[str, AfterValidator(_storable)]
+Text = Annotated[str, AfterValidator(_storable), Field(json_schema_extra={"pattern": r"^[^\u0000]*$"})]
 Label = Annotated[Text, Field(max_length=128)]
 Name = Annotated[Text, Field(min_length=1, max_length=512)]
 Natural = Annotated[int, Field(ge=0, le=limits.LARGEST_INT)]
@@ -89,7 +89,8 @@ class EvaluationIn(Schema):
     kind: Literal["proportion", "mean"]
     higher_is_better: bool = True
     items: Annotated[list[FiniteFloat], Field(min_length=1, max_length=limits.EVALUATION_ITEMS)]
-    item_ids: list[Label] | None = None
+    # As long as items, like clusters. Items of a proportion are 0 or 1.
+    item_ids: Annotated[list[Label], Field(json_schema_extra={"uniqueItems": True})] | None = None
     clusters: list[Label] | None = None
     precision: Literal["bf16", "fp8", "fp16", "fp32"] | None = None
     margin: Annotated[FiniteFloat, Field(gt=0)] | None = None
