@@ -107,7 +107,7 @@ def _modules(named: Mapping[str, Any]) -> set[Any]:
 
 def add_further(event: Event, rule: Rule, finding: Finding) -> None:
     """Keep what another rule found about the same tensors: one entry for each rule, the latest."""
-    entry = {
+    entry: dict[str, Any] = {
         "kind": rule.kind,
         "title": rule.title,
         "severity": rule.severity,
