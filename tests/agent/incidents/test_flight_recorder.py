@@ -1,6 +1,7 @@
 """The flight recorder in a run: what leaves an incident, what does not, and its bounds."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from fp8scope.incidents import batches as batches_of
 from fp8scope.incidents import flight_recorder
 from fp8scope.incidents.folder import Incident, IncidentError, target_of
 from fp8scope.recording.records import Row
+from fp8scope.run import Run
 
 
 def alert(number: int, step: int, severity: str = "critical") -> dict[str, Any]:
@@ -37,6 +39,22 @@ def incidents(settings: Settings) -> list[Path]:
 def kept(server: WireServer) -> list[dict[str, Any]]:
     reports = [each for run in server.runs.values() for each in run.reports_of("annotation")]
     return [report["incident"] for report in reports if report["name"] == "incident"]
+
+
+def trained(run: Run, steps: int) -> Iterator[int]:
+    """Train a watched layer with a snapshot every 10 steps; yields the number of each step after its end."""
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.AdamW(model.parameters())
+    run.watch(model, optimizer)
+    run.allow_snapshots(model, optimizer, every=10)
+    for number, batch in enumerate(run.batches(torch.randn(steps, 4, 8)), start=1):
+        with run.step() as step:
+            loss = model(batch).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            step.log(loss=loss)
+        yield number
 
 
 def test_a_critical_alert_keeps_the_steps(server: WireServer, settings: Settings) -> None:
@@ -159,18 +177,9 @@ def test_incidents_are_bounded(
 
 
 def test_snapshots_and_batches_are_bounded(settings: Settings) -> None:
-    model = nn.Linear(8, 8)
-    optimizer = torch.optim.AdamW(model.parameters())
     run = begin(settings)
-    run.watch(model, optimizer)
-    run.allow_snapshots(model, optimizer, every=10)
-    for batch in run.batches(torch.randn(95, 4, 8)):
-        with run.step() as step:
-            loss = model(batch).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            step.log(loss=loss)
+    for _ in trained(run, 95):
+        pass
     assert [after for after, _, _ in run.flight.snapshots] == [80, 90]
     assert run.flight.log is not None
     groups = run.flight.log.groups
@@ -187,17 +196,8 @@ def test_a_warning_keeps_the_snapshot_before_its_onset(
 ) -> None:
     """The two latest were taken after what went wrong; without its batches the early one is of no use."""
     monkeypatch.setattr(batches_of, "MAX_GROUPS", groups)
-    model = nn.Linear(8, 8)
-    optimizer = torch.optim.AdamW(model.parameters())
     run = begin(settings)
-    run.allow_snapshots(model, optimizer, every=10)
-    for number, batch in enumerate(run.batches(torch.randn(95, 4, 8)), start=1):
-        with run.step() as step:
-            loss = model(batch).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            step.log(loss=loss)
+    for number in trained(run, 95):
         if number == 35:
             run.flight.take_alert(fp8scope.Alert(1, "loss_spike", "warning", "", step=34, onset_step=25))
         if number == 92:

@@ -10,7 +10,7 @@ from fp8scope_dashboard.admission.turns import Turns, TurnsFullError
 
 
 class Load:
-    """Requests of projects, which run until they are told to end."""
+    """Requests of projects. They run until `finish`."""
 
     def __init__(self, turns: Turns) -> None:
         self.turns = turns
