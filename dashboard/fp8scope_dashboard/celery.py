@@ -1,6 +1,5 @@
 """The Celery application: `celery -A fp8scope_dashboard.celery:app worker|beat`."""
 
-import gc
 import importlib
 import logging.config
 import os
@@ -15,7 +14,8 @@ from django.conf import settings
 from fp8scope_dashboard import process_setup
 from fp8scope_dashboard.monitoring.brokers import QUEUED_AT
 from fp8scope_dashboard.notifications import RUN_JOBS, job_started
-from fp8scope_dashboard.process_setup import keep_freed_memory, kill_after_parent_exit
+from fp8scope_dashboard.preload import freeze, import_lazily_imported
+from fp8scope_dashboard.process_setup import keep_freed_memory
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "fp8scope_dashboard.settings.base")
 keep_freed_memory()
@@ -34,11 +34,9 @@ def load_before_forking(**_: Any) -> None:
 
     Messages contain addresses, for which Django imports all views.
     """
-    for name in ("scipy.stats", "scipy.optimize", settings.ROOT_URLCONF):
-        importlib.import_module(name)
-    # Otherwise the first collection of each child writes to, and so copies, most of this memory.
-    gc.collect()
-    gc.freeze()
+    import_lazily_imported()
+    importlib.import_module(settings.ROOT_URLCONF)
+    freeze()
 
 
 worker_init.connect(load_before_forking)
@@ -71,7 +69,3 @@ def log_as_the_web_server_does(loglevel: int | str | None = None, **_: Any) -> N
     logging.config.dictConfig(settings.LOGGING)
     if loglevel is not None:
         logging.getLogger().setLevel(loglevel)
-
-
-# At import, because the worker may become an orphan while it still waits for Redis.
-kill_after_parent_exit()

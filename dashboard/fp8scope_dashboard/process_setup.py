@@ -65,20 +65,18 @@ def give_way(niceness: int, pid: int = 0) -> None:
             time.sleep(POLL_SECONDS / 10)
 
 
-def kill_after_parent_exit(grace: float = GRACE_SECONDS) -> threading.Thread | None:
+def kill_after_parent_exit(parent: int, grace: float = GRACE_SECONDS) -> threading.Thread:
     """Watch the parent from a thread; send SIGKILL to the process group `grace` seconds after it dies.
 
-    The kernel signals a child when its supervisor dies (embedded/exec_with_death_signal.py). A Celery process
+    The kernel signals a child when its parent dies (embedded/exec_with_death_signal.py). A Celery process
     that waits for a Redis that died at the same moment can lose that signal, so it also watches its parent.
 
-    Returns None and does nothing unless the supervisor started this process and this process leads its
-    session: otherwise the group contains unrelated processes.
+    Args:
+        parent: the number of the process that started this one, which leads its session. It is an argument
+            because the parent may have died already.
     """
-    parent = os.environ.get("FP8SCOPE_PARENT", "")
-    if not parent.isdecimal() or os.getsid(0) != os.getpid():
-        return None
     thread = threading.Thread(
-        target=_watch_parent, args=(int(parent), grace), name="fp8scope-parent-watchdog", daemon=True
+        target=_watch_parent, args=(parent, grace), name="fp8scope-parent-watchdog", daemon=True
     )
     thread.start()
     return thread

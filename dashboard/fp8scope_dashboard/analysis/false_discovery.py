@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import stats
 
 Floats = NDArray[np.float64]
 
@@ -33,7 +33,7 @@ def benjamini_hochberg(p_values: Floats, level: float = LEVEL) -> NDArray[np.boo
     claims = np.zeros(len(p_values), bool)
     known = np.flatnonzero(~np.isnan(p_values))
     if len(known):
-        claims[known] = stats.false_discovery_control(p_values[known], method="bh") <= level
+        claims[known] = scipy.stats.false_discovery_control(p_values[known], method="bh") <= level
     return claims
 
 
@@ -106,7 +106,7 @@ def _shift_p_values(scores: Floats, split: int) -> Floats:
     difference = (means[1] - means[0])[:, 0]
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.where(difference == 0.0, 0.0, np.abs(difference) / np.sqrt(variance))
-    return np.asarray(2.0 * stats.t.sf(t, FREQUENCIES), np.float64)
+    return np.asarray(2.0 * scipy.stats.t.sf(t, FREQUENCIES), np.float64)
 
 
 def _powers(residuals: Floats, number: int, autocorrelation: Floats) -> Floats:
@@ -133,8 +133,8 @@ def _autocorrelation(residuals: Floats) -> Floats:
 
 def _normal_scores(values: Floats) -> Floats:
     """Normal quantiles of the ranks within each row; equal values have the same score."""
-    ranks = stats.rankdata(values, axis=1)
-    return np.asarray(stats.norm.ppf((ranks - 0.5) / values.shape[1]), np.float64)
+    ranks = scipy.stats.rankdata(values, axis=1)
+    return np.asarray(scipy.stats.norm.ppf((ranks - 0.5) / values.shape[1]), np.float64)
 
 
 def _filled(values: Floats) -> tuple[Floats, NDArray[np.bool_]]:

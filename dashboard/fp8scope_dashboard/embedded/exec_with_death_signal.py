@@ -42,8 +42,6 @@ def main(arguments: list[str]) -> None:
         drop_privileges(uid, gid)
     # Must follow the change of user, which clears the request.
     die_with_parent(parent, signal_number)
-    # For process_setup.kill_after_parent_exit: by the time it runs, the parent may be another process.
-    os.environ["FP8SCOPE_PARENT"] = str(parent)
     os.execvp(command[0], command)
 
 

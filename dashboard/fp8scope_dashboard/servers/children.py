@@ -1,4 +1,4 @@
-"""Supervised child processes: their log files, the gate at which they wait, restarts, and how they stop."""
+"""Supervised child processes: their log files, restarts, and how they stop."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import logging
 import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from threading import Thread
+from typing import Protocol
 
 from fp8scope_dashboard.embedded import processes
 from fp8scope_dashboard.embedded.server import EmbeddedServer
@@ -37,7 +37,28 @@ JOB_QUEUES = ("celery",)
 # A worker child above this size (in KiB) is replaced after its task.
 CHILD_MEMORY = 1_000_000
 
-Start = Callable[[int], "subprocess.Popen[bytes]"]
+
+class Running(Protocol):
+    """A process: `subprocess.Popen`, or `Forked`."""
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+
+    def poll(self) -> int | None:
+        """Its exit status, negative for a signal's number; None while it runs."""
+
+    def wait(self) -> int:
+        """Wait for the exit status."""
+
+    def send_signal(self, number: signal.Signals, /) -> None:
+        """Send a signal unless the process has ended."""
+
+    def kill(self) -> None:
+        """Send SIGKILL unless the process has ended."""
+
+
+Start = Callable[[int], Running]
 Echo = Callable[[str, str], None]
 """Called as `echo(child, line)` for each line; it must not raise."""
 
@@ -84,36 +105,6 @@ class LogFile:
                 self.write(line.decode("utf-8", errors="replace").rstrip("\r\n"))
 
 
-class Gate:
-    """Makes children wait until `open` is called. They import their modules first, while servers start.
-
-    The gate is a pipe that nobody writes to: reading returns once the supervisor closes the writing end.
-
-    Attributes:
-        fd: the reading end. A child inherits it and passes it to `wait_at_gate`.
-    """
-
-    def __init__(self) -> None:
-        self.fd, self._write_fd = os.pipe()
-
-    def open(self) -> None:
-        """Let all children pass, including those that start later."""
-        if self._write_fd >= 0:
-            os.close(self._write_fd)
-            self._write_fd = -1
-
-    def close(self) -> None:
-        """Close the descriptors. This lets waiting children pass, so stop them first."""
-        self.open()
-        os.close(self.fd)
-
-
-def wait_at_gate(fd: int) -> None:
-    """In a child: wait until the gate with this descriptor is open."""
-    os.read(fd, 1)
-    os.close(fd)
-
-
 @dataclass
 class Child:
     """One supervised process.
@@ -124,6 +115,7 @@ class Child:
         log: the file that receives its output.
         stop_signals: sent one after the other, each with the supervisor's grace period, before SIGKILL.
         recover: see `EmbeddedServer.recover`; called if the process ends with an error while it starts.
+        may_start: a restart waits until this is true.
     """
 
     name: str
@@ -131,7 +123,8 @@ class Child:
     log: LogFile
     stop_signals: tuple[signal.Signals, ...] = (signal.SIGTERM,)
     recover: Callable[[], str] = lambda: ""
-    running: subprocess.Popen[bytes] | None = None
+    may_start: Callable[[], bool] = lambda: True
+    running: Running | None = None
     failures: int = 0
     started_at: float = 0.0
     due_at: float = 0.0
@@ -156,7 +149,7 @@ class Child:
             # The second end in a row: its files may be the reason.
             recovered = self.recover() if code > 0 and self.failures > 1 else ""
             return f"{message}. {recovered}" if recovered else message
-        if time.monotonic() < self.due_at:
+        if time.monotonic() < self.due_at or not self.may_start():
             return None
         try:
             self.launch()
@@ -198,6 +191,8 @@ def stop_together(children: Sequence[Child], grace: float, hurry: Callable[[], b
     for child in children:
         if child.running is not None:
             processes.kill_session(child.running.pid)
+            # A fork that has no session of its own yet.
+            child.running.kill()
             child.running.wait()
             child.running = None
 
@@ -210,32 +205,6 @@ def embedded_child(name: str, server: EmbeddedServer, log: LogFile) -> Child:
         return server.spawn()
 
     return Child(name, start, log, (server.stop_signal,), server.recover)
-
-
-def python_child(
-    name: str,
-    arguments: Sequence[str],
-    log: LogFile,
-    *,
-    cwd: Path,
-    environment: Mapping[str, str],
-    stop_signals: tuple[signal.Signals, ...] = (signal.SIGTERM,),
-    inherit: Sequence[int] = (),
-) -> Child:
-    """A child that runs `python -m <arguments>` with this interpreter."""
-
-    def start(output: int) -> subprocess.Popen[bytes]:
-        return processes.spawn(
-            [sys.executable, "-m", *arguments],
-            # The last signal is the one that does not wait for work in progress.
-            death_signal=stop_signals[-1],
-            output=output,
-            cwd=cwd,
-            environment=environment,
-            inherit=inherit,
-        )
-
-    return Child(name, start, log, stop_signals)
 
 
 def worker_arguments(name: str, queues: Sequence[str]) -> list[str]:

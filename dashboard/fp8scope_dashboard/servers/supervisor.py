@@ -16,8 +16,8 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
 from threading import Event, Thread
 from types import TracebackType
@@ -30,8 +30,9 @@ from fp8scope_dashboard.embedded.processes import ServerError
 from fp8scope_dashboard.embedded.redis import EmbeddedRedis
 from fp8scope_dashboard.embedded.server import START_SECONDS, EmbeddedServer
 from fp8scope_dashboard.servers import children, configuration, health
-from fp8scope_dashboard.servers.children import Child, Echo, Gate, LogFile
+from fp8scope_dashboard.servers.children import Child, Echo, LogFile
 from fp8scope_dashboard.servers.configuration import DataDir
+from fp8scope_dashboard.servers.forks import ForkServer
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8265
@@ -129,7 +130,7 @@ class Supervisor:
             raise self._error
 
     def pids(self) -> dict[str, int]:
-        """The pids of the running children by name: postgres, redis, web, alerts, worker, beat."""
+        """The pids of the running children: postgres, redis, fork_server, web, alerts, worker and beat."""
         return {child.name: child.running.pid for child in self._children if child.running is not None}
 
     def __enter__(self) -> Supervisor:
@@ -174,15 +175,13 @@ class Supervisor:
         )
         if "postgres" in servers:
             self.environment["FP8SCOPE_DATABASE_DIR"] = str(servers["postgres"][1].data_dir)
-        # Half of the start time is Python imports: these two do theirs while PostgreSQL and Redis start.
-        prepare_gate, web_gate = (stack.enter_context(closing(Gate())) for _ in range(2))
+        # Half of the start time is Python imports: these run while PostgreSQL starts.
+        self._forks = self._start_fork_server(stack)
         application: list[Child] = []
         stack.callback(children.stop_together, application, STOP_GRACE_SECONDS, self._hurry.is_set)
-        preparation = stack.enter_context(self._preparation(prepare_gate))
-        application.append(server := self._web(stack, listener, web_gate))
         self._start_servers(servers)
-        self._prepare(*preparation, prepare_gate)
-        self._serve(server, web_gate)
+        self._prepare(stack, servers)
+        application.append(self._serve(stack, listener))
         application += self._start_jobs(stack)
 
     def _private_servers(self, stack: ExitStack) -> dict[str, tuple[Child, EmbeddedServer]]:
@@ -204,6 +203,18 @@ class Supervisor:
                 servers[name] = child, server
         return servers
 
+    def _start_fork_server(self, stack: ExitStack) -> ForkServer:
+        environment = dict(self.environment)
+        if not os.environ.get("DATABASE_URL"):
+            # Only for the private PostgreSQL: a connection pooler before another may refuse the parameter.
+            environment.setdefault("FP8SCOPE_STATEMENT_SECONDS", str(STATEMENT_SECONDS))
+        forks = ForkServer(self._log_file(stack, "fork_server"), self.data.run, environment)
+        stack.callback(forks.close)
+        stack.callback(children.stop_together, [forks.child], STOP_GRACE_SECONDS, self._hurry.is_set)
+        self._children.append(forks.child)
+        forks.child.launch()
+        return forks
+
     def _start_servers(self, servers: Mapping[str, tuple[Child, EmbeddedServer]]) -> None:
         for name, (child, server) in servers.items():
             new = name == "postgres" and not server.server_dir.exists()
@@ -211,65 +222,48 @@ class Supervisor:
             server.open()
             self._children.append(child)
             child.launch()
-        for name, (_, server) in servers.items():
-            self._wait(name, server.is_ready, START_SECONDS)
 
     def _stop_server(self, child: Child, server: EmbeddedServer) -> None:
         child.running = None
         server.stop()
 
-    @contextmanager
-    def _preparation(self, gate: Gate) -> Iterator[tuple[Child, int]]:
-        """Launch the process that runs migrations and collects static files; it waits at `gate`.
+    def _prepare(self, stack: ExitStack, servers: Mapping[str, tuple[Child, EmbeddedServer]]) -> None:
+        """Collect the static files while the servers start, then migrate.
 
-        A separate process, so that the supervisor needs no Django. Yields it with the file descriptor from
-        which the sign-in link is read.
+        Separate processes, so that the supervisor needs no Django.
         """
-        with ExitStack() as stack:
-            read_fd, write_fd = os.pipe()
-            stack.callback(os.close, read_fd)
-            child = self._python(
-                stack,
-                "prepare",
-                ["fp8scope_dashboard.servers.prepare", self.url, str(write_fd), str(gate.fd)],
-                inherit=(write_fd, gate.fd),
-            )
-            stack.callback(children.stop_together, [child], STOP_GRACE_SECONDS, self._hurry.is_set)
-            try:
-                child.launch()
-            finally:
-                os.close(write_fd)
-            yield child, read_fd
-
-    def _prepare(self, child: Child, read_fd: int, gate: Gate) -> None:
-        self._progress("migrating the database")
-        gate.open()
-        assert child.running is not None
-        while (code := child.running.poll()) is None:
+        self._wait("fork_server", self._forks.is_ready, START_SECONDS)
+        read_fd, write_fd = os.pipe()
+        stack.callback(os.close, read_fd)
+        name = "fp8scope_dashboard.servers"
+        collect = self._python(stack, "collect", [f"{name}.collect"])
+        prepare = self._python(stack, "prepare", [f"{name}.prepare", self.url, "fd:0"], inherit=[write_fd])
+        stack.callback(children.stop_together, [collect, prepare], STOP_GRACE_SECONDS, self._hurry.is_set)
+        try:
+            collect.launch()
+            for server_name, (_, server) in servers.items():
+                self._wait(server_name, server.is_ready, START_SECONDS)
+            self._progress("migrating the database")
+            prepare.launch()
+        finally:
+            os.close(write_fd)
+        assert prepare.running is not None
+        while (code := prepare.running.poll()) is None:
             self._pause()
+        # Not at the end, when other processes may have their numbers.
+        children.stop_together([collect, prepare], STOP_GRACE_SECONDS, self._hurry.is_set)
         if code != 0:
             raise ServerError(f"the database could not be prepared.{self._tail('prepare')}")
         self.sign_in_link = os.read(read_fd, 65536).decode() or None
 
-    def _web(self, stack: ExitStack, listener: socket.socket, gate: Gate) -> Child:
-        """Launch the web server; it waits at `gate`."""
-        fd = listener.fileno()
-        arguments = ["fp8scope_dashboard.servers.web", "--fd", str(fd), "--after-fd", str(gate.fd)]
-        environment = dict(self.environment)
-        if not os.environ.get("DATABASE_URL"):
-            # Only for the private PostgreSQL: a connection pooler before another may refuse the parameter.
-            environment.setdefault("FP8SCOPE_STATEMENT_SECONDS", str(STATEMENT_SECONDS))
-        web = self._python(
-            stack, "web", arguments, signal.SIGTERM, inherit=(fd, gate.fd), environment=environment
-        )
-        web.launch()
-        return web
-
-    def _serve(self, web: Child, gate: Gate) -> None:
+    def _serve(self, stack: ExitStack, listener: socket.socket) -> Child:
         self._progress("starting the web server")
+        arguments = ["fp8scope_dashboard.servers.web", "--fd", "fd:0"]
+        web = self._python(stack, "web", arguments, signal.SIGTERM, inherit=[listener.fileno()])
         self._children.append(web)
-        gate.open()
+        web.launch()
         self._wait("web", self._answers, START_SECONDS)
+        return web
 
     def _start_jobs(self, stack: ExitStack) -> list[Child]:
         """Launch the workers and beat without waiting for them: their tasks wait in Redis."""
@@ -296,15 +290,12 @@ class Supervisor:
         name: str,
         arguments: list[str],
         *signals: signal.Signals,
-        inherit: tuple[int, ...] = (),
-        environment: Mapping[str, str] | None = None,
+        inherit: Sequence[int] = (),
     ) -> Child:
-        return children.python_child(
+        return self._forks.python_child(
             name,
             arguments,
             self._log_file(stack, name),
-            cwd=self.data.run,
-            environment=self.environment if environment is None else environment,
             stop_signals=signals or (signal.SIGTERM,),
             inherit=inherit,
         )

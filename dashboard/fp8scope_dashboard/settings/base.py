@@ -130,10 +130,8 @@ DATABASES: dict[str, Any] = {
         },
     }
 }
-# PostgreSQL ends a query of a page that takes longer, so that no request holds a connection for good; 0: no
-# limit. It is a parameter of the connection, which pgbouncer refuses unless it is set to ignore it.
-if STATEMENT_SECONDS := int(os.environ.get("FP8SCOPE_STATEMENT_SECONDS") or 0):
-    DATABASES["default"]["OPTIONS"]["options"] = f"-c statement_timeout={STATEMENT_SECONDS * 1000}"
+# The longest query of a page, see db/statement_limit.py; 0: no limit.
+STATEMENT_SECONDS = int(os.environ.get("FP8SCOPE_STATEMENT_SECONDS") or 0)
 # A read replica for figures; see db/replica.py. It may fail, but must fail fast.
 if REPLICA_URL := os.environ.get("FP8SCOPE_REPLICA_URL", ""):
     DATABASES["replica"] = {

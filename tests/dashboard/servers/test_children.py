@@ -106,7 +106,7 @@ def test_sends_the_next_signal_if_one_is_ignored(log: LogFile, tmp_path: Path) -
     assert running is not None
     children.stop_together([child], grace=3.0, hurry=lambda: False)
     # This is Python's exit status for SIGINT, so the second signal ended it.
-    assert running.returncode == -signal.SIGINT
+    assert running.poll() == -signal.SIGINT
 
 
 def test_kills_a_child_that_ignores_all_signals(log: LogFile, tmp_path: Path) -> None:
@@ -114,14 +114,14 @@ def test_kills_a_child_that_ignores_all_signals(log: LogFile, tmp_path: Path) ->
     running = child.running
     assert running is not None
     children.stop_together([child], grace=0.2, hurry=lambda: False)
-    assert running.returncode == -signal.SIGKILL
+    assert running.poll() == -signal.SIGKILL
 
 
 def test_hurry_ends_the_grace_period(log: LogFile, tmp_path: Path) -> None:
     child = stubborn(log, tmp_path, "SIGTERM", stop_signals=(signal.SIGTERM,))
     running = child.running
     children.stop_together([child], grace=1e9, hurry=lambda: True)
-    assert running is not None and running.returncode == -signal.SIGKILL
+    assert running is not None and running.poll() == -signal.SIGKILL
 
 
 def test_stopping_a_child_ends_its_descendants(log: LogFile, tmp_path: Path) -> None:

@@ -12,9 +12,8 @@ from django.test import RequestFactory
 from fp8scope_dashboard.pages.storage_notice import on_server_error
 
 SLEEP = """
-import django
+import fp8scope_dashboard.asgi
 from django.db import OperationalError, connection
-django.setup()
 try:
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_sleep(30)")

@@ -25,7 +25,9 @@ from fp8scope_dashboard.embedded.redis import EmbeddedRedis
 from fp8scope_dashboard.servers.supervisor import Stopped, Supervisor
 
 Prepared = Callable[[Path], Path]
-CHILDREN = ["postgres", "redis", "web", "alerts", "worker", "beat"]
+EXECUTED = ["postgres", "redis", "fork_server"]
+FORKED = ["web", "alerts", "worker", "beat"]
+CHILDREN = [*EXECUTED, *FORKED]
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +60,10 @@ def answers(supervisor: Supervisor) -> bool:
 def test_it_works(running: Supervisor) -> None:
     assert answers(running)
     assert sorted(running.pids()) == sorted(CHILDREN)
-    assert all(psutil.Process(pid).ppid() == os.getpid() for pid in running.pids().values())
+    pids = running.pids()
+    assert {psutil.Process(pids[name]).ppid() for name in EXECUTED} == {os.getpid()}
+    assert {psutil.Process(pids[name]).ppid() for name in FORKED} == {pids["fork_server"]}
+    assert {psutil.Process(pids[name]).name() for name in FORKED} == {f"fp8scope {name}" for name in FORKED}
     assert running.sign_in_link is not None
     assert running.sign_in_link.startswith(running.url)
     assert running.environment["FP8SCOPE_BASE_URL"] == running.url
@@ -166,7 +171,7 @@ def test_uses_the_servers_named_in_the_environment(tmp_path: Path, monkeypatch: 
         monkeypatch.setenv("DATABASE_URL", database_url)
         monkeypatch.setenv("REDIS_URL", redis_url)
         with Supervisor(tmp_path / "data", port=0) as supervisor:
-            assert sorted(supervisor.pids()) == ["alerts", "beat", "web", "worker"]
+            assert sorted(supervisor.pids()) == sorted([*FORKED, "fork_server"])
             with psycopg.connect(database_url) as connection:
                 assert connection.execute("SELECT count(*) > 0 FROM django_migrations").fetchone() == (True,)
         assert not (tmp_path / "data" / "postgres").exists()
@@ -192,7 +197,7 @@ def test_a_child_that_cannot_start_shows_the_end_of_its_log(
     monkeypatch.setenv("FP8SCOPE_LOG_LEVEL", "NONSENSE")
     supervisor = Supervisor(tmp_path, port=0, durable=False)
     supervisor.start()
-    with pytest.raises(ServerError, match=r"(?s)prepare\.log:.*must be one of DEBUG.*NONSENSE"):
+    with pytest.raises(ServerError, match=r"(?s)fork_server\.log:.*must be one of DEBUG.*NONSENSE"):
         supervisor.wait_ready()
     assert names_below(tmp_path) == []
 

@@ -100,7 +100,9 @@ def complete_installation(directory: Path) -> Up:
     up = Up(directory).wait_ready()
     assert 0 < status_of(up.url + "/") < 500
     wait_until(
-        lambda: {"worker", "beat"} <= {word for name in names_below(directory) for word in name.split()},
+        lambda: (
+            {"fp8scope worker", "fp8scope beat"} <= {process.name() for process in processes_below(directory)}
+        ),
         "worker and beat run",
     )
     return up

@@ -10,19 +10,14 @@ import pytest
 import urllib3
 from helpers.live_servers import web_server
 
-# The web server as the supervisor starts it, on a machine where `prepare` collects the static files only
-# after the web server has imported its modules.
+# The web server as a fork of one that imports its modules before the static files are collected.
 SLOWLY_COLLECTED = """
 import subprocess, sys
+from fp8scope_dashboard import preload
+preload.import_views()
+subprocess.run([sys.executable, "-m", "fp8scope_dashboard.servers.collect"], check=True)
 from fp8scope_dashboard.servers import web
-
-COLLECT = '''
-import django; django.setup()
-from fp8scope_dashboard.servers.prepare import collect_static
-collect_static()
-'''
-web.wait_at_gate = lambda fd: subprocess.run([sys.executable, "-c", COLLECT], check=True)
-web.main(["--after-fd", "0", *sys.argv[1:]])
+web.main(sys.argv[1:])
 """
 
 

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy import stats
 
 Floats = NDArray[np.float64]
 
@@ -62,7 +62,7 @@ class Fit:
 
 def t_quantile(level: float, dof: float) -> float:
     """The quantile of Student's t for a two-sided interval."""
-    return float(stats.t.ppf(0.5 + level / 2.0, dof))
+    return float(scipy.stats.t.ppf(0.5 + level / 2.0, dof))
 
 
 def group_medians(values: Floats, smallest: int = 3, most: int = MOST_GROUPS) -> Floats:
