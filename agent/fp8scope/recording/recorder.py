@@ -99,17 +99,23 @@ class Recorder:
         self._waited += max(0.0, time.monotonic() - began - UNNOTICED)
 
     def drain(self) -> bool:
-        """On the recorder thread: record all entries queued by now, waiting for the device if needed.
+        """Record all entries queued by now, waiting for the device, and for what another thread is writing.
 
-        Returns whether there were any. Entries that arrive meanwhile are left for the next call: if steps are
-        so short that the training thread writes them, the two threads would contend for the lock.
+        Returns whether there were any. For the recorder's thread, and others that may wait for the device.
+        Entries that arrive meanwhile are left for the next call: if steps are so short that the training
+        thread writes them, the two threads would contend for the lock.
         """
         before, until = self.recorded, self.handed
-        while self.recorded < until and (first := self._first()) is not None:
-            # Wait without the lock: the training thread may need it, and must not wait for its own device.
-            first.wait()
+        while self.recorded < until:
+            first = self._first()
+            if first is not None:
+                # Without the lock: the training thread may need it, and must not wait for its own device.
+                first.wait()
             with self.lock:
                 self._drain(until)
+            if first is None:
+                # The other thread had taken the rest.
+                break
         return self.recorded != before
 
     def add_now(self, entry: Entry) -> None:

@@ -94,6 +94,29 @@ def test_a_write_that_is_under_way_is_not_done(
     other.join()
 
 
+def test_what_another_thread_writes_is_waited_for(
+    recorder: Recorder, spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failing run reads its last steps back: those that the recorder's thread has just taken, too."""
+    writing, go_on = threading.Event(), threading.Event()
+    append = spool.append
+
+    def slow(kind: RecordKind, *payload: Bytes) -> None:
+        writing.set()
+        go_on.wait(60)
+        append(kind, *payload)
+
+    monkeypatch.setattr(spool, "append", slow)
+    recorder.add(row("last"))
+    other = threading.Thread(target=recorder.drain)
+    other.start()
+    writing.wait(60)
+    threading.Timer(0.05, go_on.set).start()
+    recorder.drain()
+    assert rows(spool) == ["last"]
+    other.join()
+
+
 def test_a_device_is_not_waited_for(recorder: Recorder, spool: Spool) -> None:
     computing = OnDevice()
     recorder.add(row("first", computing))
