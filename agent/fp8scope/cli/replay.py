@@ -47,14 +47,14 @@ def main(arguments: Sequence[str]) -> int:
         first, last = options.skip or (step, step)
         if incident.group_of(first) is None and options.skip is not None:
             raise IncidentError(f"the batches of step {first} are not in the incident.")
-        snapshot = None if options.from_start else _snapshot_before(incident, min(first, step))
+        snapshots = [] if options.from_start else _snapshots_before(incident, min(first, step))
         script = _Script(options.command)
     except (IncidentError, ProgramNotFoundError) as error:
         print(f"fp8scope replay: {error}", file=sys.stderr)
         return 2
     if options.skip is not None:
-        return _go_on(Continuation(incident, first, last, snapshot), script)
-    return _replay(incident, step, snapshot, script, options)
+        return _go_on(Continuation(incident, first, last, snapshots[-1] if snapshots else None), script)
+    return _replay(incident, step, snapshots, script, options)
 
 
 class _Script:
@@ -95,16 +95,20 @@ class _Script:
 
 
 def _replay(
-    incident: Incident, step: int, snapshot: int | None, script: _Script, options: argparse.Namespace
+    incident: Incident, step: int, snapshots: list[int], script: _Script, options: argparse.Namespace
 ) -> int:
     # What the agent says about the run of a replay, such as where it is kept, is of no use.
     logging.getLogger("fp8scope").setLevel(logging.WARNING)
     for note in limits.notes(incident.document):
         print(f"fp8scope replay: {note}", file=sys.stderr)
-    line = ProgressLine("replaying", unit="products")
-    engine = Engine(incident, step, snapshot, on_progress=line.update)
-    began = f"after step {snapshot}" if snapshot is not None else "at the beginning of the script"
-    print(f"Replaying step {step}; it begins {began}.", file=sys.stderr)
+    line = ProgressLine("replaying")
+    if options.step is not None:
+        # The latest is the shortest way.
+        snapshots = snapshots[-1:]
+    engine = Engine(incident, options.step, snapshots, on_progress=line.update)
+    began = f"after step {snapshots[0]}" if snapshots else "at the beginning of the script"
+    what = f"step {step}" if options.step is not None else f"steps up to {incident.last_step}"
+    print(f"Replaying {what}; it begins {began}.", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="fp8scope-replay-") as directory:
         # Nothing of a replay is sent, whatever the script passes to `init`.
         config.forced = {"mode": "offline", "directory": directory}
@@ -145,9 +149,15 @@ def _go_on(continuation: Continuation, script: _Script) -> int:
     return 0 if count else 1
 
 
-def _snapshot_before(incident: Incident, step: int) -> int | None:
-    """The latest snapshot from which the step can be reached; None if there is none."""
-    return max((after for after in incident.snapshots if after < step), default=None)
+def _snapshots_before(incident: Incident, step: int) -> list[int]:
+    """The snapshots from which the step can be reached, and the latest before it in any case."""
+    before = sorted(after for after in incident.snapshots if after < step)
+    needed = [int(group["after_step"]) for group in incident.groups if group["after_step"] < step]
+    return [
+        after
+        for after in before
+        if after == before[-1] or all(incident.has_batches(other) for other in needed if other >= after)
+    ]
 
 
 def _steps(text: str) -> tuple[int, int]:
@@ -170,7 +180,11 @@ def _parser() -> argparse.ArgumentParser:
         epilog="docs/incidents.md says what the script must do.",
         allow_abbrev=False,
     )
-    parser.add_argument("--step", type=int, help="the step to replay (default: that of the incident)")
+    parser.add_argument(
+        "--step",
+        type=int,
+        help="the step to replay alone (default: the first in which FP8 and BF16 part)",
+    )
     parser.add_argument(
         "--from-start", action="store_true", help="begin with the script, even if there is a snapshot"
     )

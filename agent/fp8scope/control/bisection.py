@@ -52,6 +52,8 @@ class Bisection:
     loss_fp8: float
     seconds: float
     note: str = ""
+    exact_is_finite: bool = True
+    """Whether the gradient in BF16 is finite; else there is nothing to compare with."""
 
     @property
     def worst(self) -> ProductError:

@@ -122,6 +122,11 @@ class Incident:
         return int(self.document["target"])
 
     @property
+    def last_step(self) -> int:
+        """The last of the kept steps."""
+        return self.rows[-1].step
+
+    @property
     def groups(self) -> list[dict[str, Any]]:
         """The groups of batches, oldest first; see `fp8scope.incidents.batches.Group`."""
         return list(self.document["groups"])

@@ -44,6 +44,11 @@ class Pass:
     rows: Sequence[Row]
     gradient: Sequence[Tensor]
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether the gradient is finite. Waits for the device."""
+        return all(bool(part.isfinite().all()) for part in self.gradient)
+
 
 class GradientWatch:
     """Copies the gradients after a given backward pass of a step. A listener of `loss_capture`."""
@@ -81,20 +86,30 @@ class GradientWatch:
 
 
 class Passes:
-    """Passes of one step, which begins in the present state. `kept`: its batches that are known already."""
+    """Passes of one step, which begins in the present state. `kept`: its batches that are known already.
 
-    def __init__(self, flight: FlightRecorder, trained: Trained, kept: list[KeptBatch]) -> None:
+    `on_begin` is called before each pass.
+    """
+
+    def __init__(
+        self,
+        flight: FlightRecorder,
+        trained: Trained,
+        kept: list[KeptBatch],
+        on_begin: Callable[[], None] = lambda: None,
+    ) -> None:
         self._flight = flight
         self._trained = trained
         self._kept = kept
+        self._on_begin = on_begin
         self._begin = trained.capture()
         self._watch = GradientWatch(trained.models, flight.session.guard)
-        self.layers = [
-            (path, layer)
-            for model in trained.models
-            for path, layer in fp8_layers_of(model)
-            if precision_of(layer) == "fp8"
-        ]
+        self.layers = layers_in_fp8(trained)
+
+    @property
+    def batches(self) -> list[KeptBatch]:
+        """The batches of the step, all of them once a pass is over."""
+        return self._kept
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -107,6 +122,7 @@ class Passes:
 
     def first(self, more: More | None = None) -> Generator[Any, None, Pass]:
         """Yield the batches of the step as it is; `more` draws those that are not known."""
+        self._on_begin()
         self._watch.begin(None)
         began = self._flight.session.steps.completed
         added = self._flight.ring.added
@@ -125,6 +141,7 @@ class Passes:
 
     def again(self, products: Mapping[nn.Module, Collection[Product]] | None) -> Generator[Any, None, Pass]:
         """Yield the batches of the step from its state, with these products of layers in FP8; None: all."""
+        self._on_begin()
         self._trained.load(self._begin)
         self._watch.begin(self._watch.wanted if self._watch.wanted is not None else self._watch.count)
         for _, layer in self.layers:
@@ -146,6 +163,16 @@ class Passes:
     def _end(self, added: int) -> Pass:
         """Record the steps of the pass, and forget one that is not complete."""
         return Pass(recorded_since(self._flight, added), self._watch.gradient)
+
+
+def layers_in_fp8(trained: Trained) -> list[tuple[str, nn.Module]]:
+    """The paths of the layers that compute in FP8, and the layers."""
+    return [
+        (path, layer)
+        for model in trained.models
+        for path, layer in fp8_layers_of(model)
+        if precision_of(layer) == "fp8"
+    ]
 
 
 def recorded_since(flight: FlightRecorder, added: int) -> list[Row]:
@@ -196,18 +223,24 @@ def bisection_of(
     errors = []
     for path, layer, product in cases:
         single = yield from passes.again({layer: frozenset((product,))})
-        errors.append(ProductError(path, product, *_error(single, reference)))
+        errors.append(ProductError(path, product, *gradient_error(single, reference)))
         on_progress(len(errors), len(cases))
     errors.sort(key=lambda error: (error.relative_error == error.relative_error, -error.relative_error))
-    together = ProductError("*", "fprop", *_error(total, reference))
-    return Bisection(tuple(errors), together, loss_bf16, loss_fp8, time.perf_counter() - began, NOTE)
+    together = ProductError("*", "fprop", *gradient_error(total, reference))
+    seconds = time.perf_counter() - began
+    return Bisection(
+        tuple(errors), together, loss_bf16, loss_fp8, seconds, NOTE, exact_is_finite=reference.is_finite
+    )
 
 
-def _error(one: Pass, reference: Pass) -> tuple[float, float]:
+def gradient_error(result: Pass, reference: Pass) -> tuple[float, float]:
     """Relative error and cosine of a pass's gradient; NaN if one of both is not finite or is missing."""
-    if len(one.gradient) != len(reference.gradient):
+    if len(result.gradient) != len(reference.gradient):
         return float("nan"), float("nan")
     try:
-        return compare_gradients(one.gradient, reference.gradient)
+        return compare_gradients(result.gradient, reference.gradient)
     except ValueError:
-        return float("nan"), float("nan")
+        # Nothing to divide by. Equal gradients differ by nothing all the same.
+        pairs = zip(result.gradient, reference.gradient, strict=True)
+        is_same = all(torch.equal(mine, exact) for mine, exact in pairs)
+        return (0.0, 1.0) if is_same else (float("nan"), float("nan"))

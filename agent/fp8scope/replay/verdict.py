@@ -18,6 +18,25 @@ STANDS_OUT = 2.0
 """A product is named alone if its error is so many times the worst of the other layers."""
 
 
+def parts(loss_fp8: float, loss_bf16: float, gradient_error: float) -> bool:
+    """Whether FP8 and BF16 part in a step; `gradient_error` is relative, NaN if a gradient is not finite."""
+    if not math.isfinite(loss_bf16):
+        return False
+    if not math.isfinite(loss_fp8) or math.isnan(gradient_error):
+        return True
+    return loss_fp8 - loss_bf16 > PARTED_LOSS * abs(loss_bf16) or gradient_error > PARTED_GRADIENT
+
+
+@dataclass(frozen=True)
+class SearchedSteps:
+    """The steps `first` to `last` were searched for the first in which FP8 and BF16 part."""
+
+    first: int
+    last: int
+    is_from_start: bool
+    """Whether `first` is the first step of the script, so that nothing before it can be searched."""
+
+
 @dataclass(frozen=True)
 class Finding:
     """The result of a replay. Losses are None where they are not known."""
@@ -33,6 +52,8 @@ class Finding:
     first_difference: int | None = None
     """The first step since the snapshot whose loss differs from the recorded one."""
     bisection: Bisection | None = None
+    search: SearchedSteps | None = None
+    """None if only `step` was studied."""
     notes: Sequence[str] = field(default_factory=tuple)
 
     @property
@@ -51,12 +72,17 @@ class Finding:
         """Whether FP8 and BF16 part in this step; None if BF16 was not run, or the step is not repeatable."""
         if self.bisection is None or self.repeatable is False:
             return None
-        fp8, bf16, error = self.bisection.loss_fp8, self.bisection.loss_bf16, self.bisection.total
-        if not math.isfinite(bf16):
-            return False
-        if not math.isfinite(fp8) or math.isnan(error.relative_error):
-            return True
-        return fp8 - bf16 > PARTED_LOSS * abs(bf16) or error.relative_error > PARTED_GRADIENT
+        bisection = self.bisection
+        return not self._bf16_fails and parts(
+            bisection.loss_fp8, bisection.loss_bf16, bisection.total.relative_error
+        )
+
+    @property
+    def _bf16_fails(self) -> bool:
+        bisection = self.bisection
+        return bisection is not None and not (
+            math.isfinite(bisection.loss_bf16) and bisection.exact_is_finite
+        )
 
     @property
     def product(self) -> ProductError | None:
@@ -72,7 +98,13 @@ class Finding:
 
     def sentences(self) -> list[str]:
         """The finding in words, one sentence each."""
-        said = (self._sameness(), self._repetition(), self._parting(), self._ordinary())
+        said = (
+            self._searching(),
+            self._sameness(),
+            self._repetition(),
+            self._parting(),
+            self._ordinary(),
+        )
         return [*filter(None, said), *self.notes]
 
     def document(self) -> dict[str, Any]:
@@ -86,11 +118,34 @@ class Finding:
             "repeatable": self.repeatable,
             "repeated_loss": _number(self.repeated),
             "first_difference": self.first_difference,
+            "search": None
+            if self.search is None
+            else {"first_step": self.search.first, "last_step": self.search.last},
             "parted": self.parted,
             "product": None if product is None else {"layer": product.layer, "product": product.product},
             "bisection": None if self.bisection is None else self.bisection.document(),
             "sentences": self.sentences(),
         }
+
+    def _searching(self) -> str:
+        search = self.search
+        if search is None:
+            return ""
+        if self.repeatable is False:
+            return (
+                f"The search for the first step in which FP8 and BF16 part ended at step {self.step}; --step "
+                "studies one step alone."
+            )
+        if not self.parted:
+            return f"FP8 and BF16 part in none of the steps {search.first} to {search.last}."
+        if self.step > search.first:
+            return f"FP8 and BF16 part first in step {self.step}, of the steps from {search.first} on."
+        if search.is_from_start:
+            return f"FP8 and BF16 part in step {self.step}, the first of the script."
+        return (
+            f"FP8 and BF16 part in step {self.step}, the first that was searched: an earlier one may be the "
+            "first. Use --from-start, or keep snapshots more often."
+        )
 
     def _sameness(self) -> str:
         if self.equal is None:
@@ -122,7 +177,7 @@ class Finding:
         if bisection is None or self.repeatable is False:
             return ""
         losses = f"loss {bisection.loss_fp8:.6g} in FP8, {bisection.loss_bf16:.6g} in BF16"
-        if not math.isfinite(bisection.loss_bf16):
+        if self._bf16_fails:
             return f"BF16 fails in this step too ({losses}): FP8 is not the cause."
         if not self.parted:
             error = bisection.total.relative_error

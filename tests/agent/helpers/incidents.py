@@ -13,6 +13,7 @@ import fp8scope
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--fault", default="")
+parser.add_argument("--fault-by", default="count", help="what tells the step of the fault: count or state")
 parser.add_argument("--stop", type=int, default=10**6)
 parser.add_argument("--fail", type=int, default=0)
 parser.add_argument("--way", default="attach")
@@ -33,6 +34,8 @@ model = nn.Sequential(
 )
 if options.precision == "fp8":
     fp8scope.convert(model, fp8scope.DelayedScaling(history_length=1024))
+# A part of the state, which a snapshot restores.
+model.register_buffer("turns", torch.zeros((), dtype=torch.int64))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step / 50))
 # The first scale overflows float16, so that steps are skipped.
@@ -77,6 +80,9 @@ def endless():
 
 def loss_of(stream):
     total = 0.0
+    model.turns += 1
+    if options.fault_by == "state" and model.turns == 25:
+        inject()
     for _ in range(options.micro):
         x, y = next(stream)
         if options.precision == "fp16":
@@ -110,7 +116,7 @@ def train():
         current = number
         if number == options.fail:
             raise RuntimeError("the script failed")
-        if number == 25:
+        if options.fault_by == "count" and number == 25:
             inject()
         if options.counted_rate:
             optimizer.param_groups[0]["lr"] = 1e-3 / (1 + number / 5)

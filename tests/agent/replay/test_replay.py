@@ -44,9 +44,11 @@ def test_three_divergences(
 ) -> None:
     path = script(tmp_path)
     incident = incident_of(path, "--fault", fault, "--way", way)
-    # The fault is in the state, so that the replay needs no argument that makes it.
+    # The fault is in the state, so that the replay needs no argument that makes it. The losses after the
+    # snapshot before it are not those of the run without it, so the search begins at the next one.
     found = replay(capsys, incident, path, "--way", way)
-    assert found["step"] == 37
+    assert found["search"] == {"first_step": 31, "last_step": 31}
+    assert found["step"] == 31 and "earlier one may be the first. Use --from-start" in found["sentences"][0]
     assert found["equal"] and found["repeatable"] and found["recorded_loss"] == found["replayed_loss"]
     assert found["first_difference"] is None
     assert found["parted"]
@@ -54,11 +56,59 @@ def test_three_divergences(
     assert json.loads((incident / "replay.json").read_text()) == found
 
 
+@pytest.mark.parametrize("way", ["attach", "step"])
+@pytest.mark.parametrize(
+    ("fault", "layer"), [pytest.param("grad", "3", id="gradient"), pytest.param("weight", "0", id="weight")]
+)
+def test_the_first_step_in_which_they_part(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], fault: str, layer: str, way: str
+) -> None:
+    """A fault begins in step 25, by the state of the model; the run fails after step 37."""
+    path = script(tmp_path)
+    options = ("--fault", fault, "--fault-by", "state", "--way", way)
+    incident = incident_of(path, *options)
+    assert json.loads((incident / "incident.json").read_text())["target"] == 37
+    result = replay(capsys, incident, path, *options)
+    assert result["step"] == 25 and result["search"] == {"first_step": 21, "last_step": 25}
+    assert result["equal"] and result["repeatable"] and result["parted"]
+    assert result["product"]["layer"] == layer
+    assert result["sentences"][0] == "FP8 and BF16 part first in step 25, of the steps from 21 on."
+    assert json.loads((incident / "replay.json").read_text()) == result
+    from_start = replay(capsys, incident, path, *options, own=("--from-start",))
+    assert from_start["step"] == 25 and from_start["search"] == {"first_step": 1, "last_step": 25}
+    assert from_start["product"] == result["product"]
+    # Step 37 alone is the one that the incident is about.
+    alone = replay(capsys, incident, path, *options, own=("--step", "37"))
+    assert alone["step"] == 37 and alone["parted"] and alone["search"] is None
+
+
+def test_no_step_in_which_they_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a healthy training that fails, the step of the incident is studied."""
+    path = script(tmp_path)
+    incident = incident_of(path, "--micro", "2")
+    result = replay(capsys, incident, path, "--micro", "2")
+    assert result["search"] == {"first_step": 21, "last_step": 37}
+    assert result["step"] == 37 and result["equal"] and result["repeatable"] and result["parted"] is False
+    assert result["sentences"][0] == "FP8 and BF16 part in none of the steps 21 to 37."
+
+
+def test_a_script_that_ends_before_the_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = script(tmp_path)
+    incident = incident_of(path)
+    result = replay(capsys, incident, path, "--stop", "40")
+    assert result["step"] == 37 and result["equal"] and result["parted"] is None
+    assert "ended before the search" in result["sentences"][-1] and "--step" in result["sentences"][-1]
+
+
 def test_from_the_start_it_makes_every_step_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = script(tmp_path)
     incident = incident_of(path, "--fault", "weight")
-    found = replay(capsys, incident, path, "--fault", "weight", own=("--from-start",))
+    found = replay(capsys, incident, path, "--fault", "weight", own=("--from-start", "--step", "37"))
     assert found["equal"] and found["product"]["layer"] == "0"
+    # A search takes further turns of the loop, and the script counts to the fault only once.
+    found = replay(capsys, incident, path, "--fault", "weight", own=("--from-start",))
+    assert found["step"] == 25 and found["repeatable"] is False and found["parted"] is None
+    assert "ended at step 25" in found["sentences"][0] and "count its own steps" in found["sentences"][-1]
     # Without the fault, the training is another one from step 25 on.
     found = replay(capsys, incident, path, own=("--from-start",))
     assert not found["equal"] and found["first_difference"] == 25 and not found["parted"]
@@ -124,12 +174,13 @@ def test_a_training_without_fp8(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_a_resumed_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = script(tmp_path)
     train(path, "--stop", "15")
-    options = ("--checkpoint", "checkpoint.pt", "--fault", "input")
+    options = ("--checkpoint", "checkpoint.pt", "--fault", "input", "--fault-by", "state")
     incident = incident_of(path, *options)
     assert json.loads((incident / "incident.json").read_text())["steps"] == [16, 52]
-    for own in ((), ("--from-start",)):
+    # The two latest snapshots are those after steps 35 and 45.
+    for own, step in (((), 36), (("--from-start",), 25), (("--from-start", "--step", "52"), 52)):
         found = replay(capsys, incident, path, *options, own=own)
-        assert found["step"] == 52 and found["equal"] and found["product"]["layer"] == "3"
+        assert found["step"] == step and found["equal"] and found["product"]["layer"] == "3"
 
 
 def test_a_script_that_shows_no_batches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
