@@ -91,9 +91,9 @@ class ThreadHandler(ASGIHandler):
         try:
             lane = self._lanes[scope.get(LANE, KNOWN)]
             scope[LATER] = lane.run if scope.get(LANE, KNOWN) == KNOWN else None
-            caller = scope.get(CALLER)
-            async with self._lanes.turns.turn(None if caller is None else caller.project):
-                response: HttpResponseBase = await lane.run(partial(self._respond, scope, body))
+            async with self._lanes.turns.turn(scope.get(CALLER)) as turn:
+                work = turn.measured(partial(self._respond, scope, body))
+                response: HttpResponseBase = await lane.run(work)
         except (LaneFullError, TurnsFullError) as error:
             body.close()
             await refuse(scope, send, error)

@@ -45,8 +45,14 @@ REFUSAL_BURST: Final = 50
 REFUSAL_RATE: Final = 20.0
 REFUSAL_DELAY_SECONDS: Final = 1.0
 MAX_DELAYED: Final = 2_048
-# While tokens of several projects send, the requests of one project that run at a time, and that wait.
-CONTENDED_REQUESTS: Final = 4
+# While tokens of several projects send: the requests that run at a time; those of one project, the processor
+# time that these may be expected to take together, and how many of them wait.
+CONTENDED_REQUESTS: Final = 8
+CONTENDED_REQUESTS_OF_PROJECT: Final = 4
+CONTENDED_BUSY_SECONDS: Final = 0.01
+# The seconds of its requests that a project may use in a second, and at once after a pause.
+CONTENDED_SHARE: Final = 0.5
+CONTENDED_BURST_SECONDS: Final = 0.5
 CONTENDED_WAITING: Final = 2_048
 CONTENTION_SECONDS: Final = 2.0
 

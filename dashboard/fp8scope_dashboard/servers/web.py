@@ -22,6 +22,9 @@ from fp8scope_dashboard.servers.configuration import BACKLOG
 
 APPLICATION = "fp8scope_dashboard.asgi:application"
 WARM_UP_SECONDS = 3.0
+# A thread that computes lets another one have the interpreter after so long. A small message needs it several
+# times; with Python's default of 5 ms it would wait that long each time beside one large request.
+SWITCH_SECONDS = 0.0005
 # Event streams never end by themselves; on a stop they are closed after this many seconds.
 GRACE_SECONDS = 2
 
@@ -34,6 +37,7 @@ def main(argv: list[str]) -> None:
     where.add_argument("--host", help="address to listen on")
     parser.add_argument("--port", type=int, default=8000)
     options = parser.parse_args(argv)
+    sys.setswitchinterval(SWITCH_SECONDS)
     preload.import_views()
     # Imported here because these need Django to be set up.
     from django.conf import settings
