@@ -94,6 +94,8 @@ def _checked(x: Tensor, format: Format, grid: Block, recipe: Recipe) -> tuple[Te
     if not x.is_floating_point():
         raise TypeError(f"Only floating-point tensors can be quantised, got {x.dtype}.")
     x = readable(x)
+    # torch computes little with FP8 numbers.
+    x = x.float() if x.dtype.itemsize == 1 else x
     if x.dim() != 2:
         raise ValueError(f"Blocks are those of a matrix, got a tensor of shape {tuple(x.shape)}.")
     height, width = grid

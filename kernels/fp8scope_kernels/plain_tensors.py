@@ -8,7 +8,7 @@ rest is computed in eager torch, or refused with an exception that says what to 
 import torch
 from torch import Tensor, nn
 
-from fp8scope_kernels.torch_internals import is_fake, is_functorch_wrapped_tensor
+from fp8scope_kernels.torch_internals import is_fake, is_functional, is_functorch_wrapped_tensor
 
 PLAIN_TYPES = frozenset((Tensor, nn.Parameter))
 """Types whose memory holds the numbers that they represent. A subclass may represent something else."""
@@ -19,12 +19,7 @@ READABLE_DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2, torch.
 
 def is_plain(x: Tensor) -> bool:
     """Whether x is dense, and neither a wrapper of torch.func nor a subclass."""
-    return (
-        type(x) in PLAIN_TYPES
-        and x.layout is torch.strided
-        and not x.is_nested
-        and not is_functorch_wrapped_tensor(x)
-    )
+    return type(x) in PLAIN_TYPES and x.layout is torch.strided and not x.is_nested and not _is_wrapper(x)
 
 
 def has_plain_memory(x: Tensor) -> bool:
@@ -36,8 +31,13 @@ def has_plain_memory(x: Tensor) -> bool:
         type(x) in PLAIN_TYPES
         and x.dtype in READABLE_DTYPES
         and x.layout is torch.strided
-        and not is_functorch_wrapped_tensor(x)
+        and not _is_wrapper(x)
     )
+
+
+def _is_wrapper(x: Tensor) -> bool:
+    """Whether torch has wrapped another tensor in x, which has the type Tensor."""
+    return is_functorch_wrapped_tensor(x) or is_functional(x)
 
 
 def is_abstract(x: Tensor) -> bool:
@@ -82,9 +82,13 @@ def _unwrapped(x: Tensor) -> Tensor:
 
 
 def check_memory(x: Tensor) -> None:
-    """Raise RuntimeError if the memory of x has been freed, as FSDP does between two uses of a weight."""
-    own = type(x) in PLAIN_TYPES and not is_functorch_wrapped_tensor(x)
-    if own and x.numel() and not x.untyped_storage().nbytes():
+    """Raise RuntimeError if memory of x has been freed, as FSDP does between two uses of a weight."""
+    if type(x) not in PLAIN_TYPES or _is_wrapper(x) or not x.numel():
+        return
+    elements = x.numel()
+    if not x.is_contiguous():
+        elements = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    if (x.storage_offset() + elements) * x.element_size() > x.untyped_storage().nbytes():
         raise RuntimeError(f"The memory of a tensor of shape {tuple(x.shape)} has been freed.")
 
 

@@ -185,6 +185,10 @@ def check_arguments(x: Tensor, scale: Tensor, format: Format, row: Tensor | None
         raise TypeError(f"scale must be a tensor without dimensions, got {type(scale).__name__}.")
     if scale.numel() != 1:
         raise ValueError(f"scale must be one number, got shape {tuple(scale.shape)}.")
+    if scale.is_complex():
+        raise TypeError(f"scale must be a real number, got {scale.dtype}.")
+    if is_abstract(scale) and not is_abstract(x):
+        raise TypeError(f"scale has no value: it is on {scale.device}, or made under FakeTensorMode.")
     check_format(format)
     check_row(row, x, len(STATISTICS), "row")
 
@@ -296,7 +300,8 @@ def _extent(amax: float, nonfinite: int) -> Extent:
 
 
 def _accumulate(row: Tensor, elements: int, scale: Tensor, extent: Extent, counts: Tensor) -> None:
-    numel, amax, used, counters, nonfinite = row.tensor_split((1, 2, 3, 6))
+    # Without a gradient of its own, whatever was passed.
+    numel, amax, used, counters, nonfinite = row.detach().tensor_split((1, 2, 3, 6))
     numel += elements
     torch.maximum(amax, extent.amax, out=amax)
     used.copy_(scale)
@@ -305,10 +310,12 @@ def _accumulate(row: Tensor, elements: int, scale: Tensor, extent: Extent, count
 
 
 def _floating(x: Tensor) -> Tensor:
-    if not x.is_floating_point():
-        raise TypeError(f"Only floating-point tensors can be quantised, got {x.dtype}.")
+    if not (isinstance(x, Tensor) and x.is_floating_point()):
+        kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"Only floating-point tensors can be quantised, got {kind}.")
     x = readable(x)
-    return x.float() if x.dtype == torch.float64 else x
+    # torch computes little with FP8 numbers.
+    return x.float() if x.dtype == torch.float64 or x.dtype.itemsize == 1 else x
 
 
 def _dtype(format: Format) -> torch.dtype:

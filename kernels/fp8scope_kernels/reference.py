@@ -138,6 +138,8 @@ def round_stochastically(x: Tensor, format: Format, stochastic: Stochastic = Tru
     per element: exact for normal numbers, off by less than 2^-24 for subnormal ones. Values of the format
     and NaN stay as they are. The same generator state gives the same result.
     """
+    # A pending negation is not in the bits.
+    x = x.resolve_neg()
     power = (x.view(torch.int32) & EXPONENT_BITS).view(torch.float32).clamp_(min=format.smallest_normal)
     step = power.mul_(2.0**-format.mantissa_bits)
     # Only the comparison is inexact: steps are powers of two, and x has at most 2^(m+1) of them.

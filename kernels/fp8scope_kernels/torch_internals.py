@@ -23,6 +23,7 @@ __all__ = [
     "has_bf16_units",
     "is_exporting",
     "is_fake",
+    "is_functional",
     "is_functorch_wrapped_tensor",
     "scaled_mm",
     "torch_library_path",
@@ -89,6 +90,10 @@ def is_fake(x: Tensor) -> bool:
     # torch's module is loaded by the time that there is such a tensor; importing it takes long.
     fake: Any = sys.modules.get("torch._subclasses.fake_tensor")
     return fake is not None and isinstance(x, fake.FakeTensor)
+
+
+is_functional: Callable[[Tensor], bool] = getattr(torch, "_is_functional_tensor", lambda x: False)
+"""Whether x is a wrapper that torch makes to functionalise a graph. It is of type Tensor, without memory."""
 
 
 @cache

@@ -25,6 +25,7 @@ from fp8scope_kernels import (
     Slot,
     StatisticsBuffer,
     accumulate_sample,
+    measure,
     quantize,
     quantize_blocks,
     quantize_values,
@@ -77,11 +78,25 @@ def test_samples(case: tuple[Any, type[Exception], str]) -> None:
         accumulate_sample(make(SAMPLE_SIZE), X, X.bfloat16(), ONE)
 
 
-def test_a_freed_row_is_refused() -> None:
+@pytest.mark.parametrize("left", [0, 8, 8 * len(STATISTICS) - 1])
+def test_a_freed_row_is_refused(left: int) -> None:
     row = zeros(len(STATISTICS))
-    row.untyped_storage().resize_(0)
+    row.untyped_storage().resize_(left)
     with pytest.raises(RuntimeError, match="freed"):
         quantize(X, ONE, E4M3, row)
+
+
+def test_a_row_with_a_gradient_of_its_own_is_counted_in() -> None:
+    for stochastic in (False, True):
+        row = zeros(len(STATISTICS)).requires_grad_()
+        quantize(X, ONE, E4M3, row, stochastic=stochastic)
+        assert row[0] == X.numel() and row.grad_fn is None
+
+
+@pytest.mark.parametrize("x", [None, [1.0], 1.0])
+def test_only_tensors_are_measured(x: Any) -> None:
+    with pytest.raises(TypeError, match=f"got {type(x).__name__}"):
+        measure(x)
 
 
 @pytest.mark.parametrize(
@@ -114,6 +129,10 @@ def test_scales_and_formats(cast: Callable[..., Any]) -> None:
         cast(X, torch.ones(64), E4M3)
     with pytest.raises(TypeError, match="Only tensors.*got list"):
         cast([1.0], ONE, E4M3)
+    with pytest.raises(TypeError, match=r"scale must be a real number, got torch\.complex64"):
+        cast(X, torch.tensor(1j), E4M3)
+    with pytest.raises(TypeError, match="scale has no value: it is on meta"):
+        cast(X, torch.ones((), device="meta"), E4M3)
     for format in (Format("FP16", 5, 10, 15, "ieee", torch.float16), E8M0):
         with pytest.raises(ValueError, match=f"{format.name} is not a format for data"):
             cast(X, ONE, format)

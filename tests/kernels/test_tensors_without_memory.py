@@ -35,6 +35,7 @@ from fp8scope_kernels import (
     quantize_blocks,
     quantize_fp6,
     quantize_values,
+    round_stochastically,
     set_backend,
 )
 
@@ -174,10 +175,20 @@ def test_meta_tensors(use: Callable[[Tensor], Any]) -> None:
 
 
 @uses
-@pytest.mark.parametrize("offset", [0, 7])
-def test_freed_memory_is_refused(use: Callable[[Tensor], Any], offset: int) -> None:
+@pytest.mark.parametrize(("offset", "left"), [(0, 0), (7, 0), (7, 4 * 32 * 64), (0, 4 * 32 * 64 - 1)])
+def test_freed_memory_is_refused(use: Callable[[Tensor], Any], offset: int, left: int) -> None:
     x = torch.randn(32 * 64 + offset)[offset:].view(32, 64)
-    x.untyped_storage().resize_(0)
+    x.untyped_storage().resize_(left)
+    with pytest.raises(RuntimeError, match="has been freed"):
+        use(x)
+
+
+@uses
+def test_freed_memory_between_the_elements_is_refused(use: Callable[[Tensor], Any]) -> None:
+    x = torch.randn(64, 128)[::2, ::2]
+    x.untyped_storage().resize_(4 * 63 * 128)
+    use(x)
+    x.untyped_storage().resize_(4 * (62 * 128 + 126))
     with pytest.raises(RuntimeError, match="has been freed"):
         use(x)
 
@@ -258,6 +269,9 @@ def test_negated_views_keep_their_sign() -> None:
     accumulate_sample(samples[0], negated, quantize_values(negated, ONE, E4M3), ONE)
     accumulate_sample(samples[1], -x, quantize_values(-x, ONE, E4M3), ONE)
     assert torch.equal(*samples)
+    generators = [torch.Generator().manual_seed(1) for _ in range(2)]
+    rounded = [round_stochastically(y, E4M3, g) for y, g in zip((negated, -x), generators, strict=True)]
+    assert torch.equal(*rounded)
     imaginary = torch.complex(x, x).conj().imag
     assert imaginary.is_neg()
     assert torch.equal(quantize_values(imaginary, ONE, E4M3), -quantize_values(x, ONE, E4M3))
@@ -294,6 +308,31 @@ def test_functorch_wrappers_do_not_end_the_process(use: Callable[[Tensor], Any])
         for part, own in zip(result if isinstance(result, Tensor) else result[0], expected, strict=True):
             random = use is USES["stochastic"]
             assert random or torch.equal(part, own if isinstance(own, Tensor) else own[0])
+
+
+@uses
+def test_functionalised_tensors_do_not_end_the_process(use: Callable[[Tensor], Any]) -> None:
+    """They have the type Tensor, and no memory."""
+    x = torch.randn(32, 64)
+    wrapper = torch._to_functional_tensor(x)
+    assert type(wrapper) is Tensor
+    for call in (lambda: use(wrapper), lambda: torch.func.functionalize(use)(x)):
+        try:
+            result = call()
+        except (RuntimeError, TypeError) as error:
+            # Not all that torch wraps so can be computed with outside of its own modes.
+            assert str(error)
+        else:
+            assert result is None or len(result if isinstance(result, tuple) else (result,))
+
+
+@pytest.mark.parametrize("name", sorted(USES.keys() - {"accumulate_sample", "stochastic"}))
+def test_fp8_numbers_are_numbers(name: str) -> None:
+    x, use = torch.randn(32, 64).to(torch.float8_e4m3fn), USES[name]
+    assert quantize(x, ONE, E4M3, stochastic=True).data.shape == x.shape
+    result, expected = use(x), use(x.float())
+    for part, own in zip(*((r if isinstance(r, tuple) else (r,)) for r in (result, expected)), strict=True):
+        assert torch.equal(part, own)
 
 
 def test_fp6_takes_what_blocks_take(mesh: Any) -> None:
