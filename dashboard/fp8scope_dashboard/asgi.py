@@ -18,12 +18,13 @@ from fp8scope_dashboard.admission.door import Door  # noqa: E402
 from fp8scope_dashboard.admission.health import Health  # noqa: E402
 from fp8scope_dashboard.admission.lanes import Lanes  # noqa: E402
 from fp8scope_dashboard.api.body_limit import BodyLimit  # noqa: E402
+from fp8scope_dashboard.api.direct_batches import DirectBatches  # noqa: E402
 from fp8scope_dashboard.db.statement_limit import limit_statements  # noqa: E402
 from fp8scope_dashboard.threaded_asgi import make_handler  # noqa: E402
 
 limit_statements(settings.STATEMENT_SECONDS)
 _lanes = Lanes()
-application = Health(Door(BodyLimit(make_handler(_lanes)), _lanes))
+application = Health(Door(BodyLimit(DirectBatches(make_handler(_lanes), _lanes)), _lanes))
 
 if getattr(settings, "SECRET_KEY_IS_RANDOM", False) and "base" in os.environ["DJANGO_SETTINGS_MODULE"]:
     raise ImproperlyConfigured("Set FP8SCOPE_SECRET_KEY (50 random characters) before serving.")

@@ -6,7 +6,7 @@ import hashlib
 import re
 import secrets
 from collections.abc import Collection
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
@@ -78,7 +78,7 @@ def create_token(
         project=project,
         name=name,
         prefix=f"fp8s_{label}",
-        digest=_digest(secret),
+        digest=digest_of(secret),
         scopes=[scope.value for scope in Scope if scope in scopes],
         created_by=user,
     )
@@ -94,14 +94,21 @@ def authenticate_token(secret: str) -> ApiToken | None:
     """
     if not TOKEN_FORM.fullmatch(secret):
         return None
-    rows = sql.fetch(_TOKEN_OF_DIGEST, {"digest": _digest(secret)}, replica.PRIMARY)
+    rows = sql.fetch(_TOKEN_OF_DIGEST, {"digest": digest_of(secret)}, replica.PRIMARY)
     if not rows:
         return None
     row = rows[0]
     token = ApiToken.from_db(replica.PRIMARY, _TOKEN_FIELDS, row[: len(_TOKEN_FIELDS)])
     token.project = Project.from_db(replica.PRIMARY, _PROJECT_FIELDS, row[len(_TOKEN_FIELDS) :])
-    _note_use(token)
+    note_use(token.pk, token.last_used_at)
     return token
+
+
+def note_use(token_id: int, last_used_at: datetime | None) -> None:
+    """Record that a token is used, unless that was recorded within LAST_USED_RESOLUTION."""
+    now = timezone.now()
+    if last_used_at is None or now - last_used_at > LAST_USED_RESOLUTION:
+        ApiToken.objects.filter(pk=token_id).update(last_used_at=now)
 
 
 def is_token(secret: str) -> bool:
@@ -111,7 +118,7 @@ def is_token(secret: str) -> bool:
 
 def token_and_project(secret: str) -> tuple[int, int] | None:
     """The ids of a valid token and its project; None if it is not valid. Writes nothing."""
-    rows = sql.fetch(_TOKEN_OF_DIGEST, {"digest": _digest(secret)}, replica.PRIMARY)
+    rows = sql.fetch(_TOKEN_OF_DIGEST, {"digest": digest_of(secret)}, replica.PRIMARY)
     if not rows:
         return None
     fields = dict(zip(_TOKEN_FIELDS, rows[0], strict=False))
@@ -126,7 +133,7 @@ def revoke_token(token: ApiToken) -> None:
 def create_sign_in_link(user: User, base_url: str, lifetime: timedelta = LINK_LIFETIME) -> str:
     """Return a link that signs the user in, once, within its lifetime. Only its hash is stored."""
     secret = secrets.token_urlsafe(32)
-    SignInLink.objects.create(user=user, digest=_digest(secret), expires_at=timezone.now() + lifetime)
+    SignInLink.objects.create(user=user, digest=digest_of(secret), expires_at=timezone.now() + lifetime)
     return f"{base_url.rstrip('/')}/signin/{secret}/"
 
 
@@ -137,7 +144,7 @@ def use_sign_in_link(secret: str) -> User | None:
     # The update is atomic: of two concurrent requests only one succeeds.
     if not links.update(used_at=now):
         return None
-    return SignInLink.objects.select_related("user").get(digest=_digest(secret)).user
+    return SignInLink.objects.select_related("user").get(digest=digest_of(secret)).user
 
 
 def is_usable_link(secret: str) -> bool:
@@ -200,17 +207,12 @@ def require_project(user: User, slug: str, role: Role = Role.VIEWER) -> Project:
     return project
 
 
-def _digest(secret: str) -> bytes:
+def digest_of(secret: str) -> bytes:
+    """The hash under which a secret is stored."""
     return hashlib.sha256(secret.encode()).digest()
 
 
 def _usable_links(secret: str) -> QuerySet[SignInLink]:
     return SignInLink.objects.filter(
-        digest=_digest(secret), used_at=None, expires_at__gt=timezone.now(), user__is_active=True
+        digest=digest_of(secret), used_at=None, expires_at__gt=timezone.now(), user__is_active=True
     )
-
-
-def _note_use(token: ApiToken) -> None:
-    now = timezone.now()
-    if token.last_used_at is None or now - token.last_used_at > LAST_USED_RESOLUTION:
-        ApiToken.objects.filter(pk=token.pk).update(last_used_at=now)

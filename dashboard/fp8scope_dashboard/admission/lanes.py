@@ -19,11 +19,16 @@ from fp8scope_dashboard.wire.errors import UnavailableError
 Result = TypeVar("Result")
 
 KNOWN: Final = "known"
+BATCHES: Final = "batches"
 VISITORS: Final = "visitors"
 PASSWORDS: Final = "passwords"
 
 THREADS: Final = 256
 """Requests of known callers that run at a time; more wait. On a busy server most wait for a connection."""
+
+
+BATCH_THREADS: Final = 6
+"""Batches that are stored at a time; each of these threads keeps a connection to the database."""
 
 
 class LaneFullError(UnavailableError):
@@ -67,9 +72,11 @@ def _lanes() -> dict[str, Lane]:
     pool = settings.DATABASES["default"].get("OPTIONS", {}).get("pool") or {}
     # Each thread may hold a database connection, and all threads share the interpreter: most of both is left
     # to known callers.
-    few = max(1, min(2, int(pool.get("max_size", 16)) // 8))
+    connections = int(pool.get("max_size", 16))
+    few = max(1, min(2, connections // 8))
     return {
         KNOWN: Lane("request", THREADS, None),
+        BATCHES: Lane("batch", max(1, min(BATCH_THREADS, connections // 2)), None),
         VISITORS: Lane("visitor", few, 64),
         PASSWORDS: Lane("password", few, 8),
     }
@@ -79,8 +86,9 @@ def _lanes() -> dict[str, Lane]:
 class Lanes:
     """The lanes of one web process, by name.
 
-    `KNOWN` is for authenticated callers, `VISITORS` for strangers that read pages and for checking unknown
-    tokens, `PASSWORDS` for forms that strangers send: passwords are hashed there.
+    `KNOWN` is for authenticated callers, `BATCHES` for their batches of the usual size. `VISITORS` is for
+    strangers that read pages and for checking unknown tokens, `PASSWORDS` for forms that strangers send:
+    passwords are hashed there.
     """
 
     _by_name: dict[str, Lane] = field(default_factory=_lanes)

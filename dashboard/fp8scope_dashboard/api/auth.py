@@ -69,10 +69,7 @@ class Token(HttpBearer):
         self._own_runs = own_runs
 
     def __call__(self, request: HttpRequest) -> ApiToken:
-        scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not secret:
-            raise NoTokenError
-        return self.authenticate(request, secret)
+        return self.authenticate(request, secret_of(request))
 
     def authenticate(self, request: HttpRequest, token: str) -> ApiToken:
         secret = token.strip()
@@ -91,6 +88,18 @@ WRITER: Final = Token(Scope.WRITE)
 READER: Final = Token(Scope.READ)
 RUN_READER: Final = Token(Scope.READ, own_runs=True)
 ADMINISTRATOR: Final = Token(Scope.ADMINISTER)
+
+
+def secret_of(request: HttpRequest) -> str:
+    """The secret in `Authorization: Bearer SECRET`.
+
+    Raises:
+        NoTokenError: there is none.
+    """
+    scheme, _, secret = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not secret:
+        raise NoTokenError
+    return secret.strip()
 
 
 def forbidden(token: ApiToken, scope: Scope) -> ForbiddenError:
@@ -133,7 +142,7 @@ def run_of(request: HttpRequest, run_id: UUID) -> Run:
     project = project_of(request)
     stored = Run.objects.filter(pk=run_id, project=project).first()
     if stored is None:
-        raise _unknown(project, run_id)
+        raise unknown_run(project.pk, run_id)
     _check_scope(request, stored.registered_with_id)
     stored.project = project
     return stored
@@ -148,7 +157,7 @@ def run_of_message(request: HttpRequest, run_id: UUID) -> Run:
     project = project_of(request)
     rows = sql.fetch(RUN_OF_MESSAGE, {"run": run_id, "project": project.pk}, replica.PRIMARY)
     if not rows:
-        raise _unknown(project, run_id)
+        raise unknown_run(project.pk, run_id)
     stored = Run.from_db(replica.PRIMARY, SENT_FIELDS, rows[0])
     _check_scope(request, stored.registered_with_id)
     stored.project = project
@@ -174,7 +183,7 @@ def tensor_of(request: HttpRequest, run_id: UUID, name: str | None) -> int | Non
     project = project_of(request)
     rows = sql.fetch(RUN_AND_TENSOR, {"run": run_id, "project": project.pk, "name": name}, replica.PRIMARY)
     if not rows:
-        raise _unknown(project, run_id)
+        raise unknown_run(project.pk, run_id)
     index: int | None
     ((index, registered_with),) = rows
     _check_scope(request, registered_with)
@@ -188,7 +197,9 @@ def _check_scope(request: HttpRequest, registered_with: int | None) -> None:
         raise forbidden(token, scope)
 
 
-def _unknown(project: Project, run_id: UUID) -> RefusalError:
+def unknown_run(project_id: int, run_id: UUID) -> RefusalError:
+    """The answer to a request about a run that the project does not have."""
+    project = Project.objects.get(pk=project_id)
     if is_undoable(run_id, project):
         return deleted_recently(run_id)
     return UnknownRunError(

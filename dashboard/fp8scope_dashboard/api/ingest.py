@@ -9,23 +9,21 @@ from uuid import UUID
 from django.http import HttpRequest
 from ninja import Query, Router, Status
 
-from fp8scope_dashboard.api.auth import WRITER, run_of_message
+from fp8scope_dashboard.api import batches
+from fp8scope_dashboard.api.auth import WRITER, run_of_message, secret_of
+from fp8scope_dashboard.api.batches import ARROW, JSON
 from fp8scope_dashboard.api.responses import ANSWERS, ERRORS, Known, Urgent, answer, news_for, take
 from fp8scope_dashboard.evaluations.services import Scores, store_evaluation
 from fp8scope_dashboard.ingest import services
 from fp8scope_dashboard.ingest.arrow_preflight import open_envelope
 from fp8scope_dashboard.ingest.backpressure import gate
-from fp8scope_dashboard.ingest.batch import SCALAR_NAME, STATISTIC_NAME, Batch, read_envelope
+from fp8scope_dashboard.ingest.batch import SCALAR_NAME, STATISTIC_NAME
 from fp8scope_dashboard.ingest.histograms import read_histograms, store_histograms
-from fp8scope_dashboard.ingest.json_batch import parse_json, read_json, writer_in
 from fp8scope_dashboard.receipts.dedup import identify
 from fp8scope_dashboard.runs import services as runs
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.wire import limits, schemas
 from fp8scope_dashboard.wire.errors import InvalidError, MalformedError, NotArrowError
-
-ARROW = "application/vnd.apache.arrow.stream"
-JSON = "application/json"
 
 router = Router(tags=["ingest"], auth=WRITER)
 
@@ -90,24 +88,15 @@ HISTOGRAM_BODY = {
 @router.post("/runs/{run}/batches", response=ANSWERS, openapi_extra={"requestBody": BATCH_BODY})
 def send_batch(request: HttpRequest, run: UUID, known: Query[Known], urgent: Query[Urgent]) -> Status[Any]:
     """Store rows. Sending the same message again has no effect."""
-    registered = run_of_message(request, run)
-    body = request.body
-    kind = _content_type(request)
-    if kind == ARROW:
-        envelope = open_envelope(body)
-        with gate.admit(envelope.decompressed_bytes + len(body), registered.project_id):
-            batch = read_envelope(envelope, body)
-            return _store_batch(registered, batch, body, known, urgent)
-    if kind == JSON:
-        # Parsed JSON takes several times the size of its text.
-        with gate.admit(8 * len(body), registered.project_id):
-            document = parse_json(body)
-            positions = services.tensor_positions(registered, writer_in(document))
-            batch = read_json(document, run, positions)
-            return _store_batch(registered, batch, body, known, urgent)
-    raise NotArrowError(
-        f"A batch cannot be of type {kind[:100]!r}.", f"Set Content-Type to {ARROW} or {JSON}."
+    sent = batches.Sent(
+        run=run,
+        secret=secret_of(request),
+        kind=_content_type(request),
+        body=request.body,
+        known=known,
+        urgent=urgent.urgent,
     )
+    return Status(*batches.take(sent))
 
 
 @router.post("/runs/{run}/histograms", response=ANSWERS, openapi_extra={"requestBody": HISTOGRAM_BODY})
@@ -174,13 +163,6 @@ def _content_type(request: HttpRequest) -> str:
     if request.headers.get("Content-Encoding", "identity") != "identity":
         raise MalformedError("Content-Encoding is not supported.", "Compress the Arrow buffers instead.")
     return (request.content_type or "").lower()
-
-
-def _store_batch(run: Run, batch: Batch, body: bytes, known: Known, urgent: Urgent) -> Status[Any]:
-    _check_run(run, batch.run)
-    message = identify(run.id, batch.writer, batch.seq, "batch", body)
-    stored = services.store_batch(run, message, batch, urgent=urgent.urgent)
-    return answer(run, message, stored, known, rows=batch.rows, points=batch.points)
 
 
 def _check_run(run: Run, said: UUID) -> None:

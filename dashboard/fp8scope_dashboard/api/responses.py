@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 from uuid import UUID
 
 from django.http import HttpRequest
@@ -22,16 +22,21 @@ ANSWERS: dict[Any, Any] = {201: schemas.Receipt, 200: schemas.Receipt, ERRORS: s
 
 
 # Part of the response to every message, most of which have no news: one statement instead of three.
-HAS_NEWS = """
-    SELECT
-        EXISTS (
-            SELECT FROM alerts_event WHERE run_id = %(run)s AND coalesce(sent_again_as, id) > %(alerts)s
-        ),
-        EXISTS (
-            SELECT FROM loop_command
-            WHERE run_id = %(run)s AND id > %(commands)s::bigint AND expires_at > now()
-        )
-"""
+HAS_ALERTS = """EXISTS (
+        SELECT FROM alerts_event WHERE run_id = %(run)s AND coalesce(sent_again_as, id) > %(alerts)s
+    )"""
+HAS_COMMANDS = """EXISTS (
+        SELECT FROM loop_command
+        WHERE run_id = %(run)s AND id > %(commands)s::bigint AND expires_at > now()
+    )"""
+_HAS_NEWS = f"SELECT {HAS_ALERTS}, {HAS_COMMANDS}"
+
+
+class News(NamedTuple):
+    """Whether there are alerts and commands that a writer does not have yet."""
+
+    alerts: bool
+    commands: bool
 
 
 class Known(Schema):
@@ -77,25 +82,26 @@ def take(
     return answer(stored_run, message, store(stored_run, message), known)
 
 
-def answer(
-    run: Run, message: MessageId, stored: bool, known: Known, *, rows: int = 0, points: int = 0
-) -> Status[Any]:
+def answer(run: Run, message: MessageId, stored: bool, known: Known) -> Status[Any]:
     """The response to a message."""
-    body = {
-        "status": "stored" if stored else "duplicate",
-        "seq": message.seq,
-        "rows": rows,
-        "points": points,
-        **news_for(run, message.writer, known),
-    }
-    return Status(201 if stored else 200, body)
+    return Status(*receipt(message, stored, news_for(run, message.writer, known)))
 
 
-def news_for(run: Run, writer: UUID, known: Known) -> dict[str, Any]:
-    """The alerts and commands that the writer does not have yet."""
-    parameters = {"run": run.pk, "alerts": known.alerts_after, "commands": known.commands_after}
-    ((has_alerts, has_commands),) = sql.fetch(HAS_NEWS, parameters, replica.PRIMARY)
+def receipt(
+    message: MessageId, stored: bool, news: Mapping[str, Any], *, rows: int = 0, points: int = 0
+) -> tuple[int, dict[str, Any]]:
+    """Status and body of the response to a message; `stored` is False if it was stored before."""
+    status = "stored" if stored else "duplicate"
+    body = {"status": status, "seq": message.seq, "rows": rows, "points": points, **news}
+    return 201 if stored else 200, body
+
+
+def news_for(run: Run, writer: UUID, known: Known, news: News | None = None) -> dict[str, Any]:
+    """The alerts and commands that the writer does not have yet; `news`: whether there are any, if known."""
+    if news is None:
+        parameters = {"run": run.pk, "alerts": known.alerts_after, "commands": known.commands_after}
+        news = News(*sql.fetch(_HAS_NEWS, parameters, replica.PRIMARY)[0])
     return {
-        "alerts": alerts_after(run.id, known.alerts_after) if has_alerts else [],
-        "commands": commands_for(run, writer, known.commands_after or 0) if has_commands else [],
+        "alerts": alerts_after(run.id, known.alerts_after) if news.alerts else [],
+        "commands": commands_for(run, writer, known.commands_after or 0) if news.commands else [],
     }

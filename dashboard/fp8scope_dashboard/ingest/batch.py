@@ -111,6 +111,14 @@ def read_envelope(envelope: Envelope, body: bytes) -> Batch:
     )
 
 
+def writer_of_envelope(envelope: Envelope) -> UUID | None:
+    """The writer that the metadata name; None if they do not, which `read_envelope` refuses."""
+    try:
+        return UUID((envelope.schema.metadata or {})[b"fp8scope.writer"].decode())
+    except (KeyError, ValueError):
+        return None
+
+
 def read_metadata(schema: pa.Schema) -> dict[str, str]:
     """Return the metadata of a schema, after checking the protocol version."""
     metadata = {key.decode(): value.decode() for key, value in (schema.metadata or {}).items()}

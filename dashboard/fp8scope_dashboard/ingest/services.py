@@ -9,14 +9,13 @@ from uuid import UUID
 
 from django.db import transaction
 
+from fp8scope_dashboard.ingest import statements
 from fp8scope_dashboard.ingest.batch import Batch
-from fp8scope_dashboard.ingest.counters import KnownWriter, ask_for_writer, count_rows, together
 from fp8scope_dashboard.ingest.urgency import is_urgent
 from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.receipts import dedup
 from fp8scope_dashboard.runs import services as runs
 from fp8scope_dashboard.runs.models import Run, Tensor, Writer
-from fp8scope_dashboard.telemetry import chunks
 from fp8scope_dashboard.wire import limits
 from fp8scope_dashboard.wire.errors import CatalogueGapRefusalError, InvalidError
 
@@ -38,41 +37,42 @@ class Ending:
 # Every transaction takes its locks in the same order: receipt, writer, run.
 
 
-@transaction.atomic
-def store_batch(run: Run, message: dedup.MessageId, batch: Batch, *, urgent: bool = False) -> bool:
+def store_batch(
+    run: Run,
+    message: dedup.MessageId,
+    batch: Batch,
+    *,
+    urgent: bool = False,
+    writer: statements.KnownWriter | None = None,
+) -> bool:
     """Store a batch. Returns False if it is already stored.
 
-    `urgent`: the sender asks that it is judged before those of other runs.
+    It takes one statement, except for the first batch of a writer and after losses. Only its end locks the
+    row of the run, which all ranks compete for.
 
-    Takes three round trips to PostgreSQL for any batch: the writer and the receipt, everything
-    else, and the commit. Only the last statement locks the row of the run, which all ranks compete for.
+    Args:
+        urgent: the sender asks that the batch is judged before those of other runs.
+        writer: the writer of the batch, if it was read with the run.
 
     Raises:
         WriterConflictError, CatalogueGapRefusalError, InvalidError: see docs/wire.md.
     """
     _check_names(run, batch)
-    with together():
-        asked = ask_for_writer(run, batch.writer)
-        if not dedup.record(message):
-            return False
-        known = asked.fetchone()
+    known = writer or statements.known_writer(run.id, batch.writer)
+    if batch.width > (0 if known is None else known.catalogued):
+        raise _catalogue_gap(0 if known is None else known.catalogued, batch)
     if known is None:
-        known = KnownWriter(runs.writer_of(run, batch.writer).pk, rows_dropped=0, catalogued=0)
-    _check_catalogue(known.catalogued, batch)
+        known = statements.KnownWriter(runs.writer_of(run, batch.writer).pk, rows_dropped=0, catalogued=0)
     if batch.dropped > known.rows_dropped:
-        runs.count_losses(run, Writer.objects.get(pk=known.id), dropped=batch.dropped)
-    with together():
-        chunks.append(
-            run.id,
-            batch.writer,
-            batch.seq,
-            batch.body,
-            first_step=batch.first_step,
-            last_step=batch.last_step,
-            rows=batch.rows,
-            points=batch.points,
-        )
-        count_rows(run, known.id, batch)
+        with transaction.atomic():
+            is_new = statements.store(run.id, known.id, message, batch)
+            if is_new:
+                runs.count_losses(run, Writer.objects.get(pk=known.id), dropped=batch.dropped)
+    else:
+        is_new = statements.store(run.id, known.id, message, batch)
+    if not is_new:
+        dedup.check_same(message)
+        return False
     run_changed(run.id, run.project_id, "rows", batch.last_step, urgent=is_urgent(run, batch, said=urgent))
     return True
 
@@ -110,12 +110,11 @@ def tensor_positions(run: Run, writer: UUID) -> dict[str, int]:
     return {names[index]: position for position, index in enumerate(catalogue)}
 
 
-def _check_catalogue(length: int, batch: Batch) -> None:
-    if batch.width > length:
-        raise CatalogueGapRefusalError(
-            f"The tensor lists have {batch.width} entries, the catalogue of this writer {length}.",
-            "Send the catalogue from offset 0, then this batch again.",
-        )
+def _catalogue_gap(length: int, batch: Batch) -> CatalogueGapRefusalError:
+    return CatalogueGapRefusalError(
+        f"The tensor lists have {batch.width} entries, the catalogue of this writer {length}.",
+        "Send the catalogue from offset 0, then this batch again.",
+    )
 
 
 def _check_names(run: Run, batch: Batch) -> None:

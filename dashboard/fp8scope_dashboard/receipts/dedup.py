@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Final, Literal
 from uuid import UUID
 
 from django.db import connection
-from django.utils import timezone
 
+from fp8scope_dashboard.db import replica, sql
 from fp8scope_dashboard.receipts.models import Receipt
 from fp8scope_dashboard.wire.errors import WriterConflictError
 
@@ -27,6 +27,14 @@ class MessageId:
     digest: bytes
 
 
+# As a part of a larger statement it needs RETURNING: it returns no row if there is a receipt already.
+INSERT: Final = """
+    INSERT INTO ingest_receipt (run_id, writer, seq, kind, digest, received_at)
+    VALUES (%(run)s, %(writer)s, %(seq)s, %(kind)s, %(digest)s, clock_timestamp())
+    ON CONFLICT DO NOTHING
+"""
+
+
 def identify(run: UUID, writer: UUID, seq: int, kind: MessageKind, body: bytes) -> MessageId:
     """Return the id of a message with this body."""
     return MessageId(run, writer, seq, kind, hashlib.sha256(kind.encode() + b"\0" + body).digest())
@@ -42,17 +50,19 @@ def record(message: MessageId) -> bool:
     Raises:
         WriterConflictError: another message is stored under this (run, writer, seq).
     """
-    with connection.cursor() as cursor:
-        cursor.execute(
-            """
-            INSERT INTO ingest_receipt (run_id, writer, seq, kind, digest, received_at)
-            VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING
-            RETURNING 1
-            """,
-            [message.run, message.writer, message.seq, message.kind, message.digest, timezone.now()],
-        )
-        if cursor.fetchone():
-            return True
+    if sql.fetch(f"{INSERT} RETURNING true", asdict(message), replica.PRIMARY):
+        return True
+    check_same(message)
+    return False
+
+
+def check_same(message: MessageId) -> None:
+    """Check that a message is the one that is stored under its id.
+
+    Raises:
+        WriterConflictError: it is another one.
+        Receipt.DoesNotExist: none is stored.
+    """
     stored = Receipt.objects.values_list("digest", flat=True).get(
         run_id=message.run, writer=message.writer, seq=message.seq
     )
@@ -61,7 +71,6 @@ def record(message: MessageId) -> bool:
             f"Another message is stored under seq {message.seq} of writer {message.writer}.",
             "Another process uses this writer id. Resend unacknowledged messages under a new one.",
         )
-    return False
 
 
 def message_counts(run_id: UUID) -> dict[UUID, tuple[int, int]]:

@@ -175,6 +175,8 @@ class Supervisor:
         )
         if "postgres" in servers:
             self.environment["FP8SCOPE_DATABASE_DIR"] = str(servers["postgres"][1].data_dir)
+            # A connection pooler before another PostgreSQL may not know them.
+            self.environment.setdefault("FP8SCOPE_PREPARED_STATEMENTS", "1")
         # Half of the start time is Python imports: these run while PostgreSQL starts.
         self._forks = self._start_fork_server(stack)
         application: list[Child] = []

@@ -132,6 +132,10 @@ DATABASES: dict[str, Any] = {
 }
 # The longest query of a page, see db/statement_limit.py; 0: no limit.
 STATEMENT_SECONDS = int(os.environ.get("FP8SCOPE_STATEMENT_SECONDS") or 0)
+# Statements that repeat, those of every batch above all, are parsed and planned once for each connection. A
+# pooler must know of it: pgbouncer does from 1.22 on.
+if os.environ.get("FP8SCOPE_PREPARED_STATEMENTS") == "1":
+    DATABASES["default"]["OPTIONS"]["prepare_threshold"] = 5
 # A read replica for figures; see db/replica.py. It may fail, but must fail fast.
 if REPLICA_URL := os.environ.get("FP8SCOPE_REPLICA_URL", ""):
     DATABASES["replica"] = {

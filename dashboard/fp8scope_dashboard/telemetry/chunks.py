@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Final
 from uuid import UUID
 
-import psycopg
-from django.db import connection
+from fp8scope_dashboard.db import replica, sql
+
+# Stores a batch as a chunk. Ends before FROM, so that it can be a part of a larger statement.
+INSERT: Final = """
+    INSERT INTO telemetry_chunk
+        (run_id, writer, seq, last_seq, first_step, last_step, rows, points, body, received_at)
+    SELECT %(run)s, %(writer)s, %(seq)s, %(seq)s, %(first_step)s, %(last_step)s, %(rows)s, %(points)s,
+        %(body)s, now()
+"""
 
 
 def append(
@@ -19,19 +27,15 @@ def append(
     rows: int,
     points: int,
 ) -> None:
-    """Store a validated batch unchanged, within the transaction of the caller.
-
-    The receipt of the caller ensures that this happens once; a second time violates the primary key.
-    """
-    values = [run_id, writer, seq, seq, first_step, last_step, rows, points, body]
-    connection.ensure_connection()
-    # The cursor of psycopg sends the body as bytes, that of Django as text of twice the size.
-    with connection.wrap_database_errors, psycopg.Cursor(connection.connection) as cursor:
-        cursor.execute(
-            """
-            INSERT INTO telemetry_chunk
-                (run_id, writer, seq, last_seq, first_step, last_step, rows, points, body, received_at)
-            VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, now())
-            """,
-            values,
-        )
+    """Store a validated batch unchanged. A second time violates the primary key."""
+    parameters = {
+        "run": run_id,
+        "writer": writer,
+        "seq": seq,
+        "first_step": first_step,
+        "last_step": last_step,
+        "rows": rows,
+        "points": points,
+        "body": body,
+    }
+    sql.fetch(f"{INSERT} RETURNING true", parameters, replica.PRIMARY)

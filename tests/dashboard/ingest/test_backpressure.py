@@ -72,7 +72,7 @@ def test_a_busy_server_sends_retry_after(client: Client, monkeypatch: pytest.Mon
     token = create_token(recorder.run.project, "t")[1]
     body = arrow_batch(recorder.run.id, recorder.writer, 0, [1], scalars={"loss": [1.0]})
     gate = Gate(1000)
-    monkeypatch.setattr("fp8scope_dashboard.api.ingest.gate", gate)
+    monkeypatch.setattr("fp8scope_dashboard.api.batches.gate", gate)
 
     def send() -> tuple[int, str | None]:
         answer = client.post(
