@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -63,6 +64,13 @@ def give_way(niceness: int, pid: int = 0) -> None:
                 Path(f"/proc/{pid}/autogroup").write_text(str(niceness))
                 return
             time.sleep(POLL_SECONDS / 10)
+
+
+def give_way_in_thread(niceness: int) -> None:
+    """Lower the priority of the current thread among those of its process; on Linux each has its own."""
+    if niceness and sys.platform == "linux":
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
 
 
 def kill_after_parent_exit(parent: int, grace: float = GRACE_SECONDS) -> threading.Thread:

@@ -14,6 +14,7 @@ from django.conf import settings
 
 from fp8scope_dashboard.admission import limits
 from fp8scope_dashboard.admission.turns import Turns
+from fp8scope_dashboard.process_setup import give_way_in_thread
 from fp8scope_dashboard.wire.errors import UnavailableError
 
 Result = TypeVar("Result")
@@ -31,6 +32,9 @@ BATCH_THREADS: Final = 6
 """Batches that are stored at a time; each of these threads keeps a connection to the database."""
 
 
+NICENESS_OF_PASSWORDS: Final = 15
+
+
 class LaneFullError(UnavailableError):
     """The queue of a lane is full."""
 
@@ -45,10 +49,13 @@ class Lane:
 
     Args:
         waiting: requests that may wait for a thread; None for any number.
+        niceness: of its threads. Those of this process with less niceness get the processors first.
     """
 
-    def __init__(self, name: str, threads: int, waiting: int | None) -> None:
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
+    def __init__(self, name: str, threads: int, waiting: int | None, niceness: int = 0) -> None:
+        self._threads = ThreadPoolExecutor(
+            threads, thread_name_prefix=name, initializer=give_way_in_thread, initargs=(niceness,)
+        )
         self._most = None if waiting is None else threads + waiting
         self._inside = 0
 
@@ -78,7 +85,8 @@ def _lanes() -> dict[str, Lane]:
         KNOWN: Lane("request", THREADS, None),
         BATCHES: Lane("batch", max(1, min(BATCH_THREADS, connections // 2)), None),
         VISITORS: Lane("visitor", few, 64),
-        PASSWORDS: Lane("password", few, 8),
+        # Hashing a password takes a processor for a third of a second, without the interpreter.
+        PASSWORDS: Lane("password", few, 8, niceness=NICENESS_OF_PASSWORDS),
     }
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
@@ -61,5 +63,20 @@ def test_full_lanes_do_not_block_other_lanes() -> None:
         assert await lanes[KNOWN].run(lambda: "answered") == "answered"
         go.set()
         assert all(await asyncio.gather(*waiting))
+
+    run(work())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Threads have a niceness of their own only on Linux.")
+def test_hashing_passwords_gives_way_to_other_requests() -> None:
+    """It needs no interpreter, so it would take a processor from what agents wait for."""
+
+    def niceness() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    async def work() -> None:
+        lanes, usual = Lanes(), niceness()
+        assert await lanes[PASSWORDS].run(niceness) > usual
+        assert await lanes[KNOWN].run(niceness) == usual == niceness()
 
     run(work())
