@@ -16,11 +16,10 @@ import logging
 import os
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal
 from uuid import UUID
 
 import redis
@@ -77,6 +76,27 @@ PAUSE_SECONDS = 5.0
 MIN_INTERVAL_SECONDS = 0.05
 # Changes that wait while Redis is down; further ones are dropped and left to the sweeps.
 MAX_WAITING = 10_000
+
+# Announces many changes in one command, because a client of Redis in Python takes longer to compose a command
+# than Redis to carry it out. What changed is noted before it is published: a page that subscribes in between
+# reads it there. Returns how many runs wait for the detectors, and of each evaluator 1 if it runs, else 0.
+_ANNOUNCE: Final = """
+local announced, now, seconds = cjson.decode(ARGV[1]), ARGV[2], ARGV[3]
+for number, name in ipairs({'urgent', 'evaluated', 'compared'}) do
+    for _, run in ipairs(announced[name]) do redis.call('ZADD', KEYS[number], 'NX', now, run) end
+end
+for _, change in ipairs(announced.changes) do
+    for _, channel in ipairs(change[1]) do
+        local recent = channel .. ':recent'
+        redis.call('HSET', recent, change[2], now)
+        redis.call('EXPIRE', recent, seconds)
+    end
+    for _, channel in ipairs(change[1]) do redis.call('PUBLISH', channel, change[3]) end
+end
+local answer = {redis.call('ZCARD', KEYS[1]) + redis.call('ZCARD', KEYS[2])}
+for number = 4, #KEYS do answer[number - 2] = redis.call('EXISTS', KEYS[number]) end
+return answer
+"""
 
 ChangeKey = tuple[UUID, int, ChangeKind]
 
@@ -143,11 +163,16 @@ def start_evaluators(client: redis.Redis) -> None:
     with client.pipeline(transaction=False) as commands:
         commands.zcard(WAITING_RUNS)
         commands.zcard(URGENT_RUNS)
-        commands.mget([evaluator_key(slot) for slot in range(MOST_EVALUATORS)])
+        commands.mget(_EVALUATOR_KEYS)
         waiting, urgent, marks = commands.execute()
-    needed = min(MOST_EVALUATORS, -(-(waiting + urgent) // RUNS_PER_EVALUATOR))
+    _start_missing(client, waiting + urgent, [mark is not None for mark in marks])
+
+
+def _start_missing(client: redis.Redis, waiting: int, marks: Sequence[object]) -> None:
+    """Start the evaluators that so many waiting runs need; `marks`: those that run."""
+    needed = min(MOST_EVALUATORS, -(-waiting // RUNS_PER_EVALUATOR))
     for slot in range(needed):
-        if marks[slot] is None and client.set(evaluator_key(slot), "due", ex=JOB_MARK_SECONDS, nx=True):
+        if not marks[slot] and client.set(_EVALUATOR_KEYS[slot], "due", ex=JOB_MARK_SECONDS, nx=True):
             current_app.send_task(EVALUATE_WAITING, args=[slot])
 
 
@@ -176,6 +201,7 @@ class Publisher:
 
     def __init__(self, url: str, *, max_waiting: int = MAX_WAITING, start: bool = True) -> None:
         self._client = _client(url)
+        self._announce = self._client.register_script(_ANNOUNCE)
         self._max_waiting = max_waiting
         self._waiting: dict[ChangeKey, _Change] = {}
         self._changed = threading.Condition()
@@ -240,29 +266,26 @@ class Publisher:
 
     def _send(self, changes: Mapping[ChangeKey, _Change]) -> None:
         """Publish all changes and queue their runs in one round trip, then start what they need."""
-        now = time.time()
-        urgent = {str(run): now for (run, _, _), change in changes.items() if change.urgent}
-        evaluated = {str(run): now for run, _, kind in changes if kind in EVALUATED} | urgent
-        compared = {str(run): now for run, _, kind in changes if kind in COMPARED}
-        recent: dict[str, dict[Any, Any]] = defaultdict(dict)
-        for run_id, project_id, kind in changes:
-            for channel in (run_channel(run_id), project_channel(project_id)):
-                recent[recent_key(channel)][kind] = now
-        with self._client.pipeline(transaction=False) as commands:
-            for name, runs in ((URGENT_RUNS, urgent), (WAITING_RUNS, evaluated), (COMPARED_RUNS, compared)):
-                if runs:
-                    commands.zadd(name, runs, nx=True)
-            # Before the messages: a page that subscribes in between reads the change here.
-            for key, times in recent.items():
-                commands.hset(key, mapping=times)
-                commands.expire(key, RECENT_SECONDS)
-            for (run_id, project_id, kind), change in changes.items():
-                message = json.dumps({"run": str(run_id), "kind": kind, "step": change.step})
-                commands.publish(run_channel(run_id), message)
-                commands.publish(project_channel(project_id), message)
-            commands.execute()
+        urgent = [str(run) for (run, _, _), change in changes.items() if change.urgent]
+        evaluated = {*urgent, *(str(run) for run, _, kind in changes if kind in EVALUATED)}
+        compared = {str(run) for run, _, kind in changes if kind in COMPARED}
+        announced = {
+            "urgent": urgent,
+            "evaluated": list(evaluated),
+            "compared": list(compared),
+            "changes": [
+                [
+                    (run_channel(run), project_channel(project)),
+                    kind,
+                    json.dumps({"run": str(run), "kind": kind, "step": change.step}),
+                ]
+                for (run, project, kind), change in changes.items()
+            ],
+        }
+        arguments = [json.dumps(announced), repr(time.time()), str(RECENT_SECONDS)]
+        waiting, *marks = self._announce(_ANNOUNCE_KEYS, arguments)
         if evaluated:
-            start_evaluators(self._client)
+            _start_missing(self._client, waiting, marks)
         if compared and self._client.set(waiting_key(COMPARE_WAITING), 1, ex=JOB_MARK_SECONDS, nx=True):
             current_app.send_task(COMPARE_WAITING, countdown=JOB_DELAY_SECONDS)
         for run_id, _, kind in changes:
@@ -284,6 +307,10 @@ def waiting_key(job: str, run_id: UUID | str = "") -> str:
 def evaluator_key(slot: int) -> str:
     """The key that exists while the evaluator with this number runs, or waits to be started."""
     return f"fp8scope:evaluator:{slot}"
+
+
+_EVALUATOR_KEYS: Final = [evaluator_key(slot) for slot in range(MOST_EVALUATORS)]
+_ANNOUNCE_KEYS: Final = [URGENT_RUNS, WAITING_RUNS, COMPARED_RUNS, *_EVALUATOR_KEYS]
 
 
 def _client(url: str) -> redis.Redis:
