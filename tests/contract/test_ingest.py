@@ -42,7 +42,9 @@ def test_it_works(client: WireClient) -> None:
         metadata={"fp8scope.dropped": "4"},
     )
     sent = client.send(body)
-    assert (sent.status, sent.json) == (
+    answer = sent.json
+    assert 0.0 < answer.pop("pause") <= 5.0
+    assert (sent.status, answer) == (
         201,
         {"status": "stored", "seq": 0, "rows": 3, "points": 5 + 5 + 6, "alerts": [], "commands": []},
     )

@@ -30,9 +30,9 @@ URGENT_PAUSE = 0.2
 """The least time between two urgent messages, as a share of the interval: a condition may last for long."""
 MAX_URGENT, INTERVALS_PER_URGENT = 100, 2.0
 """So many urgent messages may follow each other; then one for so many intervals."""
-LEAST_PAUSE, MAX_LOAD = 0.6, 0.02
+LEAST_PAUSE, MAX_LOAD = 0.3, 0.02
 """Batches follow each other after the first share of the interval, if sending takes at most the second
-share of the time. The interval itself is the longest pause."""
+share of this thread's time and the server asks for no longer pause. The interval is the longest pause."""
 
 
 class Sender:
@@ -76,6 +76,8 @@ class Sender:
         self._backoff = Backoff(settings.backoff_base, settings.backoff_cap)
         self._heartbeat_at = time.monotonic() + settings.heartbeat_seconds
         self._batch_at = 0.0
+        self._suits_server: float | None = None
+        """The pause for which the answer to the last batch asks."""
         self._is_urgent = False
         """Whether the message that is being sent is urgent."""
         self._is_hastened = False
@@ -109,13 +111,14 @@ class Sender:
             return 0.0
         if (pause := self._until_batch(record)) > 0:
             return pause
-        began = time.monotonic()
+        began, computing = time.monotonic(), time.thread_time()
         self._is_urgent = record.begin < self._urgent_end
         message = self._reader.build(record, self.cursor.progress)
         self._batch_at = began + self._settings.interval
+        self._suits_server = None
         pause = self._deliver(message)
         now = time.monotonic()
-        self._batch_at = began + self._pause_after(now - began)
+        self._batch_at = began + self._pause_after(now - began, time.thread_time() - computing)
         if self._is_urgent:
             self._expect_alert(now)
         return pause
@@ -126,9 +129,15 @@ class Sender:
         self._batch_at = min(self._batch_at, now + ANSWER_SECONDS)
         self._heartbeat_at = min(self._heartbeat_at, now + ANSWER_SECONDS)
 
-    def _pause_after(self, seconds: float) -> float:
-        """The time between two batches, when sending the last one took so many seconds."""
-        return min(self._settings.interval, max(LEAST_PAUSE * self._settings.interval, seconds / MAX_LOAD))
+    def _pause_after(self, seconds: float, computing: float) -> float:
+        """The time between two batches, when the last one took so many seconds, and so many of a processor.
+
+        A server that says nothing of a pause is one of an earlier version: then its answers' delay tells how
+        busy it is.
+        """
+        for_server = seconds / MAX_LOAD if self._suits_server is None else self._suits_server
+        wanted = max(LEAST_PAUSE * self._settings.interval, computing / MAX_LOAD, for_server)
+        return min(self._settings.interval, wanted)
 
     def _note_urgent(self, now: float) -> None:
         """The next urgent message waits for its turn."""
@@ -234,7 +243,8 @@ class Sender:
 
     def _acknowledge(self, message: Message, answer: Mapping[str, Any]) -> float:
         progress = self.cursor.progress
-        stored = answer.get("points")
+        stored, pause = answer.get("points"), answer.get("pause")
+        self._suits_server = float(pause) if isinstance(pause, int | float) and pause >= 0 else None
         if message.kind is RecordKind.ROW and isinstance(stored, int) and stored != message.points:
             why = ValueError(f"the server stored {stored} of {message.points} points")
             self._guard.caught("storing", why)

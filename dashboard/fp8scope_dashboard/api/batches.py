@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
 
+from fp8scope_dashboard.api.pacing import pace
 from fp8scope_dashboard.api.responses import Known, news_for, receipt
 from fp8scope_dashboard.api.senders import Sender, sender_of
 from fp8scope_dashboard.ingest import services
@@ -47,15 +49,18 @@ def take(sent: Sent) -> tuple[int, dict[str, Any]]:
     Raises:
         RefusalError: it is not stored; nothing is said of the batch to a sender without permission.
     """
-    if sent.kind == JSON:
-        return _take_json(sent)
+    began = time.thread_time()
+    return _take_json(sent, began) if sent.kind == JSON else _take_arrow(sent, began)
+
+
+def _take_arrow(sent: Sent, began: float) -> tuple[int, dict[str, Any]]:
     envelope, problem = _open(sent)
     writer = writer_of_envelope(envelope) if envelope is not None else None
     sender = sender_of(sent.secret, sent.run, writer, sent.known)
     if envelope is None:
         raise problem
     with gate.admit(envelope.decompressed_bytes + len(sent.body), sender.run.project_id):
-        return _store(sent, sender, read_envelope(envelope, sent.body))
+        return _store(sent, sender, read_envelope(envelope, sent.body), began)
 
 
 def _open(sent: Sent) -> tuple[Envelope | None, RefusalError]:
@@ -69,16 +74,16 @@ def _open(sent: Sent) -> tuple[Envelope | None, RefusalError]:
         return None, error
 
 
-def _take_json(sent: Sent) -> tuple[int, dict[str, Any]]:
+def _take_json(sent: Sent, began: float) -> tuple[int, dict[str, Any]]:
     sender = sender_of(sent.secret, sent.run, None, sent.known)
     # Parsed JSON takes several times the size of its text.
     with gate.admit(8 * len(sent.body), sender.run.project_id):
         document = parse_json(sent.body)
         positions = services.tensor_positions(sender.run, writer_in(document))
-        return _store(sent, sender, read_json(document, sent.run, positions))
+        return _store(sent, sender, read_json(document, sent.run, positions), began)
 
 
-def _store(sent: Sent, sender: Sender, batch: Batch) -> tuple[int, dict[str, Any]]:
+def _store(sent: Sent, sender: Sender, batch: Batch, began: float) -> tuple[int, dict[str, Any]]:
     if batch.run != sender.run.id:
         raise InvalidError(
             f"The message belongs to run {batch.run}.", "fp8scope.run must be the run in the address."
@@ -86,4 +91,5 @@ def _store(sent: Sent, sender: Sender, batch: Batch) -> tuple[int, dict[str, Any
     message = identify(batch.run, batch.writer, batch.seq, "batch", sent.body)
     stored = services.store_batch(sender.run, message, batch, urgent=sent.urgent, writer=sender.writer)
     news = news_for(sender.run, batch.writer, sent.known, sender.news)
-    return receipt(message, stored, news, rows=batch.rows, points=batch.points)
+    status, document = receipt(message, stored, news, rows=batch.rows, points=batch.points)
+    return status, {**document, "pause": round(pace.after(batch.writer, time.thread_time() - began), 3)}

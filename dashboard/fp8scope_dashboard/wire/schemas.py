@@ -156,6 +156,9 @@ class Receipt(Schema):
     seq: int
     rows: int = 0
     points: int = 0
+    pause: float | None = Field(
+        None, description="Of a batch: the seconds after which the writer's next one suits the server."
+    )
     alerts: list[Alert] = []
     commands: list[Command] = []
 

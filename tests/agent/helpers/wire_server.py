@@ -32,6 +32,8 @@ class WireServer:
         self.released = threading.Event()
         self.lock = threading.Lock()
         self.echo_seq = True
+        self.pause: object = None
+        """What answers to batches ask for."""
         self._port = 0
         self._http: WireHttp | None = None
 
@@ -171,6 +173,8 @@ class WireServer:
             stored.points += batch["points"]
             stored.dropped = max(stored.dropped, batch["dropped"])
             answer |= {"rows": len(batch["rows"]), "points": batch["points"]}
+            if self.pause is not None:
+                answer["pause"] = self.pause
         elif kind == "histograms":
             stored.histograms += batch["rows"]
         elif kind == "evaluations":

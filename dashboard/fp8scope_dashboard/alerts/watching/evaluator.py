@@ -36,7 +36,9 @@ RUNS_AT_ONCE: Final = 16
 MAX_URGENT_AT_ONCE: Final = 8
 # After urgent runs come those that have waited for longer: otherwise they would wait as long as others fail.
 OVERDUE_SECONDS: Final = 0.5
-# Rounds over runs that are not urgent begin at least so far apart, so that one round serves many of them.
+# Rounds over runs that are not urgent take at most this share of the time, and begin at most PACE_SECONDS
+# apart: the longer one takes, the more runs the next one serves.
+MAX_SHARE: Final = 0.25
 PACE_SECONDS: Final = 0.2
 LINGER_SECONDS: Final = 1.0
 # Then the task ends and the next one continues, so that workers can stop, or replace a process.
@@ -65,10 +67,11 @@ def work(slot: int) -> int:
                 run_ids, is_urgent = take(client, pause, prefers_overdue=is_urgent)
                 if not run_ids and pause <= 0.0:
                     break
-                if run_ids and not is_urgent and len(run_ids) < RUNS_AT_ONCE:
-                    next_round = time.monotonic() + PACE_SECONDS
+                begin = time.monotonic()
                 if more := evaluate_all(run_ids):
                     enqueue_evaluations(client, more)
+                if run_ids and not is_urgent and len(run_ids) < RUNS_AT_ONCE:
+                    next_round = begin + min(PACE_SECONDS, (time.monotonic() - begin) / MAX_SHARE)
                 count += len(run_ids)
         finally:
             if client.get(key) == mine:
