@@ -6,20 +6,25 @@
 * Their keys are negative. torch numbers the hooks of a script (`RemovableHandle.next_id`) and pickles these
   numbers, so ours must not use them up.
 * `torch.jit.script`, which compiles hooks, does not see them.
+* Optimizers iterate over their tables of hooks while they call them, and a change in between ends the
+  training. So hooks that are removed in the course of a step stay in the table until later, and do nothing.
 """
 
 import copyreg
 import functools
 import itertools
+import sys
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from types import CodeType, FrameType
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 Hook = Callable[..., Any]
 Table = OrderedDict[int, Any]
@@ -39,17 +44,35 @@ _earlier: Callable[[Any], Any] | None = None
 """The reducer of OrderedDict that stood in `copyreg` before ours."""
 
 
-class HookHandle:
-    """Removes a hook, without keeping its module or optimizer alive. `id` is the hook's key in the table."""
+_STEP: Final = frozenset(
+    constant for constant in Optimizer.profile_hook_step.__code__.co_consts if isinstance(constant, CodeType)
+)
+"""The code of the function that torch puts around the `step` of each optimizer: it calls the hooks."""
 
-    def __init__(self, *tables: Table) -> None:
+_removed: Final[list[tuple["weakref.ref[Table]", int]]] = []
+"""Hooks that were removed in the course of a step, and are still in a table."""
+
+
+class HookHandle:
+    """Removes a hook, without keeping its module or optimizer alive. `id` is the hook's key in the table.
+
+    `of_steps`: whether an optimizer calls the hook in its step.
+    """
+
+    def __init__(self, *tables: Table, of_steps: bool = False) -> None:
         _install()
         self.id = next(_new_keys)
         self._tables = [weakref.ref(table) for table in tables]
+        self._of_steps = of_steps
         _keys.add(self.id)
 
     def remove(self) -> None:
         """Remove the hook. Removing it twice has no effect."""
+        if self._of_steps and _is_in_a_step():
+            for reference in self._tables:
+                if (table := reference()) is not None and self.id in table:
+                    _disarm(table, self.id)
+            return
         for reference in self._tables:
             if (table := reference()) is not None:
                 table.pop(self.id, None)
@@ -79,13 +102,21 @@ def register_forward_hook(
 
 
 def register_step_pre_hook(optimizer: Optimizer, hook: Hook) -> HookHandle:
-    """Do as `optimizer.register_step_pre_hook`."""
-    return _register(hook, [optimizer._optimizer_step_pre_hooks])
+    """Do as `optimizer.register_step_pre_hook`. Not to be called by a hook before a step."""
+    return _register_for_steps(hook, optimizer._optimizer_step_pre_hooks)
 
 
 def register_step_post_hook(optimizer: Optimizer, hook: Hook) -> HookHandle:
-    """Do as `optimizer.register_step_post_hook`."""
-    return _register(hook, [optimizer._optimizer_step_post_hooks])
+    """Do as `optimizer.register_step_post_hook`. Not to be called by a hook after a step."""
+    return _register_for_steps(hook, optimizer._optimizer_step_post_hooks)
+
+
+def register_step_pre_hook_of_all(hook: Hook) -> HookHandle:
+    """Do as `torch.optim.optimizer.register_optimizer_step_pre_hook`.
+
+    It is called before the hooks of each optimizer, and may register those.
+    """
+    return _register_for_steps(hook, _global_optimizer_pre_hooks)
 
 
 def register_tensor_hook(tensor: Tensor, hook: Hook) -> None:
@@ -106,8 +137,11 @@ def register_tensor_hook(tensor: Tensor, hook: Hook) -> None:
 
 def remove_hooks(table: Any, kind: type) -> None:
     """Remove the hooks of this type from a table of hooks."""
+    is_in_a_step = _is_in_a_step()
     for key, hook in list(table.items()):
-        if isinstance(hook, kind):
+        if isinstance(hook, kind) and is_in_a_step:
+            _disarm(table, key)
+        elif isinstance(hook, kind):
             del table[key]
             _keys.discard(key)
 
@@ -157,8 +191,38 @@ class HiddenHooks:
                 table.update(now)
 
 
-def _register(hook: Hook, tables: Any, prepend: bool = False) -> HookHandle:
-    handle = HookHandle(*tables)
+def _register_for_steps(hook: Hook, table: Any) -> HookHandle:
+    if _removed and not _is_in_a_step():
+        for reference, key in _removed:
+            if (other := reference()) is not None:
+                other.pop(key, None)
+            _keys.discard(key)
+        _removed.clear()
+    return _register(hook, [table], of_steps=True)
+
+
+def _disarm(table: Table, key: int) -> None:
+    """Let a hook do nothing, without changing its table in a way that ends an iteration."""
+    table[key] = _do_nothing
+    _removed.append((weakref.ref(table), key))
+
+
+def _do_nothing(*args: Any) -> None:
+    """Stands in a table of hooks for one that was removed."""
+
+
+def _is_in_a_step() -> bool:
+    """Whether an optimizer is stepping in this thread, so that it may be iterating over its hooks."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code in _STEP:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _register(hook: Hook, tables: Any, prepend: bool = False, of_steps: bool = False) -> HookHandle:
+    handle = HookHandle(*tables, of_steps=of_steps)
     first, *flags = tables
     first[handle.id] = hook
     for table in flags:

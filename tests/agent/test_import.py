@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +31,28 @@ def test_a_name_that_needs_nothing(name: str) -> None:
 
 def test_a_run_without_torch_imports_no_torch() -> None:
     assert loaded_by("import fp8scope; fp8scope.init(mode='disabled')") <= {"numpy", "urllib3"}
+
+
+WITHOUT_AN_OPTIMIZER = """
+import torch, fp8scope
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU())
+run = fp8scope.init(name="by hand", mode="offline", directory={directory!r})
+run.watch(model)
+for _ in range(3):
+    with run.step() as step:
+        loss = model(torch.ones(2, 4)).square().mean()
+        loss.backward()
+        step.log(loss=loss)
+run.finish()
+"""
+
+
+def test_watching_does_not_load_the_compiler_of_torch(tmp_path: Path) -> None:
+    """It takes seconds. A script without an optimizer, or without torch.compile, may never need it."""
+    program = WITHOUT_AN_OPTIMIZER.format(directory=str(tmp_path))
+    shown = f"import sys\n{program}\nprint('torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", shown], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False"], done.stderr
 
 
 def test_every_public_name_is_there() -> None:

@@ -30,10 +30,12 @@ from fp8scope.observe.tensors.base import inside_backward, is_traced, unwrapped
 from fp8scope.process.open_runs import live_runs
 from fp8scope.process.patches import Patch
 from fp8scope.run import Run
-from fp8scope_kernels.hooks import HookHandle, register_forward_pre_hook, register_step_pre_hook
+from fp8scope_kernels.hooks import HookHandle, register_forward_pre_hook, register_step_pre_hook_of_all
 
 MAX_LOOKS = 3
 """Backward passes to examine while no optimizer exists. A script may differentiate other functions."""
+MAX_LOSSES = 64
+"""Losses that are kept until the first step of an optimizer, where no call of its model is seen."""
 logger = logging.getLogger("fp8scope")
 
 
@@ -69,6 +71,9 @@ class Discovery:
         """The model that each hooked module is a part of."""
         self._handles: list[tuple[weakref.ref[nn.Module], HookHandle]] = []
         """The hooks, and the models that they belong to."""
+        self._step_handle: HookHandle | None = None
+        self._losses: list[Loss] = []
+        """Losses since there is an optimizer, until its model is found."""
         self._names: set[str] = set()
         self._ended = False
         self._patches: list[Patch] = []
@@ -112,7 +117,6 @@ class Discovery:
     # Called when the script creates an optimizer, compiles a model, calls a module or steps
 
     def _note(self, optimizer: Optimizer) -> None:
-        unlisten(self)
         if self._ended or self._join_trainer():
             return
         self._optimizers.add(optimizer)
@@ -121,7 +125,9 @@ class Discovery:
             # Hook each submodule as well: a script may call them and never the whole model.
             for module in (outermost, *model.modules()):
                 self._await_call(module, model)
-        register_step_pre_hook(optimizer, self._first_step)
+        if self._step_handle is None:
+            # Not a hook of the optimizer: it iterates over these while `_first_step` registers others.
+            self._step_handle = register_step_pre_hook_of_all(self._first_step)
 
     def _note_compiled(self, compiled: nn.Module) -> None:
         """Hook the wrapper that torch.compile returned; the model inside runs no hooks."""
@@ -148,8 +154,10 @@ class Discovery:
 
     def _first_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Begin the run at an optimizer's step if no hook saw its model: a compiled graph calls the model."""
+        if self._ended or optimizer not in self._optimizers:
+            return
         attachment = attachment_of(self.run) if self.run is not None else None
-        if self._ended or (attachment is not None and optimizer in attachment.optimizers):
+        if attachment is not None and optimizer in attachment.optimizers:
             return
         with self._guard.shield("looking for the model"):
             for outermost in models_of(optimizer):
@@ -157,12 +165,19 @@ class Discovery:
                 if self._convert is not None:
                     logger.warning("the model is already compiled: it is recorded but not converted to FP8.")
                     self._convert = None
+                losses, self._losses = self._losses, []
                 self._found(model, model)
+                attachment = attachment_of(self.run) if self.run is not None else None
+                if attachment is not None:
+                    for loss in losses:
+                        attachment.after_backward({}, loss)
 
-    # A script without an optimizer
+    # A script without an optimizer, or a model whose calls are not seen
 
     def before_backward(self) -> Any:
         """Return the models that this backward pass may train, and their gradients."""
+        if self._optimizers:
+            return []
         with self._guard.shield("looking for the model"):
             self._looked += 1
             if self._looked >= MAX_LOOKS:
@@ -176,6 +191,10 @@ class Discovery:
 
     def after_backward(self, before: Any, loss: Loss | None) -> None:
         """Begin the run of a script that has no optimizer and updates its model itself."""
+        if self._optimizers:
+            if loss is not None and len(self._losses) < MAX_LOSSES:
+                self._losses.append(loss)
+            return
         with self._guard.shield("looking for the model"):
             models = [(reference(), gradients) for reference, gradients in before]
             trained = [each for each, earlier in models if each is not None and _gradients(each) != earlier]
@@ -216,6 +235,8 @@ class Discovery:
     def _found(self, model: nn.Module, called: nn.Module) -> None:
         if self._leave_to_script() or self._join_trainer():
             return
+        unlisten(self)
+        self._losses.clear()
         self._forget(model)
         outer = called if unwrapped(called) is model else model
         optimizers = [each for each in self._optimizers if holds_parameters_of(each, model)]
@@ -292,6 +313,9 @@ class Discovery:
         for _, handle in self._handles:
             handle.remove()
         self._handles.clear()
+        if self._step_handle is not None:
+            self._step_handle.remove()
+            self._step_handle = None
 
 
 def models_of(optimizer: Optimizer) -> list[nn.Module]:

@@ -244,6 +244,49 @@ def test_does_not_touch_a_script_that_records_itself(
     assert server.run.registration["name"] == "its own" and server.run.steps == [1, 2]
 
 
+UNSEEN = """
+import sys, torch
+from torch.nn import functional
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+inputs, targets = torch.randn(16, 4), torch.randn(16, 1)
+hooked = []
+
+def loss_of(forward):
+    optimizer.zero_grad()
+    loss = (forward(inputs) - targets).square().mean()
+    loss.backward()
+    return loss
+
+if sys.argv[1] == "closure":
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=5)
+    steps = [lambda: optimizer.step(lambda: loss_of(model))] * 3
+else:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    def step():
+        loss = loss_of(lambda x: functional.linear(x, model.weight, model.bias))
+        optimizer.step()
+        return loss
+    steps = [step] * 3
+optimizer.register_step_pre_hook(lambda *args: hooked.append(args))
+for step in steps:
+    print(step().item())
+assert len(hooked) == 3
+"""
+
+
+@pytest.mark.parametrize("way", ["closure", "functional"])
+def test_a_run_that_begins_in_an_optimizer_step(
+    way: str, server: WireServer, here: Launch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No call of the model is seen before it, and the script has a hook of its own on the optimizer."""
+    script = tmp_path / "unseen.py"
+    script.write_text(UNSEEN)
+    assert here(script, way) == 0
+    losses = [float(line) for line in capsys.readouterr().out.split()]
+    assert server.run.steps == [1, 2, 3] and server.run.scalars("loss") == pytest.approx(losses, rel=1e-6)
+
+
 def test_a_second_optimizer_replaces_the_first(server: WireServer, here: Launch, tmp_path: Path) -> None:
     text = f"{TRAIN}\ntrain(5)\nkept = optimizer\n"
     text += "optimizer = torch.optim.Adam(model.parameters(), lr=0.5)\ntrain(5)\n"

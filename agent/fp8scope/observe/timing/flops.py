@@ -6,6 +6,7 @@ shape. A training step is three forward passes: the gradients of input and weigh
 Recomputation is not counted: these are the model's operations, not the hardware's.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fp8scope.observe.tensors.layers import is_foreign
 from fp8scope_kernels import fp8_layers
+from fp8scope_kernels.torch_internals import break_graph
 
 MAX_COUNTED = 8
 """Input shapes that are counted; for others the count is scaled by the number of elements."""
@@ -39,11 +41,18 @@ PRECISIONS: Final[Mapping[torch.dtype, str]] = {
 class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While active, adds up the operations of dispatched functions, without changing their results."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # torch would import its compiler, which takes seconds, with the first function that is dispatched.
+        # `break_graph` does the same for scripts that compile.
+        return False
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops = 0
         self._by_precision: dict[str, int] = {}
 
+    @break_graph
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
@@ -166,10 +175,11 @@ def _matrices(model: nn.Module) -> list[nn.Parameter]:
 
 def _is_hidden(model: nn.Module) -> bool:
     """Whether products bypass torch's dispatcher: compiled graphs, Transformer Engine."""
-    from torch._dynamo.eval_frame import OptimizedModule
-
+    # Importing it takes seconds, and there is no such module unless the script has loaded it.
+    dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")
+    compiled: tuple[type, ...] = () if dynamo is None else (dynamo.OptimizedModule,)
     return any(
-        isinstance(module, OptimizedModule)
+        isinstance(module, compiled)
         or module._compiled_call_impl is not None
         or type(module).__module__.startswith("transformer_engine")
         for module in model.modules()
