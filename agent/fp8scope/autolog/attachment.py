@@ -482,12 +482,15 @@ class Attachment:
             or self.hasher is not None
             or (probe := followed.steady_probe()) is None
             or steps.collector.sampled
-            or steps.collector.counts_always
+            or steps.collector.needs_each_step
             or (steps.flight is not None and steps.flight.needs_each_step)
             or not all(isinstance(handle, HookHandle) for handle in self._handles)
             or not is_sole(self)
         ):
             return
+        if steps.collector.counts_always:
+            # What the layers count from now on belongs to the step after the light ones.
+            steps.take(step)
         if self._light is None:
             names = ["loss", f"loss/{followed.name}"] if followed.name else ["loss"]
             self._light = LightSteps(self, steps, optimizer, probe, names)

@@ -100,6 +100,8 @@ class Budget:
         """Whether the gradient norm is computed in this step."""
         self.is_light = False
         """Whether nothing is measured in this step but its loss."""
+        self.has_readings = True
+        """Whether there are plain tensors. Without them only short steps leave something out."""
         self.lag = 0
         """Steps that may wait to be written while the training goes on."""
         self.was_thinned = False
@@ -194,12 +196,16 @@ class Budget:
             self._review()
 
     def _review(self) -> None:
-        if self.overhead is None or not self._readings:
+        if self.overhead is None or (self.has_readings and not self._readings):
             return
         # Device and host work at the same time: the training waits for the slower one.
-        reading = max(median(self._readings), self._device_seconds)
+        reading = max(median(self._readings), self._device_seconds) if self.has_readings else 0.0
         # Other load makes long steps longer, but not short readings: use the lower quartile.
         step, _, _ = quantiles(self._durations, n=4)
+        is_short = step < (SHORT_STEP if self._measured_every == 1 else LONG_STEP)
+        if not (self.has_readings or is_short):
+            self.every, self._thins_norm, self._measured_every, self.lag = 1, False, 1, 0
+            return
         fixed, norm = median(self._fixed), median(self._norms) if self._norms else 0.0
         # The norm also reads memory: computed in every step unless it leaves no room for tensors.
         room = (1 - LEAST_SHARE) * self.overhead * step
@@ -209,7 +215,7 @@ class Budget:
         else:
             fixed += norm
         self.every = choose_pace(step, fixed, reading, self.overhead, self.every)
-        if step < (SHORT_STEP if self._measured_every == 1 else LONG_STEP):
+        if is_short:
             # What a step costs that is not light. The rest of the budget is for reading tensors.
             share = (1 - LEAST_SHARE) * self.overhead * step
             self._measured_every = next((pace for pace in PACES if fixed + norm <= share * pace), PACES[-1])

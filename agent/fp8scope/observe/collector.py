@@ -77,16 +77,27 @@ class Collector:
                 tensors += source.tensors
         self._always = [source for source in self._sources.values() if source.every_step]
         self._paced = any(getattr(source, "is_paced", False) for source in self._sources.values())
+        self._budget.has_readings = self._paced
         self._tables.place()
         self._tables.sample(self.sampled)
         return tensors
 
     @property
-    def counts_always(self) -> bool:
-        """Whether tensors are counted in every step, by the layers or the optimizer that quantise them."""
+    def needs_each_step(self) -> bool:
+        """Whether what is counted of a step must be collected before the next one begins.
+
+        Not so for FP8 layers, whose counters add up: then a step has what was counted since the last one.
+        """
         return any(
-            source.recipe or getattr(source, "counts_itself", False) for source in self._sources.values()
+            (source.recipe and not getattr(source, "adds_up", False))
+            or getattr(source, "counts_itself", False)
+            for source in self._sources.values()
         )
+
+    @property
+    def counts_always(self) -> bool:
+        """Whether FP8 layers count in every step."""
+        return any(getattr(source, "adds_up", False) for source in self._sources.values())
 
     def rest(self) -> None:
         """Read nothing from now on, until `begin`. What was read belongs to the step that has not ended."""
@@ -143,9 +154,10 @@ class Collector:
             self.sampled = sampled
             if self._tables is not None:
                 self._tables.sample(sampled)
-        if self._paced and self._tables is not None:
+        if self._tables is not None:
             self._budget.begin(number, sampled, self._tables.pace)
-            self._switch_hooks(self._tables)
+            if self._paced:
+                self._switch_hooks(self._tables)
 
     def _switch_hooks(self, tables: "StatisticsTables") -> None:
         """Register the hooks that read plain tensors if this step is read, and count what hooks take."""
@@ -203,7 +215,7 @@ class Collector:
         for source in self._sources.values() if self.sampled else self._always:
             self._finish(source)
         tables = self._tables
-        if self._paced and tables is not None:
+        if tables is not None:
             self._budget.end(self.sampled, tables.pace)
         if tables is not None and tables.plain is not None and not (scalars or self.sampled):
             return PlainSnapshot(tables.plain)

@@ -306,6 +306,14 @@ class Steps:
             pipeline.put(histograms_of(step, snapshot))
             self.count_kernel_failures()
 
+    def take(self, step: Step) -> None:
+        """Take the statistics of the step now: what is counted after it belongs to a later one."""
+        try:
+            step.take(self._snapshot(step))
+        except BusyError as busy:
+            step.take(None)
+            self.guard.caught("watching a step", busy)
+
     def _snapshot(self, step: Step) -> "Snapshot | PlainSnapshot | None":
         """The step's statistics and device scalars, on their way to the host."""
         reading, on_device = step.reading, step.device_scalars

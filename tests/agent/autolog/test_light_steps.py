@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import fp8scope
 from fp8scope.observe.budget import Budget
 from fp8scope.run import Run
+from fp8scope_kernels import Recipe
 
 pytestmark = pytest.mark.usefixtures("online")
 
@@ -38,9 +39,14 @@ def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 class Training:
     """A small model and its optimizer; `step` trains once and returns the loss."""
 
-    def __init__(self, **arguments: Any) -> None:
+    def __init__(self, recipe: Recipe | None = None, **arguments: Any) -> None:
         torch.manual_seed(0)
-        self.model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+        # FP8 takes multiples of 16.
+        width, out = (8, 1) if recipe is None else (16, 16)
+        self.model = nn.Sequential(nn.Linear(width, 16), nn.Tanh(), nn.Linear(16, out))
+        if recipe is not None:
+            fp8scope.convert(self.model, recipe, exclude=())
+        self.width = width
         self.optimizer = torch.optim.Adam(self.model.parameters())
         self.run: Run = fp8scope.attach(self.model, self.optimizer, name="light", **arguments)
         self.losses: list[float] = []
@@ -50,7 +56,7 @@ class Training:
         return self.run.session.steps.light is not None and self.run.session.steps.light.is_on
 
     def loss(self) -> Tensor:
-        loss: Tensor = self.model(torch.randn(4, 8)).square().mean()
+        loss: Tensor = self.model(torch.randn(4, self.width)).square().mean()
         return loss
 
     def step(self, passes: int = 1) -> float:
@@ -273,10 +279,45 @@ def test_a_run_may_end_between_light_steps(server: WireServer) -> None:
     assert server.run.steps == list(range(1, count + 2))
 
 
-def test_sampled_and_fp8_steps_are_not_light(server: WireServer) -> None:
-    training = Training(every=4)
+@pytest.mark.parametrize(
+    "arguments", [{"every": 4}, {"shadow": fp8scope.DelayedScaling()}], ids=["sampled", "shadow"]
+)
+def test_some_steps_are_not_light(server: WireServer, arguments: dict[str, Any]) -> None:
+    """Sampled ones that come often, and those on which a delayed scale of shadow mode depends."""
+    training = Training(**arguments)
     for _ in range(30):
         training.step()
     assert not training.is_light
     training.run.finish()
     assert server.run.scalars("loss") == pytest.approx(training.losses, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "recipe", [fp8scope.DelayedScaling(), fp8scope.CurrentScaling()], ids=["delayed", "current"]
+)
+def test_counters_of_fp8_layers_add_up(server: WireServer, recipe: Recipe) -> None:
+    """A complete step has what was counted since the last one, and no cast is counted twice or left out."""
+    training = Training(recipe)
+    training.until_light()
+    calls = our_calls(training.step)
+    assert training.is_light and not {"snapshot", "begin_step", "measure_step"} & set(calls)
+    for _ in range(3 * EVERY):
+        training.step()
+    assert training.run.finish().errors == 0
+    stored = server.run
+    assert stored.steps == list(range(1, len(training.losses) + 1))
+    assert stored.scalars("loss") == pytest.approx(training.losses, rel=1e-6)
+    names = [tensor["name"] for tensor in next(iter(stored.catalogues.values()))]
+    inputs = names.index("0.input")
+    counted = {
+        step: row["tensors"]["numel"][inputs]
+        for step, row in zip(stored.steps, stored.rows, strict=True)
+        if row["tensors"].get("numel")
+    }
+    counted = {step: numel for step, numel in counted.items() if numel}
+    last = 0
+    for step, numel in counted.items():
+        assert numel == 4 * training.width * (step - last), counted
+        last = step
+    complete = [step for step in counted if step % EVERY == 1]
+    assert complete == list(range(1, len(training.losses), EVERY))

@@ -31,6 +31,7 @@ class Fp8Layers:
     """Observes the `Fp8Linear` layers of a model."""
 
     every_step = False
+    adds_up = True
 
     def __init__(self, model: nn.Module, tables: StatisticsTables) -> None:
         layers = list(fp8_layers(model))
