@@ -23,7 +23,7 @@ from fp8scope_kernels.plain_tensors import PLAIN_TYPES
 from fp8scope_kernels.quantization import measure_now
 from fp8scope_kernels.recipes import ROLES, Recipe, Role
 from fp8scope_kernels.sampling import accumulate_sample
-from fp8scope_kernels.scaling_state import ScalingState
+from fp8scope_kernels.scaling_state import NO_DTENSORS, ScalingState
 from fp8scope_kernels.statistics import Slot
 from fp8scope_kernels.torch_internals import break_graph, current_graph_task_id
 
@@ -274,10 +274,7 @@ def _apply(
 ) -> Tensor:
     for tensor in (x, weight):
         if type(tensor) not in PLAIN_TYPES and hasattr(tensor, "to_local"):
-            raise TypeError(
-                "Fp8Linear does not support DTensors, which tensor parallelism makes of weights and inputs: "
-                "leave these layers in high precision with convert(..., exclude=...)."
-            )
+            raise TypeError(NO_DTENSORS)
     products = layer.products
     output: Tensor = _Fp8Product.apply(  # type: ignore[no-untyped-call]
         x, weight, bias, layer, ALL_PRODUCTS if products is None else products, out_dtype

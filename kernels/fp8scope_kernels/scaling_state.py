@@ -29,6 +29,21 @@ UNREDUCED_CALLS = 256
 """Calls after which a warning says that a history with `reduce_amax` was never reduced over ranks."""
 
 
+NO_DTENSORS = (
+    "Fp8Linear does not support DTensors, which tensor parallelism makes of weights and inputs: leave these "
+    "layers in high precision with convert(..., exclude=...)."
+)
+
+
+class _NoTensor:
+    """An attribute of tensors that `RowwiseParallel` asks a layer's `scaling.weight` for."""
+
+    def __get__(self, state: object, kind: type) -> "_NoTensor":
+        if state is None:
+            return self
+        raise TypeError(NO_DTENSORS)
+
+
 class ScalingState(nn.Module):
     """Computes the scale of one tensor at each call.
 
@@ -55,6 +70,7 @@ class ScalingState(nn.Module):
     amax_history: Tensor
     calls: Tensor
     status: Status
+    is_leaf = _NoTensor()
 
     _is_empty = False
     """Whether the buffers are, or were, on the meta device, and nothing has been written to them since. A

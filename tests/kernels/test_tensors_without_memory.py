@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import distribute_tensor
-from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
 from fp8scope_kernels import (
@@ -112,6 +112,14 @@ def test_a_model_parallelised_after_conversion_is_refused(mesh: Any) -> None:
     assert not any(buffer.any() for buffer in layer.buffers())
     layer.precision = "bf16"
     assert layer(torch.randn(4, 32)).shape == (4, 64)
+
+
+def test_rows_of_a_converted_layer_cannot_be_parallelised(mesh: Any) -> None:
+    """torch takes the layer's scaling state of the weight for the weight of another layer."""
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32))
+    convert(model, DelayedScaling())
+    with pytest.raises(TypeError, match=r"does not support DTensors.*exclude="):
+        parallelize_module(model, mesh, {"0": RowwiseParallel()})
 
 
 @uses
