@@ -309,7 +309,7 @@ def _accumulate(row: Tensor, elements: int, scale: Tensor, extent: Extent, count
     nonfinite += extent.nonfinite
 
 
-def _floating(x: Tensor) -> Tensor:
+def _floating(x: object) -> Tensor:
     if not (isinstance(x, Tensor) and x.is_floating_point()):
         kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
         raise TypeError(f"Only floating-point tensors can be quantised, got {kind}.")

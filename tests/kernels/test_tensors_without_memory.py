@@ -324,7 +324,9 @@ def test_functionalised_tensors_do_not_end_the_process(use: Callable[[Tensor], A
     x = torch.randn(32, 64)
     wrapper = torch._to_functional_tensor(x)
     assert type(wrapper) is Tensor
-    for call in (lambda: use(wrapper), lambda: torch.func.functionalize(use)(x)):
+    functionalised = torch.func.functionalize(use)
+    calls: list[Callable[[], Any]] = [lambda: use(wrapper), lambda: functionalised(x)]
+    for call in calls:
         try:
             result = call()
         except (RuntimeError, TypeError) as error:
