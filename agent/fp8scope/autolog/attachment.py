@@ -148,6 +148,8 @@ class Attachment:
         """Optimizers that must step before a step is complete."""
         self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         """Optimizers that have stepped since the step began."""
+        self._most_steps = 1
+        """The most steps of an optimizer in one step of the training."""
         self._is_alone = False
         """Whether one optimizer trains one model. This is the usual case; it avoids the weak sets."""
         self.optimizer_steps = 0
@@ -239,8 +241,21 @@ class Attachment:
             handle.remove()
         self._handles.clear()
         self._close_if_due()
+        self._warn_of_steps_that_waited()
         self._steps.abandon_step()
         self._step = None
+
+    def _warn_of_steps_that_waited(self) -> None:
+        """Say how many steps of an optimizer are left out, because those of another one did not follow."""
+        waited = max((followed.steps for followed in self._followed), default=0)
+        if waited > self._most_steps:
+            self._run.guard.warn_once(
+                "waited",
+                "the last %d steps of an optimizer are not recorded: a step needs one of each optimizer, and "
+                "another one has not stepped since. Models that are trained one after the other need a run "
+                "each.",
+                waited,
+            )
 
     # Called by the hooks
 
@@ -430,6 +445,7 @@ class Attachment:
     def _log(self, step: "Step") -> None:
         self._sees_values |= bool(step.scalars or step.device_scalars)
         for index, followed in enumerate(self._followed):
+            self._most_steps = max(self._most_steps, followed.steps)
             losses, followed.losses, followed.steps = followed.losses, [], 0
             # Shielded per model: losses that cannot be combined must not affect other models or later steps.
             with self._run.guard.shield("combining the losses"):

@@ -244,6 +244,27 @@ def test_does_not_touch_a_script_that_records_itself(
     assert server.run.registration["name"] == "its own" and server.run.steps == [1, 2]
 
 
+IN_TURN = """
+import torch
+for layer in (torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)):
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    kept = globals().setdefault("kept", []); kept.append((layer, optimizer))
+    for _ in range(6):
+        optimizer.zero_grad()
+        layer(torch.ones(2, 4)).square().mean().backward()
+        optimizer.step()
+"""
+
+
+def test_steps_that_are_left_out_are_told(server: WireServer, tmp_path: Path) -> None:
+    """Of models that are trained one after the other, the second waits for steps of the first."""
+    script = tmp_path / "in_turn.py"
+    script.write_text(IN_TURN)
+    done = launch(server, script)
+    assert done.returncode == 0 and server.run.steps == list(range(1, 7))
+    assert "the last 6 steps of an optimizer are not recorded" in done.stderr
+
+
 UNSEEN = """
 import sys, torch
 from torch.nn import functional
