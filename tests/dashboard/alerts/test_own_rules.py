@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 from dashboard.helpers.recording import Recorder, make_run
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.accounts.services import create_project
 from fp8scope_dashboard.alerts.models import Event, Rule
 from fp8scope_dashboard.alerts.services import evaluate
-from fp8scope_dashboard.alerts.user_rules import rule_documents, rule_store
+from fp8scope_dashboard.alerts.user_rules import own_rules, rule_documents, rule_store
 from fp8scope_dashboard.runs.models import Run
 
 pytestmark = pytest.mark.django_db
@@ -146,3 +148,29 @@ def test_a_built_in_rule_of_a_project_cannot_be_removed(project: Project) -> Non
     assert rule is not None
     with pytest.raises(rule_documents.RuleDocumentError, match="Switch it off"):
         rule_store.remove(rule)
+
+
+def test_a_changed_rule_holds_from_the_next_evaluation_on(project: Project) -> None:
+    """Processes remember the rules that they have read, and notice every change."""
+    rule = add(project)
+    assert [event.kind for event in evaluate(scalar(project).id)] == ["threshold"]
+    Rule.objects.filter(pk=rule.pk).update(parameters={**rule.parameters, "value": 30.0})
+    assert evaluate(scalar(project).id) == []
+    Rule.objects.filter(pk=rule.pk).update(parameters=rule.parameters)
+    assert len(evaluate(scalar(project).id)) == 1
+    Rule.objects.filter(pk=rule.pk).update(enabled=False)
+    assert evaluate(scalar(project).id) == []
+    other = add(project, name="another")
+    (event,) = evaluate(scalar(project).id)
+    assert event.rule == other
+    other.delete()
+    assert evaluate(scalar(project).id) == []
+
+
+def test_unchanged_rules_are_not_read_again(project: Project) -> None:
+    add(project)
+    run = scalar(project)
+    own_rules.rules_of(run)
+    with CaptureQueriesContext(connection) as queries:
+        assert [rule.name for rule in own_rules.rules_of(run)] == ["mine"]
+    assert len(queries) == 0

@@ -3,26 +3,73 @@
 from __future__ import annotations
 
 import re
+import threading
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from fnmatch import translate
 from functools import lru_cache
-from typing import Final, cast
+from typing import Any, Final, cast
 from uuid import UUID
 
 import numpy as np
-from django.db.models import Q
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.alerts import rules
 from fp8scope_dashboard.alerts.detectors import Finding, State, threshold
 from fp8scope_dashboard.alerts.detectors.threshold import Condition
 from fp8scope_dashboard.alerts.models import Rule, RuleKind
+from fp8scope_dashboard.db import sql
+from fp8scope_dashboard.db.replica import database
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry.codec import ChunkData
 from fp8scope_dashboard.telemetry.rank_merge import derive, sources
 
 # A rule follows at most so many tensors, the first of the catalogue that match its pattern.
 MOST_TENSORS: Final = 2_000
+MOST_RULES_KEPT: Final = 20_000
+_FIELDS: Final = [field.attname for field in Rule._meta.concrete_fields]
+
+
+# A version of a row has a transaction and a position of its own.
+_VERSIONS: Final = """
+    SELECT id, xmin::text || ctid::text FROM alerts_rule
+    WHERE (run_id IS NULL AND project_id = ANY(%(projects)s)) OR run_id = ANY(%(runs)s) ORDER BY id
+"""
+
+
+class _Versions:
+    """The rules that this process has read, with the version of their rows.
+
+    Every evaluation needs the rules of its runs, which hardly ever change: asking for their versions takes a
+    tenth of the time of reading them. Thread-safe.
+    """
+
+    def __init__(self, most: int = MOST_RULES_KEPT) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        # By id: the version, and the values of the fields.
+        self._rows: OrderedDict[int, tuple[str, list[Any]]] = OrderedDict()
+
+    def rules(self, projects: list[int], runs: list[UUID]) -> list[Rule]:
+        """The rules of projects and of runs as they are stored now, in the order of their ids."""
+        versions = dict(sql.fetch(_VERSIONS, {"projects": projects, "runs": runs}))
+        with self._lock:
+            rows = {pk: self._rows[pk] for pk in versions if pk in self._rows}
+        changed = [pk for pk, version in versions.items() if pk not in rows or rows[pk][0] != version]
+        # What changes in between gets another version, and is read again the next time.
+        for rule in Rule.objects.filter(pk__in=changed) if changed else ():
+            rows[rule.pk] = versions[rule.pk], [getattr(rule, name) for name in _FIELDS]
+        with self._lock:
+            for pk in changed:
+                if pk in rows:
+                    self._rows[pk] = rows[pk]
+                    self._rows.move_to_end(pk)
+            while len(self._rows) > self._most:
+                self._rows.popitem(last=False)
+        return [Rule.from_db(database(), _FIELDS, rows[pk][1]) for pk in versions if pk in rows]
+
+
+_versions: Final = _Versions()
 
 
 def rules_of(run: Run) -> list[Rule]:
@@ -36,7 +83,7 @@ def rules_of(run: Run) -> list[Rule]:
 def rules_of_runs(runs: Sequence[Run]) -> dict[UUID, list[Rule]]:
     """The rules of several runs; see `rules_of`."""
     projects = {run.project_id for run in runs}
-    stored = Rule.objects.filter(Q(run=None, project__in=projects) | Q(run__in=runs)).order_by("id")
+    stored = _versions.rules(sorted(projects), [run.pk for run in runs])
     of_project: dict[int, list[Rule]] = {project: [] for project in projects}
     of_run: dict[UUID, list[Rule]] = {run.pk: [] for run in runs}
     for rule in stored:

@@ -44,6 +44,8 @@ CHUNKS_AT_ONCE = 16
 # may be delayed, or refused for good.
 GAP_PATIENCE = timedelta(seconds=60)
 NOT_ALL_READ = -1
+# Fields of runs that no detector reads, and that may be large.
+NOT_READ = ("config", "environment", "summary")
 
 RUN_DETECTORS = {
     "run_silent": run_silent,
@@ -123,7 +125,8 @@ def evaluate_together(run_ids: Collection[UUID], *, waits: bool = False) -> Eval
         waits: for runs that another worker evaluates. Otherwise these are left out as `busy`, because a run
             with news would hold up all others.
     """
-    runs = list(Run.objects.select_related("project").filter(pk__in=run_ids).order_by("pk"))
+    described = Run.objects.select_related("project").defer(*NOT_READ)
+    runs = list(described.filter(pk__in=run_ids).order_by("pk"))
     rows = {run.pk: lineage.rows_behind(run) if run.baseline else run.rows_stored for run in runs}
     states = _locked(runs, waits=waits)
     busy = [run.pk for run in runs if run.pk not in states]
