@@ -65,8 +65,9 @@ JOB_DELAY_SECONDS: Final = 1.0
 URGENT_RUNS: Final = "fp8scope:evaluate:urgent"
 WAITING_RUNS: Final = "fp8scope:evaluate:waiting"
 COMPARED_RUNS: Final = "fp8scope:compare:waiting"
-# An evaluator takes all waiting runs. Another one starts for each further so many, up to this number.
-RUNS_PER_EVALUATOR: Final = 64
+# An evaluator takes all waiting runs, so many at once. Another one starts for each further so many, up to a
+# number: on busy cores one falls behind, and several get more of them.
+RUNS_PER_EVALUATOR: Final = 16
 MOST_EVALUATORS: Final = 4
 # When each kind of change was last published on a channel is known for this long.
 RECENT_SECONDS: Final = 600
@@ -143,14 +144,14 @@ def job_started(job: str, run_id: str = "") -> None:
     _publisher().job_started(job, run_id)
 
 
-def enqueue_evaluations(client: redis.Redis, run_ids: Collection[UUID]) -> None:
-    """Let the detectors read these runs, in their turn.
+def enqueue_evaluations(client: redis.Redis, run_ids: Collection[UUID], *, urgent: bool = False) -> None:
+    """Let the detectors read these runs, in their turn; `urgent` ones before others.
 
     Raises:
         redis.RedisError, kombu.exceptions.OperationalError: Redis is unavailable.
     """
-    if run_ids:
-        client.zadd(WAITING_RUNS, {str(run_id): time.time() for run_id in run_ids}, nx=True)
+    for name in (WAITING_RUNS, *([URGENT_RUNS] if urgent else [])) if run_ids else ():
+        client.zadd(name, {str(run_id): time.time() for run_id in run_ids}, nx=True)
     start_evaluators(client)
 
 

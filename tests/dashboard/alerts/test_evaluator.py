@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
 
@@ -50,6 +51,28 @@ def faulty_runs(project: Project, count: int) -> list[Run]:
     return runs
 
 
+@contextmanager
+def held(run: Run) -> Iterator[None]:
+    """Another worker evaluates the run within the context."""
+    locked, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with transaction.atomic():
+            DetectorState.objects.select_for_update().get(run=run, writer=RUN_WIDE)
+            locked.set()
+            done.wait(60.0)
+        connection.close()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert locked.wait(60.0)
+    try:
+        yield
+    finally:
+        done.set()
+        holder.join()
+
+
 def test_it_works(project: Project, client: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     """One turn evaluates every run that waits, and its mark is gone afterwards."""
     # On a busy machine the two rounds take longer than a turn.
@@ -92,23 +115,31 @@ def test_leaves_a_run_to_the_worker_that_evaluates_it(project: Project, client: 
     evaluator.evaluate_all([busy.pk, free.pk])
     for run in (busy, free):
         Recorder(run, rank=1).rows(np.arange(30), {"loss": np.full(30, 2.0)})
-    locked, done = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with transaction.atomic():
-            DetectorState.objects.select_for_update().get(run=busy, writer=RUN_WIDE)
-            locked.set()
-            done.wait(60.0)
-        connection.close()
-
-    holder = threading.Thread(target=hold)
-    holder.start()
-    assert locked.wait(60.0)
-    assert evaluator.evaluate_all([busy.pk, free.pk]) == [busy.pk]
-    done.set()
-    holder.join()
+    with held(busy):
+        assert evaluator.evaluate_all([busy.pk, free.pk]) == [busy.pk]
     assert unread_runs() == [busy.pk]
     assert evaluator.evaluate_all([busy.pk]) == []
+
+
+def test_an_urgent_run_that_another_worker_evaluates_stays_urgent(
+    project: Project, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That one may have begun before the rows arrived that make it urgent."""
+    (run,) = faulty_runs(project, 1)
+    evaluator.evaluate_all([run.pk])
+    Recorder(run, rank=1).rows(np.arange(30), {"loss": np.full(30, 2.0)})
+    assert notifications.flush()
+    client.delete(notifications.WAITING_RUNS)
+    client.zadd(notifications.URGENT_RUNS, {str(run.pk): time.time()})
+    take, looks = evaluator.take, [True, False]
+
+    def take_once(*arguments: Any, **options: Any) -> Any:
+        return take(*arguments, **options) if looks.pop(0) else ([], False)
+
+    monkeypatch.setattr(evaluator, "take", take_once)
+    with held(run):
+        evaluator.work(0)
+    assert client.zrange(notifications.URGENT_RUNS, 0, -1) == [str(run.pk).encode()]
 
 
 def test_opening_an_alert_takes_few_queries(

@@ -41,6 +41,8 @@ OVERDUE_SECONDS: Final = 0.5
 MAX_SHARE: Final = 0.25
 PACE_SECONDS: Final = 0.2
 LINGER_SECONDS: Final = 1.0
+# If other evaluators have all runs that were taken, they are taken again after this pause.
+BUSY_SECONDS: Final = 0.05
 # Then the task ends and the next one continues, so that workers can stop, or replace a process.
 TURN_SECONDS: Final = 5.0
 # The mark of an evaluator that was killed expires after this long.
@@ -69,7 +71,10 @@ def work(slot: int) -> int:
                     break
                 begin = time.monotonic()
                 if more := evaluate_all(run_ids):
-                    enqueue_evaluations(client, more)
+                    # Of an urgent run, the rows that make it so may be those that are still to be read.
+                    enqueue_evaluations(client, more, urgent=is_urgent)
+                    if len(more) == len(run_ids):
+                        time.sleep(BUSY_SECONDS)
                 if run_ids and not is_urgent and len(run_ids) < RUNS_AT_ONCE:
                     next_round = begin + min(PACE_SECONDS, (time.monotonic() - begin) / MAX_SHARE)
                 count += len(run_ids)
