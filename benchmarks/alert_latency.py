@@ -47,6 +47,7 @@ from pathlib import Path
 from typing import Any
 
 import alert_scenarios as scenarios
+from processor_time import cpu_seconds
 
 # The faults of runs begin within so many steps of each other.
 FAULTS_OVER = 100
@@ -241,10 +242,10 @@ def measure(runs: int, options: argparse.Namespace) -> list[dict[str, Any]]:
         if "above_baseline" in tokens:
             make_baseline(supervisor.url, tokens["above_baseline"], str(Path(directory) / "spool"))
         psutil.cpu_percent()
-        before, times = _cpu_seconds(supervisor), os.times()
+        before, times = cpu_seconds(supervisor), os.times()
         ends, steps, seconds = _stream(supervisor.url, tokens, Path(directory), runs, options)
         machine = psutil.cpu_percent() / 100.0 * (os.cpu_count() or 1)
-        after, ended = _cpu_seconds(supervisor), os.times()
+        after, ended = cpu_seconds(supervisor), os.times()
         _wait_for([run for _, run, _ in ends], arrivals)
         stored, alerts = json.loads(_in_installation(supervisor, STORED))
     delays = [_delays(kind, run, at, alerts.get(run), arrivals.get(run)) for kind, run, at in ends]
@@ -335,21 +336,6 @@ def _figures(rule: str, delays: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "opened_p95_s": _quantile(opened, 0.95),
         "stored_p95_s": _quantile(stored, 0.95),
     }
-
-
-def _cpu_seconds(supervisor: Any) -> dict[str, float]:
-    """CPU seconds of the installation's living processes, by name."""
-    import psutil
-
-    totals: dict[str, float] = {}
-    for name, pid in supervisor.pids().items():
-        server = psutil.Process(pid)
-        totals[name] = 0.0
-        for process in (server, *server.children(recursive=True)):
-            with suppress(psutil.Error):
-                times = process.cpu_times()
-                totals[name] += times.user + times.system
-    return totals
 
 
 def _in_installation(supervisor: Any, script: str, *arguments: str) -> str:

@@ -26,6 +26,8 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+from processor_time import cpu_seconds
+
 STATISTICS = ("numel", "amax", "scale", "underflow")
 SCALARS = 10
 WARM_UP = 3.0
@@ -85,18 +87,6 @@ class Run:
         return bodies
 
 
-def cpu_seconds(supervisor: Any) -> dict[str, float]:
-    """CPU seconds of the installation's living processes, by name."""
-    import psutil
-
-    totals: dict[str, float] = {}
-    for name, pid in supervisor.pids().items():
-        server = psutil.Process(pid)
-        every = [process.cpu_times() for process in (server, *server.children(recursive=True))]
-        totals[name] = sum(times.user + times.system for times in every)
-    return totals
-
-
 def measure(supervisor: Any, token: str, steps: int, tensors: int, options: argparse.Namespace) -> Any:
     """The figures of one load."""
     runs = [Run(supervisor.port, token, tensors) for _ in range(options.runs)]
@@ -104,7 +94,9 @@ def measure(supervisor: Any, token: str, steps: int, tensors: int, options: argp
     bodies = [run.bodies(each, steps) for run in runs]
     for run in runs:
         run.register()
-    begin, times, before, sent = time.monotonic(), [], {}, 0
+    times: list[float] = []
+    before: dict[str, float] = {}
+    begin, sent = time.monotonic(), 0
     for number in range(each * options.runs):
         due = begin + number / options.rate
         time.sleep(max(0.0, due - time.monotonic()))
