@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, cast
 from uuid import UUID
 
 from django.core.exceptions import DisallowedHost
@@ -79,7 +79,7 @@ class DirectBatches:
     def _frame(self, scope: Scope) -> Headers | None:
         """The headers of every answer; None if Django refuses or redirects requests with this Host."""
         given = dict(scope["headers"])
-        key = (given.get(b"host"), given.get(b"x-forwarded-proto"), scope.get("scheme"))
+        key = (given.get(b"host"), given.get(b"x-forwarded-proto"), str(scope.get("scheme", "http")))
         if key not in self._frames:
             if len(self._frames) >= MOST_FRAMES:
                 self._frames.clear()
@@ -97,12 +97,12 @@ def _read(scope: Scope) -> batches.Sent | None:
         return None
     if not 0 < declared_length(scope) <= LARGEST:
         return None
-    known = _known(scope.get("query_string", b"").decode("latin-1"))
+    said = _known(scope.get("query_string", b"").decode("latin-1"))
     kind = given.get(b"content-type", b"").decode("latin-1").lower()
-    if known is None or kind not in (batches.ARROW, batches.JSON):
+    if said is None or kind not in (batches.ARROW, batches.JSON):
         return None
     _, _, secret = given[b"authorization"].decode("latin-1").partition(" ")
-    known, urgent = known
+    known, urgent = said
     return batches.Sent(
         run=UUID(path[1]), secret=secret.strip(), kind=kind, body=b"", known=known, urgent=urgent
     )
@@ -185,7 +185,8 @@ def _headers_of(scope: Scope, host: bytes | None, forwarded: bytes | None, schem
 
     try:
         request.get_host()
-        response = SecurityMiddleware(CommonMiddleware(XFrameOptionsMiddleware(view)))(request)
+        chain = SecurityMiddleware(CommonMiddleware(XFrameOptionsMiddleware(view)))
+        response = cast("HttpResponse", chain(request))
     except (DisallowedHost, KeyError):
         return None
     if response.status_code != 201:
