@@ -1,0 +1,58 @@
+"""A token that sends as much as it can waits for itself, and not the agents of another project."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from contract.helpers.wire_client import WireClient
+from helpers.live_servers import Server
+from helpers.waiting import wait_until
+
+from fp8scope_dashboard.accounts.services import create_project, create_token
+
+CONNECTIONS, REQUESTS = 16, 64
+
+
+def large(writer: uuid.UUID, seq: int) -> dict[str, object]:
+    """A message that takes the server a hundred times as long as that of an agent."""
+    scalars = {f"s{number}": float(number) for number in range(50)}
+    rows = [
+        {"step": 1000 * seq + step, "time": "2026-01-01T00:00:00Z", "scalars": scalars} for step in range(200)
+    ]
+    return {"protocol": 1, "writer": str(writer), "seq": seq, "rows": rows}
+
+
+def test_it_works(server: Server) -> None:
+    """The order of the answers: an agent's batches come between those that waited before them."""
+    other = create_project("other", "Other")
+    hostile = WireClient(server.url, create_token(other, "hostile")[1])
+    agent = WireClient(server.url, server.token)
+    assert hostile.register().status == agent.register().status == 201
+    assert agent.send(agent.batch(0, [0], scalars={"loss": [1.0]})).status == 201
+
+    answered: list[str] = []
+    lock = threading.Lock()
+
+    def flood(seqs: Sequence[int]) -> None:
+        for seq in seqs:
+            message = large(hostile.writer, seq)
+            assert hostile.request("POST", "/batches", json=message).status == 201
+            with lock:
+                answered.append("hostile")
+
+    with ThreadPoolExecutor(CONNECTIONS) as pool:
+        floods = [pool.submit(flood, range(first, REQUESTS, CONNECTIONS)) for first in range(CONNECTIONS)]
+        wait_until(lambda: len(answered) > 0, "the first answer to the flood")
+        for seq in range(1, 9):
+            assert agent.send(agent.batch(seq, [seq], scalars={"loss": [1.0]})).status == 201
+            with lock:
+                answered.append("agent")
+        for each in floods:
+            each.result()
+    assert answered.count("hostile") == REQUESTS and answered.count("agent") == 8
+    # One large request runs at a time, so about one ends while a batch is stored.
+    before_last = answered[: len(answered) - answered[::-1].index("agent")]
+    assert before_last.count("hostile") <= 2 * 8
