@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
@@ -81,12 +82,14 @@ def _lanes() -> dict[str, Lane]:
     # to known callers.
     connections = int(pool.get("max_size", 16))
     few = max(1, min(2, connections // 8))
+    hashing = min(few, max(1, (os.cpu_count() or 1) // 2))
     return {
         KNOWN: Lane("request", THREADS, None),
         BATCHES: Lane("batch", max(1, min(BATCH_THREADS, connections // 2)), None),
         VISITORS: Lane("visitor", few, 64),
         # Hashing a password takes a processor for a third of a second, without the interpreter.
-        PASSWORDS: Lane("password", few, 8, niceness=NICENESS_OF_PASSWORDS),
+        # On few processors one at a time: all of them are then never busy with hashes.
+        PASSWORDS: Lane("password", hashing, 8, niceness=NICENESS_OF_PASSWORDS),
     }
 
 

@@ -80,3 +80,27 @@ def test_hashing_passwords_gives_way_to_other_requests() -> None:
         assert await lanes[KNOWN].run(niceness) == usual == niceness()
 
     run(work())
+
+
+@pytest.mark.parametrize(("processors", "threads"), [(1, 1), (2, 1), (3, 1), (4, 2), (64, 2)])
+def test_hashes_leave_processors_to_others(
+    processors: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: processors)
+
+    async def work() -> None:
+        lane, go = Lanes()[PASSWORDS], threading.Event()
+        begun: list[int] = []
+
+        def hash_password() -> None:
+            begun.append(threading.get_ident())
+            go.wait(60)
+
+        hashes = [asyncio.create_task(lane.run(hash_password)) for _ in range(4)]
+        while len(begun) < threads:
+            await asyncio.sleep(0.001)
+        go.set()
+        await asyncio.gather(*hashes)
+        assert len(set(begun)) <= threads
+
+    run(work())
