@@ -33,6 +33,8 @@ MAX_URGENT, INTERVALS_PER_URGENT = 100, 2.0
 LEAST_PAUSE, MAX_LOAD = 0.3, 0.02
 """Batches follow each other after the first share of the interval, if sending takes at most the second
 share of this thread's time and the server asks for no longer pause. The interval is the longest pause."""
+LEARNING = 0.2
+"""Weight of the last message in the mean cost of one: a message that was interrupted changes little."""
 
 
 class Sender:
@@ -78,6 +80,8 @@ class Sender:
         self._batch_at = 0.0
         self._suits_server: float | None = None
         """The pause for which the answer to the last batch asks."""
+        self._computing = 0.0
+        """The mean processor time of a message, in seconds."""
         self._is_urgent = False
         """Whether the message that is being sent is urgent."""
         self._is_hastened = False
@@ -135,8 +139,9 @@ class Sender:
         A server that says nothing of a pause is one of an earlier version: then its answers' delay tells how
         busy it is.
         """
+        self._computing += LEARNING * (computing - self._computing)
         for_server = seconds / MAX_LOAD if self._suits_server is None else self._suits_server
-        wanted = max(LEAST_PAUSE * self._settings.interval, computing / MAX_LOAD, for_server)
+        wanted = max(LEAST_PAUSE * self._settings.interval, self._computing / MAX_LOAD, for_server)
         return min(self._settings.interval, wanted)
 
     def _note_urgent(self, now: float) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,7 +14,7 @@ from agent.helpers.wire_server import WireServer
 
 from fp8scope.config import Settings
 from fp8scope.delivery.cursor import Cursor, SendProgress
-from fp8scope.delivery.sender import LEAST_PAUSE, Sender
+from fp8scope.delivery.sender import LEAST_PAUSE, MAX_LOAD, Sender
 from fp8scope.guard import Guard
 from fp8scope.recording.records import RecordKind, Row, dump_json
 from fp8scope.recording.registration import blank_registration
@@ -73,6 +75,27 @@ def test_an_answer_without_a_pause_changes_nothing(
     server.pause = asked
     pause = pause_after_a_batch(spool, settings, server)
     assert (LEAST_PAUSE - 0.1) * INTERVAL < pause <= INTERVAL
+
+
+def test_one_slow_message_is_no_reason_to_wait(
+    spool: Spool, settings: Settings, server: WireServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But many are: then sending would take too much of the training's processors."""
+    server.pause = 0.0
+    monkeypatch.setattr(time, "thread_time", itertools.count(0.0, 0.5 * MAX_LOAD * INTERVAL).__next__)
+    sender = sender_of(spool, settings)
+    pauses = []
+    record(spool, 1)
+    for step in range(1, 20):
+        sender.hurry = True
+        while not server.runs or len(server.run.steps) < step:
+            sender.advance()
+        sender.hurry = False
+        record(spool, step + 1)
+        pauses.append(sender.advance() / INTERVAL)
+    sender.close()
+    assert pauses[0] <= LEAST_PAUSE
+    assert pauses[-1] > LEAST_PAUSE
 
 
 def test_urgent_rows_do_not_wait(spool: Spool, settings: Settings, server: WireServer) -> None:
