@@ -13,7 +13,7 @@ from contract.helpers.wire_client import WireClient
 from helpers.live_servers import Server
 
 from fp8scope.cli.main import main
-from fp8scope_dashboard.pages.onset_facts import failure_line
+from fp8scope_dashboard.pages.run.onset_facts import failure_line
 from fp8scope_dashboard.runs.models import Artefact, ConsoleLine, Note, Run
 
 SCRIPT = """

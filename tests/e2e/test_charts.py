@@ -17,7 +17,7 @@ from helpers.live_servers import Server
 from playwright.sync_api import Route
 
 from fp8scope_dashboard import notifications
-from fp8scope_dashboard.pages.figures.theme import THEMES, ThemeName
+from fp8scope_dashboard.pages.charts.theme import THEMES, ThemeName
 from fp8scope_dashboard.runs.models import Run
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]

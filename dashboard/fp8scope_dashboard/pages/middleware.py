@@ -16,8 +16,8 @@ from django.utils.decorators import sync_and_async_middleware
 from django.utils.deprecation import MiddlewareMixin
 
 from fp8scope_dashboard.db import replica
+from fp8scope_dashboard.pages.charts.answers import EmptyAnswer, FigureAnswer, in_format
 from fp8scope_dashboard.pages.finders import PLOTLY
-from fp8scope_dashboard.pages.views.figure_answers import EmptyAnswer, FigureAnswer, in_format
 
 # Inline styles are allowed because plotly and htmx set them; inline scripts are not.
 POLICY = "; ".join(

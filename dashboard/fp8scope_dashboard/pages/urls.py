@@ -3,34 +3,24 @@
 from django.urls import URLPattern, path
 from django.urls.converters import StringConverter, register_converter
 
-from fp8scope_dashboard.pages.views import (
-    alerts,
-    audit,
-    channels,
-    compare,
-    console,
-    data,
-    diagnosis,
-    evaluation_figures,
-    evaluations,
-    events,
-    figures,
-    home,
-    notes,
-    progress,
-    readiness,
-    related_runs,
-    rules,
-    run,
-    run_actions,
-    run_controls,
-    run_list,
-    server_status,
-    settings,
-    shared_reports,
-    tensor_changes,
-    tensors,
-)
+from fp8scope_dashboard.pages import progress
+from fp8scope_dashboard.pages.alerts import channels, rules
+from fp8scope_dashboard.pages.alerts import views as alerts
+from fp8scope_dashboard.pages.compare import views as compare
+from fp8scope_dashboard.pages.live import views as events
+from fp8scope_dashboard.pages.project import audit, home, server_status, settings
+from fp8scope_dashboard.pages.readiness import views as readiness
+from fp8scope_dashboard.pages.reports import views as shared_reports
+from fp8scope_dashboard.pages.run import console_views, data, diagnosis_views, notes, related_views
+from fp8scope_dashboard.pages.run import views as run
+from fp8scope_dashboard.pages.run.controls import views as run_controls
+from fp8scope_dashboard.pages.run.figures import views as figures
+from fp8scope_dashboard.pages.runs import actions
+from fp8scope_dashboard.pages.runs import views as run_list
+from fp8scope_dashboard.pages.scores import figures as evaluation_figures
+from fp8scope_dashboard.pages.scores import views as evaluations
+from fp8scope_dashboard.pages.tensors import changes
+from fp8scope_dashboard.pages.tensors import views as tensors
 
 
 class CompareFigure(StringConverter):
@@ -61,17 +51,17 @@ urlpatterns: list[URLPattern] = [
     path("", home.home, name="home"),
     path(P, run_list.project, name="project"),
     path(P + "find/suggestions.json", run_list.suggest, name="run_suggest"),
-    path(P + "find/change", run_actions.change, name="runs_change"),
-    path(P + "find/compare", run_actions.compare_selected, name="compare_selected"),
-    path(P + "find/changes/<uuid:action_id>/undo", run_actions.undo, name="runs_undo"),
-    path(P + "views/save", run_actions.view_save, name="view_save"),
-    path(P + "views/<int:view_id>/delete", run_actions.view_delete, name="view_delete"),
+    path(P + "find/change", actions.change, name="runs_change"),
+    path(P + "find/compare", actions.compare_selected, name="compare_selected"),
+    path(P + "find/changes/<uuid:action_id>/undo", actions.undo, name="runs_undo"),
+    path(P + "views/save", actions.view_save, name="view_save"),
+    path(P + "views/<int:view_id>/delete", actions.view_delete, name="view_delete"),
     path(P + "events", events.project_events, name="project_events"),
     path(RUN, run.run, name="run"),
     path(RUN + "data/", data.run_data, name="run_data"),
     path(RUN + "data/delete", data.run_delete, name="run_delete"),
     path(RUN + "data/run.<slug:form>", data.run_export, name="run_export"),
-    path(RUN + "diagnosis/", diagnosis.diagnosis, name="diagnosis"),
+    path(RUN + "diagnosis/", diagnosis_views.diagnosis, name="diagnosis"),
     path(RUN + "events", events.run_events, name="run_events"),
     path(RUN + "readiness/", readiness.readiness, name="readiness"),
     path(RUN + "readiness/exponents.json", readiness.readiness_figure, name="readiness_figure"),
@@ -80,14 +70,14 @@ urlpatterns: list[URLPattern] = [
     path(RUN + "tensors/find", tensors.tensor_find, name="tensor_find"),
     path(RUN + "tensors/<int:index>/", tensors.tensor, name="tensor"),
     path(RUN + "tensors/<int:index>/picture.json", tensors.tensor_picture, name="tensor_picture"),
-    path(RUN + "changes", tensor_changes.changes, name="changes"),
+    path(RUN + "changes", changes.changes, name="changes"),
     path(RUN + "ranks", run.ranks, name="ranks"),
-    path(RUN + "related", related_runs.related_runs, name="related_runs"),
-    path(RUN + "related/baseline", related_runs.baseline_new, name="baseline_new"),
-    path(RUN + "related/group", related_runs.group_new, name="group_new"),
-    path(RUN + "related/<choice_field:field>/undo", related_runs.choice_undo, name="choice_undo"),
-    path(RUN + "console/lines", console.lines, name="console_lines"),
-    path(RUN + "console/rank<int:rank>.log", console.text, name="console_text"),
+    path(RUN + "related", related_views.related_runs, name="related_runs"),
+    path(RUN + "related/baseline", related_views.baseline_new, name="baseline_new"),
+    path(RUN + "related/group", related_views.group_new, name="group_new"),
+    path(RUN + "related/<choice_field:field>/undo", related_views.choice_undo, name="choice_undo"),
+    path(RUN + "console/lines", console_views.lines, name="console_lines"),
+    path(RUN + "console/rank<int:rank>.log", console_views.text, name="console_text"),
     path(RUN + "note", notes.note_save, name="note_save"),
     path(RUN + "note/preview", notes.note_preview, name="note_preview"),
     path(RUN + "artefacts", notes.artefact_new, name="artefact_new"),

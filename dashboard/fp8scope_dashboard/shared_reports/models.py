@@ -18,7 +18,7 @@ class SharedReport(models.Model):
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="shared_reports")
     title = models.CharField(max_length=200)
-    content = models.JSONField(help_text="The sections; see pages.report_sections.")
+    content = models.JSONField(help_text="The sections; see pages.reports.sections.")
     created_by = models.ForeignKey(User, null=True, on_delete=models.SET_NULL, related_name="+")
     created_at = models.DateTimeField(default=timezone.now)
 

@@ -36,7 +36,7 @@ class ReportError(Exception):
 
 
 def create_report(project: Project, title: str, content: Mapping[str, Any], user: User) -> SharedReport:
-    """Store a report. `content` is JSON, see pages.report_sections.
+    """Store a report. `content` is JSON, see pages.reports.sections.
 
     Raises:
         ReportError: the title is empty or too long, the report is too large, or the project has too many.

@@ -18,9 +18,9 @@ from django.utils.http import urlencode
 
 from fp8scope_dashboard.accounts import urls as account_urls
 from fp8scope_dashboard.exports.formats import MEDIA_TYPES
-from fp8scope_dashboard.pages.run_tabs import TABS
+from fp8scope_dashboard.pages.run.figures.views import BUILDERS
+from fp8scope_dashboard.pages.run.tabs import TABS
 from fp8scope_dashboard.pages.urls import urlpatterns
-from fp8scope_dashboard.pages.views.figures import BUILDERS
 
 VALUES: Final = (
     "",

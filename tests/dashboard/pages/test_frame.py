@@ -93,7 +93,7 @@ def test_a_crash_shows_the_error_page(admin: Visitor, monkeypatch: pytest.Monkey
     def fail(*args: object) -> None:
         raise RuntimeError("boom")
 
-    monkeypatch.setattr("fp8scope_dashboard.pages.views.run_list.Arms", fail)
+    monkeypatch.setattr("fp8scope_dashboard.pages.runs.views.Arms", fail)
     admin.client.raise_request_exception = False
     answer = admin.client.get(admin.address())
     assert answer.status_code == 500
@@ -118,9 +118,9 @@ def test_every_static_file_of_a_template_exists() -> None:
 
 def test_every_icon_exists() -> None:
     defined = set(re.findall(r'<symbol id="([\w-]+)"', (FOLDER / "static/pages/img/icons.svg").read_text()))
-    sources = [path.read_text() for path in (*FOLDER.rglob("*.html"), FOLDER / "verdicts.py")]
+    sources = [path.read_text() for path in (*FOLDER.rglob("*.html"), FOLDER / "badges.py")]
     used = {name for text in sources for name in re.findall(r'{% icon "([\w-]+)" %}', text)}
-    used |= set(re.findall(r'Badge\("[^"]+", "\w+", "([\w-]+)"\)', (FOLDER / "verdicts.py").read_text()))
+    used |= set(re.findall(r'Badge\("[^"]+", "\w+", "([\w-]+)"\)', (FOLDER / "badges.py").read_text()))
     assert used and used <= defined
 
 

@@ -8,7 +8,7 @@ from dashboard.helpers.visitors import Visitor
 from django.db import OperationalError, connection
 from django.test import Client
 
-from fp8scope_dashboard.pages.views import home
+from fp8scope_dashboard.pages.project import home
 from fp8scope_dashboard.telemetry import disk_space
 
 BANNER = "disk of the server’s database is full"

@@ -21,7 +21,7 @@ from fp8scope_dashboard.accounts.models import Role
 from fp8scope_dashboard.accounts.services import create_project
 from fp8scope_dashboard.accounts.time_zones import SESSION_ENTRY
 from fp8scope_dashboard.pages import early_head
-from fp8scope_dashboard.pages.views import run as run_view
+from fp8scope_dashboard.pages.run import views as run_view
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.threaded_asgi import Handler
 

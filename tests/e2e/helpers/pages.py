@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from fp8scope_dashboard.accounts.urls import urlpatterns as account_addresses
-from fp8scope_dashboard.pages.run_tabs import TABS
+from fp8scope_dashboard.pages.run.tabs import TABS
 from fp8scope_dashboard.pages.urls import urlpatterns as page_addresses
 
 ROUTES: Final = {str(each.name): str(each.pattern) for each in (*account_addresses, *page_addresses)}

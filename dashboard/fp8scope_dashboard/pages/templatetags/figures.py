@@ -7,12 +7,12 @@ from typing import Any
 from django import template
 from django.template import Context
 
-from fp8scope_dashboard.pages.first_paint import first_paint
+from fp8scope_dashboard.pages.charts.first_paint import first_paint
 
 register = template.Library()
 
 
-@register.inclusion_tag("pages/_figure.html", takes_context=True)
+@register.inclusion_tag("pages/charts/_figure.html", takes_context=True)
 def figure(
     context: Context,
     name: str,

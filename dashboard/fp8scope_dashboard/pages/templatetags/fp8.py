@@ -14,7 +14,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
 from fp8scope_dashboard.pages import formatting, glossary
-from fp8scope_dashboard.pages.comparison_groups import precision_label
+from fp8scope_dashboard.pages.charts.arms import precision_label
 from fp8scope_dashboard.text import run_summary
 from fp8scope_dashboard.text.numbers import MINUS
 

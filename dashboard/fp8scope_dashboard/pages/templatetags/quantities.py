@@ -7,12 +7,12 @@ from typing import Any
 
 from django import template
 
-from fp8scope_dashboard.pages.quantities import quantity_rows
+from fp8scope_dashboard.pages.run.quantities import quantity_rows
 
 register = template.Library()
 
 
-@register.inclusion_tag("pages/_quantities.html")
+@register.inclusion_tag("pages/run/_quantities.html")
 def quantities(result: Mapping[str, Any] | str | None) -> dict[str, Any]:
     """The costs and savings of a comparison's result as a list; nothing without any."""
     stored = (result.get("quantities") or {}) if isinstance(result, Mapping) else {}

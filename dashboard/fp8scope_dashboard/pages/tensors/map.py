@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from fp8scope_dashboard.analysis.tensor_onsets import early_median, log2_change
 from fp8scope_dashboard.pages import glossary
-from fp8scope_dashboard.pages.figures.theme import THEMES
+from fp8scope_dashboard.pages.charts.theme import THEMES
 from fp8scope_dashboard.pages.tensors import modes
-from fp8scope_dashboard.pages.tensors.fold import Group, Row, folded, opened_in, visible
+from fp8scope_dashboard.pages.tensors.grouping import Group, Row, folded, opened_in, visible
 from fp8scope_dashboard.pages.tensors.loading import detail, of_tensors, overview
-from fp8scope_dashboard.pages.tensors.question import Question
+from fp8scope_dashboard.pages.tensors.query import Question
 from fp8scope_dashboard.runs.models import Run, Tensor
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry.queries import Heatmap

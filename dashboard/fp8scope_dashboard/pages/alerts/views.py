@@ -1,0 +1,413 @@
+"""The alerts of a project, and one alert: its evidence, its history, and what people do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Final
+from urllib.parse import urlencode
+from uuid import UUID
+
+from django.contrib import messages
+from django.core.paginator import Paginator
+from django.db import transaction
+from django.db.models import Prefetch, QuerySet
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.urls import reverse
+from django.utils import timezone
+from django.views.decorators.gzip import gzip_page
+from django.views.decorators.http import require_safe
+
+from fp8scope_dashboard.accounts.models import Project, Role, User
+from fp8scope_dashboard.alerts import life
+from fp8scope_dashboard.alerts.delivery import message, picture_links
+from fp8scope_dashboard.alerts.models import (
+    Delivery,
+    EntryKind,
+    Event,
+    EventState,
+    HistoryEntry,
+    Rule,
+    RuleKind,
+    Severity,
+)
+from fp8scope_dashboard.alerts.services import events_of, numbered
+from fp8scope_dashboard.alerts.user_rules import rule_store
+from fp8scope_dashboard.alerts.user_rules.rule_audit import record_rules
+from fp8scope_dashboard.alerts.user_rules.rule_documents import document_of
+from fp8scope_dashboard.audit.log import actor_of
+from fp8scope_dashboard.control.models import Command
+from fp8scope_dashboard.diagnosis.services import suspected_cause
+from fp8scope_dashboard.pages import formatting
+from fp8scope_dashboard.pages.access import POST, back_to, in_project, open_alerts, page, person
+from fp8scope_dashboard.pages.address_values import uuid_in, whole_number
+from fp8scope_dashboard.pages.alerts import rule_words
+from fp8scope_dashboard.pages.alerts.evidence_figure import evidence_figure
+from fp8scope_dashboard.pages.badges import EVENT_STATES, SEVERITIES, Badge
+from fp8scope_dashboard.pages.charts.answers import empty_answer, figure_answer
+from fp8scope_dashboard.pages.charts.arms import Arm, Arms
+from fp8scope_dashboard.pages.charts.series import Options
+from fp8scope_dashboard.pages.run.controls.content import command_entry
+from fp8scope_dashboard.runs.models import Run
+
+ALERTS_A_PAGE: Final = 50
+# More alerts are listed without their charts, which open on demand.
+MOST_CHARTS: Final = 8
+MOST_CHOSEN: Final = 200
+MOST_RUNS: Final = 100
+MOST_RECENT: Final = 5
+FILTERS: Final = {
+    "open": "Open",
+    "acknowledged": "Acknowledged",
+    "muted": "Muted",
+    "resolved": "Resolved",
+    "all": "All",
+}
+# Hours for which an alert can be muted, and how the page names them.
+SILENCES: Final = {"1": "1 hour", "4": "4 hours", "24": "1 day", "168": "1 week"}
+
+
+@dataclass(frozen=True)
+class Alert:
+    """An event, prepared for the page."""
+
+    event: Event
+    severity: Badge
+    state: Badge
+    deliveries: list[Delivery]
+
+    @property
+    def value(self) -> str:
+        """The observed value, in the unit of the alert's kind."""
+        return rule_words.amount(self.event.kind, self.event.value)
+
+    @property
+    def limit(self) -> str:
+        """The limit of that value; empty without one."""
+        return rule_words.amount(self.event.kind, self.event.threshold)
+
+    @property
+    def delay(self) -> int:
+        """Steps from onset to detection."""
+        return max(0, self.event.step - self.event.onset_step)
+
+    @property
+    def undelivered(self) -> list[str]:
+        """The names of the channels that did not get it, each once."""
+        return list(dict.fromkeys(each.channel.name for each in self.deliveries if each.failed_at))
+
+    @property
+    def has_chart(self) -> bool:
+        """Whether the event stores series to draw."""
+        return bool(self.event.evidence.get("series"))
+
+
+@dataclass(frozen=True)
+class Group:
+    """The alerts of one run."""
+
+    run: Run
+    arm: Arm
+    alerts: list[Alert] = field(default_factory=list)
+
+    @property
+    def critical(self) -> int:
+        return sum(alert.event.severity == Severity.CRITICAL for alert in self.alerts)
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which alerts the list shows. Empty fields do not restrict it."""
+
+    state: str
+    severity: str
+    kind: str
+    run: UUID | None
+
+    @classmethod
+    def of(cls, query: Mapping[str, str], default_state: str) -> Filter:
+        """The filter in an address; what is not known there is left out."""
+        state, severity, kind = query.get("state", ""), query.get("severity", ""), query.get("kind", "")
+        return cls(
+            state if state in FILTERS else default_state,
+            severity if severity in Severity.values else "",
+            kind if kind in RuleKind.values else "",
+            uuid_in(query.get("run", "")),
+        )
+
+    def apply(self, events: QuerySet[Event]) -> QuerySet[Event]:
+        """The events that are shown, in any state."""
+        chosen = {"severity": self.severity, "kind": self.kind, "run": self.run}
+        return events.filter(**{name: value for name, value in chosen.items() if value})
+
+    def address(self, state: str, page: int = 1) -> str:
+        """The query of the same list in another state, or of another page of it."""
+        fields = {"severity": self.severity, "kind": self.kind, "run": self.run and str(self.run)}
+        fields["page"] = str(page) if page > 1 else ""
+        return urlencode({"state": state} | {name: value for name, value in fields.items() if value})
+
+
+@in_project()
+def alerts(request: HttpRequest, project: Project) -> HttpResponse:
+    """The alerts that match the filter, newest first, grouped by run, in pages."""
+    events = events_of(project)
+    # Open alerts come first; without any, the page shows all.
+    default = "open" if events.filter(state=EventState.OPEN).exists() else "all"
+    chosen = Filter.of(request.GET, default)
+    matching = chosen.apply(events)
+    kinds = events.order_by("kind").values_list("kind", flat=True).distinct()
+    newest = _in_state(matching, chosen.state).order_by("-opened_at", "-id")
+    shown = Paginator(newest, ALERTS_A_PAGE).get_page(request.GET.get("page"))
+    start = max(0, shown.start_index() - 1)
+    groups = _grouped(newest[start : shown.end_index()], Arms(project))
+    listed = [alert.event for group in groups for alert in group.alerts]
+    context = {
+        "groups": groups,
+        "choosable": sum(event.state == EventState.OPEN for event in listed),
+        "pages": shown,
+        "newer": chosen.address(chosen.state, shown.number - 1) if shown.has_previous() else "",
+        "older": chosen.address(chosen.state, shown.number + 1) if shown.has_next() else "",
+        "with_charts": len(listed) <= MOST_CHARTS,
+        "filter": chosen,
+        "states": [
+            (key, label, _in_state(matching, key).count(), chosen.address(key))
+            for key, label in FILTERS.items()
+        ],
+        "severities": Severity.choices,
+        "kinds": [(kind, RuleKind(kind).label) for kind in kinds],
+        "runs": Run.objects.filter(events__in=events).distinct().order_by("-created_at")[:MOST_RUNS],
+        "only": Run.objects.filter(project=project, pk=chosen.run).first() if chosen.run else None,
+        "total": events.count(),
+        "open_matching": _in_state(matching, EventState.OPEN).count(),
+        "undoable": life.acknowledged_lately(project, person(request)),
+        "rules": rule_store.rules_in(project),
+    }
+    template = (
+        "pages/alerts/_alerts.html"
+        if request.headers.get("HX-Target") == "alerts"
+        else "pages/alerts/alerts.html"
+    )
+    return page(request, project, "alerts", template, context)
+
+
+@in_project()
+def alert(request: HttpRequest, project: Project, event_id: int) -> HttpResponse:
+    """One alert with everything that is known about it."""
+    event = _event(project, event_id)
+    is_refresh = request.headers.get("HX-Target") == "alert"
+    commands = Command.objects.filter(event=event).select_related("given_by", "event")
+    context: dict[str, Any] = {
+        "alert": _alert(event),
+        "event": event,
+        "arm": Arms(project).of(event.run),
+        "tensors": event.evidence.get("tensors", []),
+        "tensors_more": max(
+            0, _count(event.evidence.get("tensors_over")) - len(event.evidence.get("tensors", []))
+        ),
+        "history": event.history.select_related("user"),
+        "commands": [command_entry(command) for command in commands.prefetch_related("results")],
+        "orders": event.history.filter(kind=EntryKind.ORDERED),
+        "diagnosis": suspected_cause(event.run_id, event.onset_step),
+        "silences": SILENCES,
+        "longest_comment": life.LONGEST_COMMENT,
+    }
+    template = "pages/alerts/_alert_parts.html" if is_refresh else "pages/alerts/alert.html"
+    return page(request, project, "alerts", template, context)
+
+
+@in_project()
+def recent(request: HttpRequest, project: Project) -> JsonResponse:
+    """The open alerts after a number, newest first, for messages on open pages and of the browser."""
+    after = whole_number(request.GET.get("after", "")) or 0
+    events = numbered(events_of(project))
+    newest = events.order_by("-number").values_list("number", flat=True).first() or 0
+    fresh = events.filter(number__gt=after, state=EventState.OPEN).select_related("run").order_by("-number")
+    shown = [
+        {
+            "number": event.number,
+            "severity": event.severity,
+            "title": event.title,
+            "run": event.run.name,
+            "message": event.message,
+            "url": reverse("alert", args=[project.slug, event.pk]),
+        }
+        for event in fresh[:MOST_RECENT]
+    ]
+    counts = {"open": open_alerts(project), "more": max(0, fresh.count() - len(shown))}
+    return JsonResponse({"newest": newest, "alerts": shown, **counts})
+
+
+@in_project(Role.MEMBER, methods=POST)
+def acknowledge_many(request: HttpRequest, project: Project) -> HttpResponse:
+    """Acknowledge the chosen alerts, or with `all` those that match the filter, and redirect back.
+
+    `newest` is the number of the project's newest alert when the list was shown: later ones stay open.
+    """
+    if request.POST.get("all") == "1":
+        newest = whole_number(request.POST.get("newest", "")) or 0
+        matching = Filter.of(request.POST, "open").apply(events_of(project))
+        chosen = numbered(matching).filter(number__lte=newest)
+    else:
+        texts = request.POST.getlist("alerts")[:MOST_CHOSEN]
+        ids = [number for text in texts if (number := whole_number(text)) is not None]
+        chosen = events_of(project).filter(pk__in=ids)
+    try:
+        count = life.acknowledge_all(chosen, person(request))
+    except life.LifeError as error:
+        messages.error(request, str(error))
+    else:
+        if not count:
+            messages.warning(request, "Choose the alerts to acknowledge. Those chosen are not open any more.")
+        # Otherwise the list says so, beside the button that undoes it.
+    return _back(request, project)
+
+
+@in_project(Role.MEMBER, methods=POST)
+def acknowledge_undo(request: HttpRequest, project: Project) -> HttpResponse:
+    """Open the alerts again that the user acknowledged at the moment `at`, and redirect back."""
+    try:
+        at = datetime.fromisoformat(request.POST.get("at", ""))
+        opened = life.undo_acknowledgement(project, person(request), at) if at.tzinfo else 0
+    except (ValueError, OverflowError):
+        opened = 0
+    if opened:
+        messages.success(
+            request, f"{formatting.count(opened)} alert{'s are' if opened > 1 else ' is'} open again."
+        )
+    else:
+        minutes = life.UNDO_FOR.seconds // 60
+        messages.warning(
+            request,
+            f"Nothing was changed: acknowledging can be undone for {minutes} minutes, and only while nobody "
+            "else has changed the alerts.",
+        )
+    return _back(request, project)
+
+
+@in_project(Role.MEMBER, methods=POST)
+def change(request: HttpRequest, project: Project, event_id: int, action: str) -> HttpResponse:
+    """Change the state of an alert or comment on it, and redirect back."""
+    event, user = _event(project, event_id), person(request)
+    try:
+        done = _changed(event, user, action, request.POST)
+    except life.LifeError as error:
+        messages.error(request, str(error))
+    else:
+        if done:
+            messages.success(request, f"{done}: {event.title} in {event.run.name}.")
+        else:
+            messages.warning(request, f"Nothing was changed: the alert is {event.state} already.")
+    return _back(request, project)
+
+
+def _changed(event: Event, user: User, action: str, post: Mapping[str, str]) -> str:
+    """Carry out an action. Returns a word for what was done; empty if the state does not allow it."""
+    if action == "acknowledge":
+        return "Acknowledged" if life.acknowledge(event, user) else ""
+    if action == "mute":
+        hours = post.get("hours", "")
+        if hours not in SILENCES:
+            raise life.LifeError("Choose how long to mute the alert.")
+        until = timezone.now() + timedelta(hours=int(hours))
+        return f"Muted for {SILENCES[hours]}" if life.mute(event, user, until) else ""
+    if action == "unmute":
+        return "Unmuted" if life.unmute(event, user) else ""
+    if action == "resolve":
+        return "Resolved" if life.resolve(event, user) else ""
+    if action == "reopen":
+        return "Reopened" if life.reopen(event, user) else ""
+    life.comment(event, user, post.get("text", ""))
+    return "Comment added"
+
+
+@in_project(Role.MEMBER, methods=POST)
+def switch_rule(request: HttpRequest, project: Project, rule_id: int) -> HttpResponse:
+    """Switch a rule on or off in the whole project."""
+    rule = Rule.objects.filter(project=project, pk=rule_id).first()
+    if rule is None:
+        raise Http404("No such rule.")
+    before = document_of(rule)
+    with transaction.atomic():
+        rule_store.switch(rule, on=request.POST.get("enabled") == "1")
+        record_rules(actor_of(request), project, [rule_store.change_of(rule, before)])
+    state = "on" if rule.enabled else "off: it opens no alerts until it is switched on again"
+    messages.success(request, f"The rule “{rule.title}” is {state}.")
+    return _back(request, project)
+
+
+@gzip_page
+@in_project()
+def evidence(request: HttpRequest, project: Project, event_id: int) -> HttpResponse:
+    """The chart of an alert's evidence."""
+    event, options = _event(project, event_id), Options.of(request.GET)
+    drawn = evidence_figure(
+        event.evidence,
+        options.theme,
+        slot=Arms(project).of(event.run).slot,
+        onset=event.onset_step,
+        detected=event.step,
+        threshold=event.threshold,
+        compact=options.compact,
+    )
+    if drawn is None:
+        return empty_answer("This alert stores no series.")
+    return figure_answer(drawn, event.message)
+
+
+@require_safe
+def picture(request: HttpRequest, signed: str) -> HttpResponse:
+    """The chart of an alert as a PNG, for chats that fetch it without an account; see picture_links.py.
+
+    Requests of strangers are limited by their address before they get here.
+    """
+    event = picture_links.event_of(signed)
+    drawn = message.draw(event) if event is not None else None
+    if drawn is None:
+        raise Http404("No such picture.")
+    answer = HttpResponse(drawn, content_type="image/png")
+    answer["Cache-Control"] = "public, max-age=86400"
+    answer["Content-Security-Policy"] = "default-src 'none'; frame-ancestors 'none'"
+    answer["X-Robots-Tag"] = "noindex, nofollow, noarchive"
+    answer["Referrer-Policy"] = "no-referrer"
+    return answer
+
+
+def _event(project: Project, event_id: int) -> Event:
+    events = events_of(project).select_related("run", "rule", "acknowledged_by")
+    event = events.filter(pk=event_id).first()
+    if event is None:
+        raise Http404("No such alert.")
+    return event
+
+
+def _in_state(events: QuerySet[Event], state: str) -> QuerySet[Event]:
+    return events if state == "all" else events.filter(state=state)
+
+
+def _grouped(events: QuerySet[Event], arms: Arms) -> list[Group]:
+    """Events by run, in the order of each run's first one; the critical ones of a run come first."""
+    deliveries = Prefetch("deliveries", Delivery.objects.select_related("channel"))
+    comments = Prefetch("history", HistoryEntry.objects.filter(kind=EntryKind.COMMENT), to_attr="comments")
+    groups: dict[UUID, Group] = {}
+    listed = events.select_related("run", "rule", "acknowledged_by").prefetch_related(deliveries, comments)
+    for event in listed:
+        group = groups.setdefault(event.run_id, Group(event.run, arms.of(event.run)))
+        group.alerts.append(_alert(event))
+    for group in groups.values():
+        # The sort is stable: the newest first among those of a severity.
+        group.alerts.sort(key=lambda alert: alert.event.severity != Severity.CRITICAL)
+    return list(groups.values())
+
+
+def _alert(event: Event) -> Alert:
+    deliveries = list(event.deliveries.all())
+    return Alert(event, SEVERITIES[event.severity], EVENT_STATES[event.state], deliveries)
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _back(request: HttpRequest, project: Project) -> HttpResponse:
+    return back_to(request, project, reverse("alerts", args=[project.slug]))

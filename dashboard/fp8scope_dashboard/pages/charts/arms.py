@@ -1,0 +1,72 @@
+"""Arms of a comparison: runs that differ only in their seed, with a label and a colour."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from django.db.models import Min
+
+from fp8scope_dashboard.accounts.models import Project
+from fp8scope_dashboard.pages.charts.theme import Slot
+from fp8scope_dashboard.runs.models import Run
+
+FP8_SLOTS: tuple[Slot, ...] = ("fp8-1", "fp8-2", "fp8-3")
+# The most groups, and runs without a group, with an assigned colour.
+MOST_GROUPS = 1_000
+
+PRECISIONS = {"bf16": "BF16", "fp8": "FP8", "fp16": "FP16", "fp32": "FP32"}
+
+
+@dataclass(frozen=True)
+class Arm:
+    """Runs that differ only in their seed. `slot`: their colour on every page."""
+
+    label: str
+    slot: Slot
+    group: str
+
+
+class Arms:
+    """The arms of a project."""
+
+    def __init__(self, project: Project) -> None:
+        fp8 = Run.objects.filter(project=project, precision="fp8").order_by()
+        groups = fp8.exclude(group="").values_list("group").annotate(first=Min("created_at"))
+        alone = fp8.filter(group="").order_by("created_at").values_list("pk", "created_at")
+        begun = [(first, group) for group, first in groups.order_by("first", "group")[:MOST_GROUPS]]
+        begun += [(created, str(pk)) for pk, created in alone[:MOST_GROUPS]]
+        self._ranks = {key: i for i, (_, key) in enumerate(sorted(begun))}
+
+    def of(self, run: Run) -> Arm:
+        """The arm that a run belongs to."""
+        precision = precision_label(run.precision)
+        if not run.group:
+            return Arm(run.name, self._slot(run), "")
+        # For a BF16 run in the group 'bf16' the label would repeat the precision.
+        same = run.group.casefold() == precision.casefold()
+        return Arm(precision if same else f"{precision} · {run.group}", self._slot(run), run.group)
+
+    def _slot(self, run: Run) -> Slot:
+        if run.precision == "bf16":
+            return "bf16"
+        if run.precision == "fp8":
+            return FP8_SLOTS[self._ranks.get(run.group or str(run.pk), 0) % len(FP8_SLOTS)]
+        return "other"
+
+
+def precision_label(precision: str) -> str:
+    """A precision's usual spelling."""
+    return PRECISIONS.get(precision.lower(), precision)
+
+
+def arm_labels(arms: Arms, runs: Iterable[Run]) -> dict[str, str]:
+    """Legend labels by run id: the arm's label, with the number of runs if there are several."""
+    listed = [(run, arms.of(run)) for run in runs]
+    sizes: dict[str, int] = {}
+    for _, arm in listed:
+        sizes[arm.label] = sizes.get(arm.label, 0) + 1
+    return {
+        str(run.id): f"{arm.label} ({sizes[arm.label]} seeds)" if sizes[arm.label] > 1 else arm.label
+        for run, arm in listed
+    }

@@ -1,0 +1,95 @@
+"""Marks of a chart over steps: events as vertical lines, and stretches of values that it cannot show."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fp8scope_dashboard.pages.charts.theme import Theme, escaped, faded
+
+ALERT: Final = "alert"
+# More marks would overlap.
+MOST_MARKS: Final = 200
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A vertical line with a name, e.g. where an alert began."""
+
+    x: float
+    text: str
+    severe: bool = False
+    # The kind of mark, for the hover text.
+    label: str = ALERT
+
+
+class Drawing(Protocol):
+    """What marks are added to: a plotly figure, or the parts of one."""
+
+    def add_scatter(self, **trace: Any) -> object: ...
+
+    def add_shape(self, **shape: Any) -> object: ...
+
+
+def draw_marks(
+    drawing: Drawing, marks: Sequence[Mark], theme: Theme, *, axis: str, height: float | None
+) -> None:
+    """Draw a dotted line through the whole chart for each mark.
+
+    Their texts are at `height` on the y axis `axis`; without a height there are none.
+    """
+    marks = marks[:MOST_MARKS]
+    for mark in marks:
+        drawing.add_shape(
+            type="line",
+            xref="x",
+            yref="paper",
+            x0=mark.x,
+            x1=mark.x,
+            y0=0,
+            y1=1,
+            line={"color": faded(_colour(mark, theme), 0.7), "width": 1, "dash": "dot"},
+            layer="below",
+        )
+    alerts = [mark for mark in marks if mark.label == ALERT]
+    changes = [mark for mark in marks if mark.label != ALERT]
+    for name, symbol, group in ((ALERT, "diamond", alerts), ("change", "square", changes)):
+        if group and height is not None:
+            drawing.add_scatter(
+                x=[mark.x for mark in group],
+                y=[height] * len(group),
+                yaxis=axis,
+                mode="markers",
+                marker={
+                    "symbol": symbol,
+                    "size": 8,
+                    "color": [_colour(mark, theme) for mark in group],
+                    "line": {"width": 1, "color": theme.surface},
+                },
+                text=[escaped(mark.text) for mark in group],
+                customdata=[escaped(mark.label) for mark in group],
+                name=name,
+                showlegend=False,
+                hovertemplate="%{text}<extra>%{customdata}</extra>",
+                cliponaxis=False,
+            )
+
+
+def stretches(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """The first and the last index of each stretch of True, int64[N, 2]; at most MOST_MARKS / 2 stretches."""
+    padded = np.concatenate(([False], mask, [False]))
+    changes = np.flatnonzero(padded[1:] != padded[:-1])
+    pairs = np.stack([changes[::2], changes[1::2] - 1], axis=1)
+    if len(pairs) > MOST_MARKS // 2:
+        pairs = pairs[np.linspace(0, len(pairs) - 1, MOST_MARKS // 2).astype(int)]
+    return pairs
+
+
+def _colour(mark: Mark, theme: Theme) -> str:
+    if mark.label != ALERT:
+        return theme.muted
+    return theme.danger if mark.severe else theme.warning

@@ -1,0 +1,216 @@
+"""Load stored series and prepare them as curves of a figure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+from uuid import UUID
+
+import numpy as np
+from django.http import QueryDict
+from numpy.typing import NDArray
+
+from fp8scope_dashboard.alerts.models import Event, Severity
+from fp8scope_dashboard.pages.charts.arms import Arms, arm_labels
+from fp8scope_dashboard.pages.charts.curves import Curve
+from fp8scope_dashboard.pages.charts.marks import Mark
+from fp8scope_dashboard.pages.charts.smoothing import centred_average, default_span
+from fp8scope_dashboard.pages.charts.theme import Theme, theme_named
+from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.telemetry import queries
+from fp8scope_dashboard.telemetry.downsample import keep
+
+Axis = Literal["step", "tokens", "time"]
+AXIS_TITLES: Final[dict[Axis, str]] = {
+    "step": "step",
+    "tokens": "tokens seen",
+    "time": "minutes since the first step",
+}
+
+POINTS, COMPACT_POINTS = 1_200, 500
+# The most alerts that are marked in a loss chart.
+MOST_MARKS = 50
+LARGEST_STEP = 2**62
+# Points of a whole series from which the steps of a range of tokens or of time are taken.
+RANGE_POINTS = 4_000
+
+
+@dataclass(frozen=True)
+class Options:
+    """Validated options of a figure's address; invalid values become the defaults.
+
+    Attributes:
+        first, last: the range of steps.
+        span: the range on the axis if this has other units than steps.
+    """
+
+    theme: Theme
+    compact: bool
+    log: bool
+    smooth: bool
+    axis: Axis
+    first: int | None
+    last: int | None
+    span: tuple[float, float] | None = None
+
+    @classmethod
+    def of(cls, query: QueryDict) -> Options:
+        """Read the options from the query."""
+        name = query.get("x", "step")
+        axis: Axis = name if name in get_args(Axis) else "step"  # type: ignore[assignment]
+        return cls(
+            theme=theme_named(query.get("theme", "")),
+            compact=query.get("compact") == "1",
+            log=query.get("log") == "1",
+            smooth=query.get("smooth", "1") == "1",
+            axis=axis,
+            first=step_of(query.get("first")),
+            last=step_of(query.get("last")),
+            span=None if axis == "step" else _span_of(query.get("from", ""), query.get("to", "")),
+        )
+
+    @property
+    def points(self) -> int:
+        return COMPACT_POINTS if self.compact else POINTS
+
+    @property
+    def zoomed(self) -> bool:
+        return self.first is not None or self.last is not None or self.span is not None
+
+
+def loss_curves(
+    runs: Sequence[Run],
+    arms: Arms,
+    options: Options,
+    *,
+    quiet: Iterable[UUID] = (),
+    points: int | None = None,
+) -> list[Curve]:
+    """The losses of several runs. Runs in `quiet` are drawn first, in the background."""
+    return scalar_curves(runs, "loss", arms, options, quiet=quiet, points=points)
+
+
+def scalar_curves(
+    runs: Sequence[Run],
+    name: str,
+    arms: Arms,
+    options: Options,
+    *,
+    quiet: Iterable[UUID] = (),
+    points: int | None = None,
+) -> list[Curve]:
+    """A scalar of several runs, downsampled for drawing; runs without it are left out.
+
+    With `points`, each line is read with at most this many; otherwise all of it, to be smoothed.
+    """
+    background = set(quiet)
+    labels = arm_labels(arms, runs)
+    curves = []
+    for run in sorted(runs, key=lambda run: run.id not in background):
+        part = _part_of(run.id, name, options)
+        is_timed = options.axis == "time"
+        series = queries.scalar(run.id, name, first=part.first, last=part.last, points=points, timed=is_timed)
+        if len(series):
+            x = _axis(run.id, series, options, part)
+            curves.append(
+                _curve(run, labels[str(run.id)], arms, x, series.values, options, run.id in background)
+            )
+    return curves
+
+
+def alert_marks(run: Run) -> list[Mark]:
+    """Marks at the onsets of the run's alerts."""
+    events = Event.objects.filter(run=run).order_by("-step")[:MOST_MARKS]
+    return [
+        Mark(
+            float(event.onset_step),
+            f"{event.get_kind_display()} from step {event.onset_step:,}",
+            event.severity == Severity.CRITICAL,
+        )
+        for event in events
+    ]
+
+
+def _curve(
+    run: Run,
+    label: str,
+    arms: Arms,
+    x: NDArray[np.float64],
+    y: NDArray[np.float64],
+    options: Options,
+    quiet: bool,
+) -> Curve:
+    smooth_x = smooth_y = np.zeros(0)
+    span = default_span(len(y))
+    if options.smooth and span > 1:
+        averaged = centred_average(y, span)
+        smooth_x, smooth_y = _downsampled(x, averaged, options.points)
+    raw_x, raw_y = _downsampled(x, y, options.points)
+    return Curve(run.name, label, arms.of(run).slot, raw_x, raw_y, smooth_x, smooth_y, quiet)
+
+
+def _downsampled(
+    x: NDArray[np.float64], y: NDArray[np.float64], points: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    # By position, not by x, because steps, tokens and times may be unevenly spaced.
+    indices = keep(np.arange(len(y)), y, points)
+    return x[indices], y[indices]
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The steps of a run that a chart shows, and the time from which it counts; None is that of the first."""
+
+    first: int | None
+    last: int | None
+    begin: np.datetime64 | None = None
+
+
+def _part_of(run_id: UUID, name: str, options: Options) -> _Part:
+    """The steps in the range of a chart; for tokens or time, to the next known points outside of it."""
+    if options.span is None:
+        return _Part(options.first, options.last)
+    is_timed = options.axis == "time"
+    measure = queries.scalar(run_id, name if is_timed else "tokens", points=RANGE_POINTS, timed=is_timed)
+    if not len(measure):
+        # Without tokens the axis shows steps.
+        return _Part(step_of(str(options.span[0])), step_of(str(options.span[1])))
+    x = _minutes(measure, measure.times[0]) if is_timed else measure.values
+    # A run that has gone back to an earlier step can have times that decrease.
+    low, high = (int(np.searchsorted(np.fmax.accumulate(x), bound)) for bound in options.span)
+    first, last = measure.steps[max(low - 1, 0)], measure.steps[min(high, len(x) - 1)]
+    return _Part(int(first), int(last), measure.times[0])
+
+
+def _minutes(series: queries.Series, begin: np.datetime64) -> NDArray[np.float64]:
+    return np.asarray((series.times - begin) / np.timedelta64(60, "s"), np.float64)
+
+
+def _axis(run_id: UUID, series: queries.Series, options: Options, part: _Part) -> NDArray[np.float64]:
+    if options.axis == "time":
+        return _minutes(series, series.times[0] if part.begin is None else part.begin)
+    if options.axis == "tokens":
+        tokens = queries.scalar(run_id, "tokens", first=part.first, last=part.last, timed=False)
+        if len(tokens):
+            return np.interp(series.steps, tokens.steps, tokens.values)
+    return series.steps.astype(np.float64)
+
+
+def _span_of(low: str, high: str) -> tuple[float, float] | None:
+    """A range in an address; None if there is none that can be meant."""
+    try:
+        first, last = float(low), float(high)
+    except ValueError:
+        return None
+    return (first, last) if math.isfinite(first) and math.isfinite(last) and first < last else None
+
+
+def step_of(text: str | None) -> int | None:
+    """A step in an address, rounded; None if it is not a number or far too large."""
+    try:
+        value = round(float(text)) if text else None
+    except (ValueError, OverflowError):
+        return None
+    return None if value is None or abs(value) > LARGEST_STEP else value

@@ -1,0 +1,60 @@
+"""A small SVG image of a run's loss."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fp8scope_dashboard.pages.charts.ranges import loss_range
+from fp8scope_dashboard.pages.charts.theme import Slot
+
+Floats = NDArray[np.float64]
+
+WIDTH, HEIGHT, EDGE = 132, 32, 3
+# An image cannot follow the page's theme; these colours have contrast on light and dark.
+COLOURS: dict[Slot, str] = {
+    "bf16": "#2f86d0",
+    "fp8-1": "#e2702b",
+    "fp8-2": "#b456ab",
+    "fp8-3": "#a88a1c",
+    "other": "#7d8899",
+}
+BROKEN = "#e0455a"
+
+
+def sparkline(x: Floats, y: Floats, slot: Slot) -> str:
+    """The curve y over x as SVG text, clipped to the range, with a cross at the first non-finite value.
+
+    Args:
+        x: float64[N], increasing.
+        y: float64[N], may hold NaN and infinities.
+        slot: the arm, which determines the colour.
+    """
+    size = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" {size}>']
+    limits = loss_range([y])
+    if limits is not None:
+        across = (x - x[0]) / ((x[-1] - x[0]) or 1.0) * (WIDTH - 2 * EDGE) + EDGE
+        share = (np.clip(y, *limits) - limits[0]) / (limits[1] - limits[0])
+        down = EDGE + (1.0 - share) * (HEIGHT - 2 * EDGE)
+        for piece in stretches(np.isfinite(y)):
+            points = " ".join(f"{across[i]:.1f},{down[i]:.1f}" for i in piece)
+            parts.append(
+                f'<polyline points="{points}" fill="none" stroke="{COLOURS[slot]}" stroke-width="1.6" '
+                'stroke-linejoin="round" stroke-linecap="round"/>'
+            )
+        broken = np.flatnonzero(~np.isfinite(y))
+        if len(broken):
+            left, top = float(across[broken[0]]), EDGE + 4.0
+            parts.append(
+                f'<path d="M{left - 3:.1f} {top - 3:.1f}l6 6m0 -6l-6 6" stroke="{BROKEN}" stroke-width="2" '
+                'stroke-linecap="round"/>'
+            )
+    return "".join([*parts, "</svg>"])
+
+
+def stretches(mask: NDArray[np.bool_]) -> list[range]:
+    """The index ranges of consecutive True."""
+    padded = np.concatenate(([False], mask, [False]))
+    changes = np.flatnonzero(padded[1:] != padded[:-1])
+    return [range(int(first), int(last)) for first, last in zip(changes[::2], changes[1::2], strict=True)]

@@ -1,1 +1,0 @@
-"""Plotly figures, as pure functions of arrays."""

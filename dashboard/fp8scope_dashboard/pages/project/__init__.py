@@ -1,0 +1,1 @@
+"""Pages of a project and of the server: home, settings, server status."""

@@ -1,0 +1,1 @@
+"""The page of a run's readiness for FP8 and FP4."""

@@ -1,0 +1,1 @@
+"""Frozen reports, and the links that share them."""

@@ -1,0 +1,1 @@
+"""Commands to a training process, reference windows and bisections."""

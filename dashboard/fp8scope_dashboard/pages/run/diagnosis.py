@@ -1,0 +1,115 @@
+"""A stored diagnosis, prepared for the page: badges, and addresses of the evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from django.urls import reverse
+
+from fp8scope_dashboard.pages.badges import Badge
+from fp8scope_dashboard.pages.formatting import count
+from fp8scope_dashboard.pages.run.onset_strip import steps_around
+from fp8scope_dashboard.runs.models import Run
+
+STEPS: Final[Mapping[str, tuple[str, str]]] = {
+    "baseline": ("The baseline", "Whether the BF16 runs are healthy, so that they can be compared with."),
+    "reference": ("Is it FP8?", "Compares spikes and rises of the loss with the BF16 runs."),
+    "software": ("Software", "Versions with known faults, and versions that differ between ranks."),
+    "optimizer": ("Optimizer", "Weights that leap, a broken state of the optimizer, and growth."),
+    "scaling": ("Scaling", "Whether each scale follows its amax, and which tensors leave their range first."),
+    "product": ("One product", "The latest bisection of the matrix products."),
+    "evaluation": ("Evaluation", "The precision and the number of evaluations."),
+}
+"""Title and purpose of each step."""
+
+OUTCOMES: Final[Mapping[str, Badge]] = {
+    "cause": Badge("Cause", "danger", "cross"),
+    "not_fp8": Badge("Not FP8", "warning", "flag"),
+    "suspect": Badge("Possible cause", "warning", "alert"),
+    "effect": Badge("Effect", "neutral", "flag"),
+    "clear": Badge("Clear", "neutral", "check"),
+    "unknown": Badge("No data", "neutral", "question"),
+}
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A link of a finding."""
+
+    label: str
+    address: str
+
+
+@dataclass(frozen=True)
+class ShownFinding:
+    """A step of the diagnosis on the page."""
+
+    title: str
+    purpose: str
+    badge: Badge
+    sentence: str
+    suggestion: str
+    evidence: list[Evidence]
+    decisive: bool
+
+
+def shown_findings(run: Run, result: Mapping[str, Any]) -> list[ShownFinding]:
+    """The findings of a stored result in the order of the steps."""
+    return [
+        ShownFinding(
+            *STEPS[finding["step"]],
+            OUTCOMES[finding["outcome"]],
+            finding["sentence"],
+            finding["suggestion"],
+            [
+                *(Evidence(link["label"], address_of(run, link)) for link in finding["links"]),
+                *_steps_around(run, finding.get("onset")),
+            ],
+            finding["step"] == result["decided_by"],
+        )
+        for finding in result["findings"]
+    ]
+
+
+def _steps_around(run: Run, onset: int | None) -> list[Evidence]:
+    """A link to the charts of the run, at the steps around the onset of a finding."""
+    if onset is None:
+        return []
+    first, last = steps_around(onset, onset, run.last_step)
+    page = reverse("run", args=[run.project.slug, run.pk])
+    return [Evidence(f"Steps around {count(onset)}", f"{page}?steps={first}..{last}#loss-title")]
+
+
+def address_of(run: Run, link: Mapping[str, Any]) -> str:
+    """The address of a finding's link."""
+    slug, parts, page = run.project.slug, link["parts"], reverse("run", args=[run.project.slug, run.pk])
+    match link["kind"]:
+        case "tensor":
+            # The tab of tensors opens the tensor beside the map of the statistic.
+            shown = {"tab": "tensors", "tensor": parts["tensor"]}
+            if statistic := parts.get("statistic"):
+                shown["tensors.statistic"] = statistic
+            return f"{page}?{urlencode(shown)}"
+        case "run":
+            return reverse("run", args=[slug, parts["run"]]) if parts.get("run") else page
+        case "compare":
+            return f"{page}#loss-title"
+        case "evaluations":
+            return reverse("evaluations", args=[slug])
+        case "alerts":
+            return f"{reverse('alerts', args=[slug])}?run={run.pk}"
+        case "reports":
+            return f"{page}#reports"
+        case "ranks":
+            return f"{page}?tab=ranks#ranks"
+        case _:
+            return str(parts.get("address", page))
+
+
+def tensors_to_draw(result: Mapping[str, Any], most: int = 2) -> list[str]:
+    """The tensors of the decisive finding, those that began first."""
+    decisive = [finding for finding in result["findings"] if finding["step"] == result["decided_by"]]
+    return [name for finding in decisive for name in finding["tensors"]][:most]

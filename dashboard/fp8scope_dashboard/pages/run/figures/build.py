@@ -1,0 +1,122 @@
+"""Figures of a run's curves: its panels, loss, scalars, step times."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from django.http import HttpRequest, HttpResponse
+from numpy.typing import NDArray
+
+from fp8scope_dashboard.analysis import lineage
+from fp8scope_dashboard.pages import glossary
+from fp8scope_dashboard.pages.charts.answers import Builder, empty_answer, figure_answer
+from fp8scope_dashboard.pages.charts.arms import Arms
+from fp8scope_dashboard.pages.charts.curves import curves_figure
+from fp8scope_dashboard.pages.charts.ranges import central_range, loss_range
+from fp8scope_dashboard.pages.charts.series import (
+    AXIS_TITLES,
+    Options,
+    alert_marks,
+    loss_curves,
+    scalar_curves,
+)
+from fp8scope_dashboard.pages.formatting import number, percent
+from fp8scope_dashboard.pages.run.controls.content import annotation_marks
+from fp8scope_dashboard.pages.run.efficiency import read_split
+from fp8scope_dashboard.pages.run.figures.panel_content import load_panels
+from fp8scope_dashboard.pages.run.figures.panels import panels_figure
+from fp8scope_dashboard.pages.run.figures.step_phases import efficiency_figure
+from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.telemetry import queries
+
+# Baseline seeds drawn behind a run's loss.
+SEEDS_SHOWN = 8
+COLUMNS, COMPACT_COLUMNS = 400, 120
+UNITS: Final = {"tokens_per_second": "tokens / s", "step_seconds": "seconds / step"}
+
+
+def _loss(request: HttpRequest, run: Run, options: Options) -> HttpResponse:
+    baselines = lineage.baseline_runs(run)[-SEEDS_SHOWN:] if request.GET.get("baseline", "1") == "1" else []
+    curves = loss_curves(
+        [run, *baselines], Arms(run.project), options, quiet=[baseline.id for baseline in baselines]
+    )
+    mine = [curve for curve in curves if not curve.quiet]
+    if not mine:
+        return empty_answer("No loss yet. Log it with step.log(loss=…).")
+    marks = [*alert_marks(run), *annotation_marks(run)] if options.axis == "step" else []
+    drawn = curves_figure(
+        curves,
+        options.theme,
+        y_range=None if options.zoomed else loss_range([curve.y for curve in curves]),
+        log=options.log,
+        compact=options.compact,
+        x_title=AXIS_TITLES[options.axis],
+        y_title="loss",
+        marks=marks,
+    )
+    return figure_answer(drawn, _describe(run, "loss", mine[0].y))
+
+
+def _panels(request: HttpRequest, run: Run, options: Options) -> HttpResponse:
+    loaded = load_panels(run, options, also=request.GET.get("also", ""))
+    if not loaded.panels:
+        return empty_answer("No loss yet. Log it with step.log(loss=…).")
+    marks = [*alert_marks(run), *annotation_marks(run)]
+    x_range = loaded.x_range
+    if options.first is not None and options.last is not None and options.first < options.last:
+        x_range = (float(options.first), float(options.last))
+    if x_range is not None:
+        # An alert of a later start of the run may lie beyond what is shown.
+        marks = [mark for mark in marks if x_range[0] <= mark.x <= x_range[1]]
+    drawn = panels_figure(loaded.panels, options.theme, compact=options.compact, marks=marks, x_range=x_range)
+    return figure_answer(drawn, " ".join(loaded.sentences))
+
+
+def _scalar(request: HttpRequest, run: Run, options: Options) -> HttpResponse:
+    name = request.GET.get("name", "")
+    known = queries.scalar_names(run.id)
+    if not name:
+        name = next((scalar for scalar in UNITS if scalar in known), "")
+    curves = scalar_curves([run], name, Arms(run.project), options) if name in known else []
+    if not curves:
+        return empty_answer("No values yet. Pass tokens=… to run.step() to get tokens per second.")
+    unit = UNITS.get(name, glossary.title(name))
+    y_range = None if options.zoomed else central_range([curves[0].y], from_zero=name in UNITS)
+    drawn = curves_figure(
+        curves,
+        options.theme,
+        y_range=y_range,
+        log=options.log,
+        compact=options.compact,
+        x_title=AXIS_TITLES[options.axis],
+        y_title=unit,
+    )
+    return figure_answer(drawn, _describe(run, unit, curves[0].y))
+
+
+def _efficiency(request: HttpRequest, run: Run, options: Options) -> HttpResponse:
+    points = COMPACT_COLUMNS if options.compact else COLUMNS
+    split = read_split(run.id, first=options.first, last=options.last, points=points)
+    if not len(split.x):
+        return empty_answer("No step times yet. Call run.watch(model, optimizer).")
+    # On a narrow screen the legend has one line for each phase.
+    height = 400 if options.compact else 320
+    drawn = efficiency_figure(split, options.theme, compact=options.compact, height=height)
+    shares = ", ".join(f"{glossary.title(name)} {percent(share)}" for name, share in split.shares.items())
+    return figure_answer(drawn, f"Step time of {run.name} by phase: {shares}.")
+
+
+def _describe(run: Run, quantity: str, values: NDArray[np.float64]) -> str:
+    broken = int(np.count_nonzero(~np.isfinite(values)))
+    note = f" {broken} of the points shown are not finite." if broken else ""
+    first, last = number(float(values[0])), number(float(values[-1]))
+    return f"{quantity} of {run.name}: {last} at the last step, {first} at the first.{note}"
+
+
+BUILDERS: Final[dict[str, Builder]] = {
+    "panels": _panels,
+    "loss": _loss,
+    "scalar": _scalar,
+    "efficiency": _efficiency,
+}

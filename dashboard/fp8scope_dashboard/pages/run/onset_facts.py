@@ -1,0 +1,269 @@
+"""Read the facts of the onset strip of a run: alerts, diagnosis, comparison, changes and starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import groupby
+from typing import Any, Final
+
+import numpy as np
+from django.urls import reverse
+
+from fp8scope_dashboard.alerts.models import Event, EventState
+from fp8scope_dashboard.alerts.watching.evidence import first_tensor
+from fp8scope_dashboard.analysis.coverage import Standing
+from fp8scope_dashboard.control.models import Command, CommandKind, Report, ReportKind, ResultState
+from fp8scope_dashboard.diagnosis.conclusion import CAUSES
+from fp8scope_dashboard.pages.formatting import difference
+from fp8scope_dashboard.pages.run.onset_strip import (
+    AlertFact,
+    ChangeFact,
+    DepartureFact,
+    DiagnosisFact,
+    Facts,
+    StartFact,
+    departure_of,
+)
+from fp8scope_dashboard.runs.console import last_exception
+from fp8scope_dashboard.runs.models import Run, Writer
+from fp8scope_dashboard.telemetry import queries
+
+# The earliest, if there are more.
+MOST_ALERTS: Final = 200
+MOST_CHANGES: Final = 200
+MOST_WRITERS: Final = 5_000
+# A thinned line keeps the first NaN of each bucket.
+LOSS_POINTS: Final = 1_000
+TEXT_LENGTH: Final = 60
+
+CALM_MARKS: Final = frozenset({"incident"})
+_ENDINGS: Final[Mapping[Standing, str]] = {
+    "failed": "the training script fails",
+    "silent": "the run falls silent",
+    "finished_early": "the run ends before its planned end",
+}
+
+
+def facts_of(run: Run, standing: Standing) -> Facts:
+    """The facts of a run. The number of queries is bounded, and so is what they read."""
+    ending = _ENDINGS.get(standing, "")
+    return Facts(
+        last_step=run.last_step,
+        alerts=_alerts(run),
+        diagnosis=_diagnosis(run),
+        departure=_departure(run),
+        nonfinite_step=_nonfinite_step(run),
+        changes=[*_marks(run), *_windows(run), *_commands(run)],
+        starts=_starts(run),
+        ending=ending,
+        ending_detail=failure_line(run) if standing == "failed" else "",
+    )
+
+
+_POSITION = "\n\nThe training was here:\n"
+
+
+def last_line(text: str) -> str:
+    """The last line of a traceback that is not empty: the exception.
+
+    After SIGTERM the agent sends what happened, and below it where the training was.
+    """
+    why = text.partition(_POSITION)[0]
+    return next((line.strip() for line in reversed(why.splitlines()) if line.strip()), "")
+
+
+def failure_line(run: Run) -> str:
+    """What a failed run died of, in one line.
+
+    If the agent could not see it, as after `os._exit` or `kill -9`, it is the last exception that the console
+    log has.
+    """
+    if "Traceback" in run.error or _POSITION in run.error:
+        return last_line(run.error)
+    return last_exception(run) or last_line(run.error)
+
+
+def _alerts(run: Run) -> list[AlertFact]:
+    events = Event.objects.filter(run=run).order_by("onset_step", "id")[:MOST_ALERTS]
+    slug = run.project.slug
+    facts = []
+    for event in events:
+        address = reverse("alert", args=[slug, event.pk])
+        facts += [_alert(event, address), *_further(event, address)]
+    return facts
+
+
+def _further(event: Event, address: str) -> list[AlertFact]:
+    """What other rules found about the tensors of an alert: they saturate after their scale froze."""
+    return [
+        AlertFact(
+            kind=each["kind"],
+            onset=int(each["onset_step"]),
+            severity=each["severity"],
+            message=each["message"],
+            address=address,
+            name=each["title"],
+            tensors=tuple(str(tensor["name"]) for tensor in each["tensors"]),
+            tensors_over=int(each.get("tensors_over", len(each["tensors"]))),
+            after=(each.get("first") or {}).get("after_step"),
+            is_resolved=event.state == EventState.RESOLVED,
+        )
+        for each in event.evidence.get("further", [])
+        # Earlier versions kept no tensors.
+        if each.get("tensors") and each["kind"] != event.kind
+    ]
+
+
+def _alert(event: Event, address: str) -> AlertFact:
+    tensors = event.evidence.get("tensors") or []
+    first = first_tensor(event.evidence, event.onset_step)
+    return AlertFact(
+        kind=event.kind,
+        onset=event.onset_step,
+        severity=event.severity,
+        message=event.message,
+        address=address,
+        name=event.rule_name or str(event.get_kind_display()).lower(),
+        tensors=tuple(str(tensor["name"]) for tensor in tensors),
+        tensors_over=int(event.evidence.get("tensors_over", len(tensors))),
+        after=first.get("after_step") if first else None,
+        is_resolved=event.state == EventState.RESOLVED,
+    )
+
+
+def _diagnosis(run: Run) -> DiagnosisFact | None:
+    stored = getattr(run, "diagnosis", None)
+    onset = stored.result.get("onset") if stored is not None else None
+    if stored is None or not stored.cause or onset is None:
+        return None
+    return DiagnosisFact(
+        CAUSES.get(stored.cause, stored.cause),
+        stored.outcome,
+        int(onset),
+        stored.sentence,
+        reverse("diagnosis", args=[run.project.slug, run.pk]),
+    )
+
+
+def _departure(run: Run) -> DepartureFact | None:
+    comparison = getattr(run, "comparison", None)
+    result: Mapping[str, Any] = comparison.result if comparison is not None else {}
+    address = f"{reverse('compare', args=[run.project.slug])}?runs={run.pk}"
+    if onset := result.get("onset"):
+        detail = (
+            "From about this step on the loss is above that of BF16, by the noise before it. Decided at "
+            f"step {int(onset['decided_step']):,}."
+        )
+        return DepartureFact(int(onset["since_step"]), True, detail, address)
+    curve = result.get("curve") or {}
+    tolerance = result.get("tolerance") or result.get("margin")
+    if not curve.get("x") or not tolerance:
+        return None
+    x, low, high = (np.asarray(curve[key], np.float64) for key in ("x", "low", "high"))
+    departed = departure_of(steps_at(run, x, str(curve.get("x_name", "steps"))), low, high, float(tolerance))
+    if departed is None:
+        return None
+    step, is_above = departed
+    unit = str(result.get("unit", "relative"))
+    side = "above" if is_above else "below"
+    detail = (
+        f"From this step on, the interval of the difference lies {side} "
+        f"the tolerance of ±{difference(float(tolerance), unit)}."
+    )
+    return DepartureFact(step, is_above, detail, address)
+
+
+def steps_at(run: Run, x: np.ndarray[tuple[int], np.dtype[np.float64]], axis: str) -> Any:
+    """The run's steps, float64[N], at points of the axis that a comparison is aligned on."""
+    if axis != "tokens":
+        return x
+    tokens = queries.scalar(run.id, "tokens", points=LOSS_POINTS, timed=False)
+    return np.round(np.interp(x, tokens.values, tokens.steps)) if len(tokens) else x
+
+
+def _nonfinite_step(run: Run) -> int | None:
+    loss = queries.scalar(run.id, "loss", points=LOSS_POINTS, timed=False)
+    broken = np.flatnonzero(~np.isfinite(loss.values))
+    return int(loss.steps[broken[0]]) if len(broken) else None
+
+
+def step_of(report: Report) -> int:
+    """The step that an annotation is about: an incident is written some steps after its own."""
+    incident = report.document.get("incident") or {}
+    return int(incident.get("target", report.step))
+
+
+def _marks(run: Run) -> list[ChangeFact]:
+    """Annotations: layers that fell back, incidents, and what the script notes."""
+    reports = Report.objects.filter(run=run, kind=ReportKind.ANNOTATION).order_by("step", "id")
+    address = _on_page(run, "reports")
+    changes = []
+    for report in reports[:MOST_CHANGES]:
+        name, text = str(report.document.get("name", "")), str(report.document.get("text", ""))
+        if name in CALM_MARKS:
+            changes.append(ChangeFact(step_of(report), name, "an incident is kept", text, address))
+        else:
+            kind = "mark" if name == "fallback" else name
+            changes.append(ChangeFact(report.step, kind, _short(text), str(report.document.get("why", ""))))
+    return changes
+
+
+def _windows(run: Run) -> list[ChangeFact]:
+    """The first reference window in which FP8 is over the tolerance."""
+    over = Report.objects.filter(run=run, kind=ReportKind.REFERENCE, document__verdict="over")
+    first = over.order_by("step", "id").first()
+    if first is None:
+        return []
+    delta = difference(float(first.document["delta"]), "relative", signed=True)
+    detail = f"The same batches in BF16 from the same state: FP8 − BF16 is {delta}."
+    return [
+        ChangeFact(
+            first.step,
+            "window",
+            "reference window over its tolerance",
+            detail,
+            _on_page(run, "reports"),
+            True,
+        )
+    ]
+
+
+def _commands(run: Run) -> list[ChangeFact]:
+    """Commands that the training process has answered with a step, at the step of their first answer."""
+    commands = Command.objects.filter(run=run).prefetch_related("results").order_by("id")
+    changes = []
+    for command in commands[:MOST_CHANGES]:
+        steps = [result.step for result in command.results.all() if result.step is not None]
+        states = {result.state for result in command.results.all()}
+        if not steps or states <= {ResultState.REFUSED}:
+            continue
+        kind = CommandKind(command.kind)
+        failed = ResultState.FAILED in states
+        text = f"command fails: {kind.label.lower()}" if failed else f"command: {kind.label.lower()}"
+        address = _on_page(run, "commands")
+        changes.append(ChangeFact(min(steps), kind.value, text, command.reason, address, failed))
+    return changes
+
+
+def _starts(run: Run) -> list[StartFact]:
+    """The later starts of the training, from the steps that each has stored."""
+    rows = Writer.objects.filter(run=run, first_step__isnull=False).order_by("attempt")
+    spans = rows.values_list("attempt", "first_step", "last_step")[:MOST_WRITERS]
+    starts: list[StartFact] = []
+    before: int | None = None
+    for attempt, writers in groupby(spans, key=lambda span: span[0]):
+        listed = list(writers)
+        first = min(first for _, first, _ in listed if first is not None)
+        last = max((last for _, _, last in listed if last is not None), default=first)
+        if before is not None:
+            starts.append(StartFact(attempt + 1, first, before))
+        before = last
+    return starts
+
+
+def _on_page(run: Run, part: str) -> str:
+    return f"{reverse('run', args=[run.project.slug, run.pk])}#{part}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= TEXT_LENGTH else f"{text[: TEXT_LENGTH - 1]}…"

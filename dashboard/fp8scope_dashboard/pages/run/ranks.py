@@ -1,0 +1,223 @@
+"""The ranks and attempts of a run: which rank lags, has stopped reporting, or has deviating scales."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import groupby
+
+import numpy as np
+from django.utils import timezone
+
+from fp8scope_dashboard.pages.badges import Badge
+from fp8scope_dashboard.runs.models import Run, RunState, Tensor, Writer
+from fp8scope_dashboard.runs.services import SILENT_AFTER
+from fp8scope_dashboard.telemetry import queries
+from fp8scope_dashboard.telemetry.codec import Float64s
+
+RANKS_SHOWN = 64
+ATTEMPTS_SHOWN = 50
+# The most ranks whose scales are compared: reading more takes too long for a page.
+MOST_COMPARED = 256
+# Batches of the ranks arrive at different times, so a smaller lag is normal.
+LAGGING_STEPS = 50
+# Scales are float32.
+RELATIVE_TOLERANCE = 1e-6
+NAMES_SHOWN = 3
+
+WRITING = Badge("Writing", "live", "pulse")
+FINISHED = Badge("Finished", "neutral", "check")
+FAILED = Badge("Failed", "danger", "cross")
+LOST = Badge("Not reporting", "danger", "question")
+LAGGING = Badge("Lagging", "warning", "clock")
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank of the latest attempt.
+
+    `lag`: steps behind the rank with the most steps. `error`: the last line of its traceback.
+    """
+
+    rank: int
+    hostname: str
+    last_step: int | None
+    lag: int
+    seen_at: datetime
+    badge: Badge
+    error: str = ""
+    children: int = 0
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt. A later attempt replaced its data from step `replaced_from` on."""
+
+    number: int
+    first_step: int | None
+    last_step: int | None
+    replaced_from: int | None
+    began_at: datetime
+    ranks: int
+    badge: Badge
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """Tensors whose scale differs between the ranks that stored `step`.
+
+    `deviating`: the ranks that differ from a majority of more than half; empty if there is no majority.
+    """
+
+    step: int
+    count: int
+    names: list[str]
+    compared: int
+    weights: bool
+    deviating: list[int]
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """What the card shows. `count`: all ranks, of which `ranks` lists the first."""
+
+    ranks: list[Rank]
+    count: int
+    attempts: list[Attempt]
+    disagreement: Disagreement | None = None
+    troubled: list[Rank] = field(default_factory=list)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is more to say than the state of the run, which is that of a single rank."""
+        return self.disagreement is not None or (bool(self.troubled) and self.count > 1)
+
+    @property
+    def silent_together(self) -> bool:
+        """Whether no rank reports: one sentence says it better than one for each."""
+        return (
+            self.count > 1
+            and len(self.troubled) == self.count
+            and all(rank.badge is LOST for rank in self.troubled)
+        )
+
+
+def ranks_of(run: Run) -> Ranks:
+    """Read the ranks of a run. The number of queries does not depend on the run's length."""
+    writers = list(Writer.objects.filter(run=run).order_by("-attempt", "rank", "created_at"))
+    attempts = [
+        (number, list(group)) for number, group in groupby(writers, key=lambda writer: writer.attempt)
+    ]
+    if not attempts:
+        return Ranks([], 0, [])
+    ranks = _ranks(run, attempts[0][1])
+    troubled = [rank for rank in ranks if rank.badge in (FAILED, LOST, LAGGING)]
+    # If not all ranks fit, those with a problem take precedence.
+    shown = sorted(ranks, key=lambda rank: (rank not in troubled, rank.rank))[:RANKS_SHOWN]
+    return Ranks(
+        sorted(shown, key=lambda rank: rank.rank),
+        len(ranks),
+        _attempts(run, attempts[:ATTEMPTS_SHOWN]),
+        _disagreement(run, ranks),
+        troubled,
+    )
+
+
+def _ranks(run: Run, writers: Sequence[Writer]) -> list[Rank]:
+    foremost = max((writer.last_step for writer in writers if writer.last_step is not None), default=0)
+    ranks = []
+    for number, group in groupby(writers, key=lambda writer: writer.rank):
+        # The first writer is the process that started the run; the others are its forked children.
+        main, *children = group
+        lag = foremost - (main.last_step or 0)
+        error = main.error.strip().rpartition("\n")[2][:300] if main.failed else ""
+        ranks.append(
+            Rank(
+                number,
+                main.hostname,
+                main.last_step,
+                lag,
+                main.seen_at,
+                _badge(run, main, lag),
+                error,
+                len(children),
+            )
+        )
+    return ranks
+
+
+def _badge(run: Run, writer: Writer, lag: int = 0) -> Badge:
+    if writer.finished_at is not None:
+        return FAILED if writer.failed else FINISHED
+    if run.state != RunState.RUNNING or timezone.now() - writer.seen_at > SILENT_AFTER:
+        return LOST
+    return LAGGING if lag > LAGGING_STEPS else WRITING
+
+
+def _attempts(run: Run, attempts: Sequence[tuple[int, list[Writer]]]) -> list[Attempt]:
+    """The attempts, latest first."""
+    listed, replaced_from = [], None
+    for number, writers in attempts:
+        firsts = [writer.first_step for writer in writers if writer.first_step is not None]
+        lasts = [writer.last_step for writer in writers if writer.last_step is not None]
+        is_replaced = replaced_from is not None and bool(lasts) and replaced_from <= max(lasts)
+        badges = [_badge(run, writer) for writer in writers]
+        worst = next((badge for badge in (FAILED, LOST, WRITING) if badge in badges), FINISHED)
+        listed.append(
+            Attempt(
+                number + 1,
+                min(firsts, default=None),
+                max(lasts, default=None),
+                replaced_from if is_replaced else None,
+                min(writer.created_at for writer in writers),
+                len({writer.rank for writer in writers}),
+                worst,
+            )
+        )
+        if firsts:
+            replaced_from = min(firsts) if replaced_from is None else min(replaced_from, *firsts)
+    return listed
+
+
+def _disagreement(run: Run, ranks: Sequence[Rank]) -> Disagreement | None:
+    """Find scales that differ between ranks although they must be equal.
+
+    All ranks hold the same weights, so the scales of weights must be equal. The scales of activations and
+    gradients must be equal only if the recipe reduces amax over the ranks.
+    """
+    lasts = [rank.last_step for rank in ranks if rank.last_step is not None]
+    if not 2 <= len(lasts) <= MOST_COMPARED or "scale" not in run.statistics:
+        return None
+    tensors = Tensor.objects.filter(run=run).order_by("index")
+    if not run.recipe.get("reduce_amax"):
+        tensors = tensors.filter(role="weight")
+    names = list(tensors.values_list("index", "name", "role"))
+    step = min(lasts)
+    scales = queries.by_rank(run.id, "scale", np.array([index for index, _, _ in names], np.int64), step)
+    if len(scales) < 2 or not names:
+        return None
+    table = np.array(list(scales.values()))
+    seen = (~np.isnan(table)).sum(axis=0) > 1
+    low, high = np.nanmin(table[:, seen], axis=0), np.nanmax(table[:, seen], axis=0)
+    wrong = np.flatnonzero(seen)[high - low > RELATIVE_TOLERANCE * np.abs(high)]
+    if not len(wrong):
+        return None
+    unequal = [names[i] for i in wrong]
+    return Disagreement(
+        step,
+        len(unequal),
+        [name for _, name, _ in unequal[:NAMES_SHOWN]],
+        len(scales),
+        any(role == "weight" for _, _, role in unequal),
+        _deviating(table[:, wrong], list(scales))[:RANKS_SHOWN],
+    )
+
+
+def _deviating(scales: Float64s, ranks: Sequence[int]) -> list[int]:
+    """Ranks, the rows of float64[ranks, tensors], whose scale differs from that of more than half of them."""
+    # If there is a majority, the median is its value.
+    median = np.nanmedian(scales, axis=0)
+    same = np.abs(scales - median) <= RELATIVE_TOLERANCE * np.abs(median)
+    agreed = same.sum(axis=0) > len(ranks) / 2
+    return [rank for rank, row in zip(ranks, ~same & ~np.isnan(scales) & agreed, strict=True) if row.any()]

@@ -1,0 +1,215 @@
+"""The tabs of a run's page: what each needs, and their addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from django.http import QueryDict
+from django.urls import reverse
+from django.utils.safestring import SafeString, mark_safe
+
+from fp8scope_dashboard.analysis import lineage
+from fp8scope_dashboard.control.models import Report, ReportKind
+from fp8scope_dashboard.pages.charts.series import step_of
+from fp8scope_dashboard.pages.configuration_differences import Differences, differences, flat, lasting
+from fp8scope_dashboard.pages.run.console import console_context
+from fp8scope_dashboard.pages.run.controls import content as run_controls
+from fp8scope_dashboard.pages.run.efficiency import recent_figures
+from fp8scope_dashboard.pages.run.onset_facts import last_line
+from fp8scope_dashboard.pages.run.ranks import ranks_of
+from fp8scope_dashboard.pages.run.related import offered_groups, offered_runs, related_runs_of
+from fp8scope_dashboard.pages.run.summary import HOW_TO_SET_BASELINE, summarise
+from fp8scope_dashboard.pages.tensors.query import tensors_context
+from fp8scope_dashboard.runs.models import Artefact, Note, Run, RunState, Writer
+from fp8scope_dashboard.telemetry import queries
+from fp8scope_dashboard.text.markdown import MOST_CHARACTERS, to_html
+
+TENSOR_NAME_LENGTH: Final = 512
+# Processes whose errors are shown.
+MOST_ERRORS: Final = 32
+SECONDARY: Final = ("tokens_per_second", "step_seconds", "mfu", "memory_peak")
+MOST_ENTRIES: Final = 2_000
+# What is kept in the addresses of the tabs.
+KEPT: Final = ("steps", "tensor")
+
+
+@dataclass(frozen=True)
+class Tab:
+    """One tab: its label, its template, and what the template needs."""
+
+    label: str
+    template: str
+    context: Callable[[Run, QueryDict], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Link:
+    """A tab in the list of tabs."""
+
+    name: str
+    label: str
+    address: str
+    is_current: bool
+
+
+def tab_named(name: str) -> str:
+    """The name, if there is such a tab, else the first."""
+    return name if name in TABS else "overview"
+
+
+def links_of(run: Run, current: str, query: QueryDict) -> list[Link]:
+    """The list of tabs. Their addresses keep the range of steps and the tensor."""
+    page = reverse("run", args=[run.project.slug, run.pk])
+    links = []
+    for name, tab in TABS.items():
+        kept = QueryDict(mutable=True)
+        if name != "overview":
+            kept["tab"] = name
+        for field in KEPT:
+            if value := query.get(field, ""):
+                kept[field] = value[:TENSOR_NAME_LENGTH]
+        address = f"{page}?{kept.urlencode(safe='.')}" if kept else page
+        links.append(Link(name, tab.label, address, name == current))
+    links.append(
+        Link("data", "Data", reverse("run_data", args=[run.project.slug, run.pk]), current == "data")
+    )
+    return links
+
+
+def range_of(query: QueryDict) -> dict[str, Any]:
+    """The range of steps in an address, `steps=240..260`; None where it says nothing or nonsense."""
+    first, dots, last = query.get("steps", "").partition("..")
+    ends = step_of(first), step_of(last)
+    known = bool(dots) and None not in ends
+    return {"first": ends[0] if known else None, "last": ends[1] if known else None}
+
+
+def typed_range(run: Run, query: QueryDict) -> str:
+    """The address of the page with the range that a form sent as `first` and `last`; empty if it sent none.
+
+    An empty field is the begin or the end of the run.
+    """
+    first, last = step_of(query.get("first")), step_of(query.get("last"))
+    kept = query.copy()
+    for field in ("first", "last"):
+        kept.pop(field, None)
+    if first is None and last is None:
+        kept.pop("steps", None)
+    else:
+        kept["steps"] = f"{first or 0}..{run.last_step or 0 if last is None else last}"
+    page = reverse("run", args=[run.project.slug, run.pk])
+    return f"{page}?{kept.urlencode(safe='.')}" if kept else page
+
+
+def _overview(run: Run, query: QueryDict) -> dict[str, Any]:
+    others = [name for name in queries.scalar_names(run.id) if name not in ("loss", "tokens", "grad_norm")]
+    return {
+        "is_live": run.state == RunState.RUNNING,
+        "summary": summarise(run),
+        "related": related_runs_of(run),
+        "groups": offered_groups(run),
+        "others": offered_runs(run),
+        "more_scalars": others,
+        "modules": run_controls.modules_of(run),
+        "ranks": ranks_of(run),
+        **range_of(query),
+        **tensors_context(run, query),
+        **run_controls.steering(run),
+        **run_controls.findings(run),
+    }
+
+
+def _tensors(run: Run, query: QueryDict) -> dict[str, Any]:
+    return {**range_of(query), **tensors_context(run, query)}
+
+
+def _efficiency(run: Run, query: QueryDict) -> dict[str, Any]:
+    names = [name for name in queries.scalar_names(run.id) if name not in ("loss", "tokens")]
+    names.sort(key=lambda name: (SECONDARY.index(name) if name in SECONDARY else len(SECONDARY), name))
+    return {"efficiency": recent_figures(run), "scalars": names, **range_of(query)}
+
+
+def _ranks(run: Run, query: QueryDict) -> dict[str, Any]:
+    return {"ranks": ranks_of(run)}
+
+
+def compared_run(run: Run) -> Run | None:
+    """The baseline run whose configuration is shown beside the run's: of the same seed, else the newest."""
+    baselines = lineage.baseline_runs(run)
+    same = [each for each in baselines if each.seed is not None and each.seed == run.seed]
+    chosen = same or baselines
+    return chosen[-1] if chosen else None
+
+
+def _configuration(run: Run, query: QueryDict) -> dict[str, Any]:
+    other = compared_run(run)
+    compared = _compared(run, other, _settings)
+    return {"other": other, "compared": compared, "how_to": HOW_TO_SET_BASELINE}
+
+
+def _environment(run: Run, query: QueryDict) -> dict[str, Any]:
+    other = compared_run(run)
+    compared = _compared(run, other, lambda each: lasting(each.environment) if other else each.environment)
+    return {"other": other, "compared": compared}
+
+
+def _compared(run: Run, other: Run | None, entries: Callable[[Run], Mapping[str, Any]]) -> Differences:
+    runs = [run] if other is None else [run, other]
+    flattened = [(each.name, dict(flat(entries(each)))) for each in runs]
+    return differences(flattened, everything=True, most=MOST_ENTRIES)
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    return {**run.config, **_named("recipe", run.recipe), "precision": run.precision}
+
+
+def _named(name: str, value: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value} if value else {}
+
+
+def _console(run: Run, query: QueryDict) -> dict[str, Any]:
+    failed = Writer.objects.filter(run=run, failed=True).exclude(error="").order_by("attempt", "rank")
+    return {
+        "errors": [
+            {"writer": writer, "last_line": last_line(writer.error)} for writer in failed[:MOST_ERRORS]
+        ],
+        "own_error": last_line(run.error),
+        **console_context(run, query),
+    }
+
+
+def note_html(text: str) -> SafeString:
+    """A note as HTML. Its headings come below those of the page."""
+    # Only elements of the parser are in the result.
+    return mark_safe(to_html(text, first_heading=3))
+
+
+def notes_context(run: Run) -> dict[str, Any]:
+    """What the tab of notes needs."""
+    note = Note.objects.filter(run=run).select_related("edited_by").first()
+    return {
+        "note": note,
+        "note_html": note_html(note.text) if note is not None else "",
+        "most_characters": MOST_CHARACTERS,
+        "artefacts": Artefact.objects.filter(run=run).select_related("added_by"),
+        "marks": Report.objects.filter(run=run, kind=ReportKind.ANNOTATION).order_by("-step", "-id")[:50],
+    }
+
+
+def _notes(run: Run, query: QueryDict) -> dict[str, Any]:
+    return notes_context(run)
+
+
+TABS: Final[dict[str, Tab]] = {
+    "overview": Tab("Overview", "pages/run/_overview.html", _overview),
+    "tensors": Tab("Tensors", "pages/run/_tensors.html", _tensors),
+    "efficiency": Tab("Efficiency", "pages/run/_efficiency.html", _efficiency),
+    "ranks": Tab("Ranks", "pages/run/_ranks.html", _ranks),
+    "configuration": Tab("Configuration", "pages/run/_configuration.html", _configuration),
+    "environment": Tab("Environment", "pages/run/_environment.html", _environment),
+    "console": Tab("Console", "pages/run/_console.html", _console),
+    "notes": Tab("Notes", "pages/run/_notes.html", _notes),
+}
+"""By the name in the address (`?tab=`). The page of data is a page of its own."""

@@ -1,0 +1,174 @@
+"""Groups of runs: by seed group, another field, or an entry of the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from django.core.paginator import Page, Paginator
+from django.db.models import (
+    Avg,
+    CharField,
+    Count,
+    F,
+    Func,
+    Max,
+    Min,
+    StdDev,
+    Value,
+)
+from django.db.models.functions import Cast, Coalesce
+
+from fp8scope_dashboard.pages.badges import NO_BASELINE, NOT_ALL_JUDGED, SO_FAR, VERDICTS, Badge
+from fp8scope_dashboard.pages.runs.columns import VERDICT_ORDER, column_named, verdict_rank
+from fp8scope_dashboard.pages.runs.listing import Listing
+from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.runs.search.json_paths import PathValue, finite_scalar
+from fp8scope_dashboard.runs.search.language import quoted
+
+GROUPS_A_PAGE: Final = 50
+# Rows of an open group; the rest is a link.
+MEMBERS: Final = 50
+_COLUMNS: Final = {
+    "group": "group",
+    "precision": "precision",
+    "recipe": "recipe_name",
+    "state": "state",
+    "baseline": "baseline",
+}
+_BADGES: Final = {
+    "incomplete": NOT_ALL_JUDGED,
+    "pending": SO_FAR["equivalent"],
+    **VERDICTS,
+}
+
+
+class _AsText(Func):
+    """A JSON value as text, without the quotes of strings."""
+
+    template = "(%(expressions)s #>> '{}')"
+    output_field = CharField()
+
+
+@dataclass(frozen=True)
+class Group:
+    """The runs with one value.
+
+    Attributes:
+        value: None for runs without one.
+        count, finite: the number of runs, and of those whose last loss is finite.
+        loss, spread: the mean of their last losses, and its standard deviation between runs.
+        worst: the badge of the worst verdict.
+        search: the search that finds these runs.
+        address: the link to the list of these runs; `open_address` opens or closes the group.
+        members: the runs, if the group is open.
+    """
+
+    value: str | None
+    count: int
+    finite: int
+    loss: float | None
+    spread: float | None
+    lowest: float | None
+    highest: float | None
+    worst: Badge
+    alerts: int
+    newest: datetime
+    search: str
+    address: str
+    open_address: str
+    members: list[Run] | None = None
+
+    @property
+    def is_open(self) -> bool:
+        return self.members is not None
+
+    @property
+    def more(self) -> int:
+        """The number of runs that an open group does not show."""
+        return self.count - len(self.members or ())
+
+
+def groups_page(listing: Listing) -> tuple[list[Group], Page[Any]]:
+    """One page of groups with their statistics."""
+    state = listing.state
+    keyed = listing.runs.annotate(group_key=_key(state.by))
+    counted = (
+        keyed.order_by()
+        .values("group_key")
+        .annotate(
+            count=Count("pk"),
+            finite=Count(finite_scalar("loss")),
+            loss=Avg(finite_scalar("loss")),
+            spread=StdDev(finite_scalar("loss"), sample=True),
+            lowest=Min(finite_scalar("loss")),
+            highest=Max(finite_scalar("loss")),
+            worst=Min(verdict_rank()),
+            newest=Max("created_at"),
+        )
+    )
+    key = state.sort.removeprefix("-")
+    order = F({"name": "group_key", "created": "newest"}.get(key, key))
+    by = order.desc(nulls_last=True) if state.sort.startswith("-") else order.asc(nulls_last=True)
+    page = Paginator(counted.order_by(by, "group_key"), GROUPS_A_PAGE).get_page(state.page or None)
+    rows = list(page)
+    alerts = _alerts(keyed, [row["group_key"] for row in rows])
+    return [_group(listing, keyed, row, alerts) for row in rows], page
+
+
+def _key(by: str) -> Any:
+    """The value that runs are grouped by: NULL without one."""
+    if by in _COLUMNS:
+        return Func(F(_COLUMNS[by]), Value(""), function="NULLIF", output_field=CharField())
+    column = column_named(by)
+    assert column is not None, by
+    values = [PathValue(column.source, path) for path in column.paths]
+    return Cast(_AsText(values[0] if len(values) == 1 else Coalesce(*values)), CharField())
+
+
+def _alerts(keyed: Any, values: list[str | None]) -> dict[str | None, int]:
+    """Open alerts by group."""
+    troubled = keyed.filter(events__state="open").order_by()
+    if None not in values:
+        troubled = troubled.filter(group_key__in=values)
+    return dict(troubled.values_list("group_key").annotate(Count("events")))
+
+
+def _group(listing: Listing, keyed: Any, row: Mapping[str, Any], alerts: dict[str | None, int]) -> Group:
+    state, value = listing.state, row["group_key"]
+    term = _term(state.by, value)
+    # The term of a group is what the address lists as open.
+    is_open = term in state.open
+    others = tuple(each for each in state.open if each != term)
+    members = None
+    if is_open:
+        same = keyed.filter(group_key__isnull=True) if value is None else keyed.filter(group_key=value)
+        members = list(listing.ordered(same)[:MEMBERS])
+    worst = row["worst"]
+    # Terms of one field are alternatives: the group's own replaces them.
+    text = f"{listing.query.without(state.by).text} {term}".strip()
+    return Group(
+        value=value,
+        count=row["count"],
+        finite=row["finite"],
+        loss=row["loss"],
+        spread=row["spread"],
+        lowest=row["lowest"],
+        highest=row["highest"],
+        worst=NO_BASELINE if worst is None else _BADGES[VERDICT_ORDER[worst]],
+        alerts=alerts.get(value, 0),
+        newest=row["newest"],
+        search=text,
+        address=state.address(search=text, by="", open=(), sort="-created"),
+        open_address=state.address(open=others if is_open else (*others, term), page=state.page),
+        members=members,
+    )
+
+
+def _term(by: str, value: str | None) -> str:
+    """The search term that finds the runs of a group."""
+    if by in _COLUMNS:
+        return f"{by}:{quoted(value)}" if value else f'{by}:""'
+    return f"-{by}:*" if value is None else f"{by}:{quoted(value)}"

@@ -1,0 +1,265 @@
+"""The list of runs that an address describes: search, order, columns, groups and page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from django.core.paginator import Page, Paginator
+from django.db.models import Count, F, QuerySet
+from django.http import QueryDict
+
+from fp8scope_dashboard.accounts.models import Project
+from fp8scope_dashboard.pages.runs.columns import DEFAULT, Column, column_named, columns_named
+from fp8scope_dashboard.runs.models import Run, RunState
+from fp8scope_dashboard.runs.search import Query, read, search, vocabulary_of
+from fp8scope_dashboard.runs.search.json_paths import PathValue
+from fp8scope_dashboard.runs.search.language import term_text
+
+RUNS_A_PAGE: Final = 50
+# Never shown in a row, and possibly large.
+NOT_SHOWN: Final = ("config", "environment", "summary", "error")
+MOST_OPEN: Final = 8
+# Facets: fields with few values, one click each.
+FACETS: Final[Mapping[str, str]] = {"precision": "Precision", "state": "State", "recipe": "Recipe"}
+_FACET_COLUMNS: Final = {"precision": "precision", "state": "state", "recipe": "recipe_name"}
+MOST_FACET_VALUES: Final = 6
+# What runs can be grouped by, besides entries of the configuration and the recipe.
+GROUPS: Final[Mapping[str, str]] = {
+    "group": "Seed group",
+    "precision": "Precision",
+    "recipe": "Recipe",
+    "state": "State",
+    "baseline": "Baseline",
+}
+GROUP_ORDERS: Final = ("name", "count", "loss", "created")
+
+
+@dataclass(frozen=True)
+class ListState:
+    """What the address of the list says. `columns` is empty for the default columns."""
+
+    search: str = ""
+    sort: str = "-created"
+    by: str = ""
+    open: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+    page: str = ""
+
+    @classmethod
+    def of(cls, query: QueryDict) -> ListState:
+        """Read an address; what is not known there is left out."""
+        text = query.get("q", "").replace("\0", "").strip()
+        # Earlier versions had the state in a field of its own.
+        state = query.get("state", "")
+        if state in RunState.values:
+            text = f"{text} state:{state}".strip()
+        by = query.get("by", "")
+        sort = query.get("sort", "")
+        return cls(
+            search=text,
+            sort=sort if _is_order(sort, by) else "-created",
+            by=by if is_group(by) else "",
+            open=tuple(query.getlist("open")[:MOST_OPEN]),
+            columns=tuple(column.key for column in columns_named(query.getlist("col"))),
+            page=query.get("page", ""),
+        )
+
+    @property
+    def shown(self) -> list[Column]:
+        """The columns beside the name."""
+        return columns_named(self.columns or DEFAULT)
+
+    def fields(self) -> list[tuple[str, str]]:
+        """The fields of the address, without defaults."""
+        single = (
+            ("q", self.search, ""),
+            ("by", self.by, ""),
+            ("sort", self.sort, "-created"),
+            ("page", self.page, ""),
+        )
+        return [
+            *((name, value) for name, value, default in single if value != default),
+            *(("open", term) for term in self.open),
+            *(("col", key) for key in self.columns),
+        ]
+
+    def query(self) -> str:
+        """The query of the address; empty for the default list."""
+        return urlencode(self.fields())
+
+    @property
+    def fields_of_search(self) -> list[tuple[str, str]]:
+        """What a form keeps that changes the search."""
+        return replace(self, search="", page="", open=()).fields()
+
+    @property
+    def fields_of_columns(self) -> list[tuple[str, str]]:
+        """What a form keeps that changes the columns."""
+        return replace(self, columns=(), page="").fields()
+
+    @property
+    def fields_of_groups(self) -> list[tuple[str, str]]:
+        """What a form keeps that changes the grouping."""
+        return replace(self, by="", open=(), page="", sort="-created").fields()
+
+    def address(self, **changes: Any) -> str:
+        """The link to the same list with changes; on its first page unless `page` is one of them."""
+        changed = replace(self, **{"page": "", **changes})
+        return f"?{changed.query()}"
+
+    def sorted_by(self, key: str) -> str:
+        """The link that sorts by a column: the other way if the list is sorted by it already."""
+        # The largest and the latest first, but the lowest loss; names from A to Z, the worst verdict first.
+        column = column_named(key)
+        is_number = key == "count" or (column is not None and column.is_number)
+        first = f"-{key}" if is_number and key != "loss" else key
+        second = key if first.startswith("-") else f"-{key}"
+        return self.address(sort=second if self.sort == first else first)
+
+    def direction(self, key: str) -> str:
+        """The value of aria-sort for a column."""
+        if self.sort.lstrip("-") != key:
+            return "none"
+        return "descending" if self.sort.startswith("-") else "ascending"
+
+
+def is_group(by: str) -> bool:
+    """Whether runs can be grouped by this."""
+    column = column_named(by)
+    return by in GROUPS or (column is not None and column.source in ("config", "recipe"))
+
+
+def _is_order(sort: str, by: str) -> bool:
+    key = sort.removeprefix("-")
+    if is_group(by):
+        return key in GROUP_ORDERS
+    column = column_named(key)
+    return column is not None and column.order is not None
+
+
+@dataclass(frozen=True)
+class FacetValue:
+    """One value of a facet: how many runs have it, and the link that adds or removes it."""
+
+    value: str
+    count: int
+    active: bool
+    address: str
+
+
+@dataclass(frozen=True)
+class Facet:
+    """A field with its most common values."""
+
+    field: str
+    label: str
+    values: list[FacetValue]
+
+
+class Listing:
+    """The runs that match an address."""
+
+    def __init__(self, project: Project, state: ListState) -> None:
+        self.project = project
+        self.state = state
+        self.vocabulary = vocabulary_of(project)
+        self.query: Query = read(state.search, self.vocabulary)
+        self.runs: QuerySet[Run] = search(Run.objects.filter(project=project), self.query)
+
+    @cached_property
+    def _counts(self) -> list[tuple[tuple[str, ...], int]]:
+        """The number of runs by the values of all facets: one pass over the runs instead of one for each."""
+        return self._counted(self.runs, tuple(FACETS))
+
+    @property
+    def matching(self) -> int:
+        """The number of runs that match."""
+        return sum(count for _, count in self._counts)
+
+    def page(self) -> Page[Run]:
+        """One page of runs in the order of the address."""
+        paginator = Paginator(self.ordered(self.runs), RUNS_A_PAGE)
+        # Known already; the paginator would count them once more.
+        paginator.__dict__["count"] = self.matching
+        return paginator.get_page(self.state.page or None)
+
+    def ordered(self, runs: QuerySet[Run]) -> QuerySet[Run]:
+        """Runs with what a row shows, in the order of the address; runs without a value are last."""
+        key = self.state.sort.removeprefix("-")
+        column = column_named(key)
+        order = column.order if column is not None and column.order is not None else F("created_at")
+        down = self.state.sort.startswith("-")
+        # The index of the start sorts no nulls last, and the start is never null.
+        last = None if key == "created" else True
+        by = order.desc(nulls_last=last) if down else order.asc(nulls_last=last)
+        return _with_entries(runs, self.state.shown).order_by(by, "-created_at", "id")
+
+    def facets(self) -> list[Facet]:
+        """The facets. The counts of each are those without its own terms."""
+        return [facet for field, label in FACETS.items() if (facet := self._facet(field, label)) is not None]
+
+    def _facet(self, field: str, label: str) -> Facet | None:
+        chosen = {
+            term.value.lower() for term in self.query.of(field) if term.operator == ":" and not term.negated
+        }
+        others = self.query.without(field)
+        values = []
+        for value, count in self._values(field)[:MOST_FACET_VALUES]:
+            active = value.lower() in chosen
+            kept = "" if active else term_text(field, value)
+            text = f"{others.text} {kept}".strip()
+            values.append(FacetValue(value, count, active, self.state.address(search=text)))
+        # A facet with one value has nothing to choose.
+        return Facet(field, label, values) if len(values) > 1 or chosen else None
+
+    def _values(self, field: str) -> list[tuple[str, int]]:
+        """The values of a facet with their counts, the most common first, without the empty one."""
+        if self.query.of(field):
+            runs = search(Run.objects.filter(project=self.project), self.query.without(field))
+            counted = [(values[0], count) for values, count in self._counted(runs, (field,))]
+        else:
+            position = list(FACETS).index(field)
+            totals: Counter[str] = Counter()
+            for values, count in self._counts:
+                totals[values[position]] += count
+            counted = list(totals.items())
+        return sorted(
+            ((value, count) for value, count in counted if value), key=lambda item: (-item[1], item[0])
+        )
+
+    def _counted(self, runs: QuerySet[Run], fields: tuple[str, ...]) -> list[tuple[tuple[str, ...], int]]:
+        columns = [_FACET_COLUMNS[field] for field in fields]
+        rows = runs.order_by().values_list(*columns).annotate(runs=Count("pk"))
+        return [(row[:-1], row[-1]) for row in rows]
+
+
+def _with_entries(runs: QuerySet[Run], columns: Sequence[Column]) -> QuerySet[Run]:
+    """Runs annotated with `entry_I_J`: column I's value at its path J."""
+    entries = {
+        f"entry_{i}_{j}": PathValue(column.source, path)
+        for i, column in enumerate(columns)
+        if column.source not in ("", "scalar")
+        for j, path in enumerate(column.paths)
+    }
+    return runs.select_related("comparison").defer(*NOT_SHOWN).annotate(**entries)
+
+
+def entries_of(run: Run, columns: Sequence[Column]) -> dict[str, Any]:
+    """The values of the JSON entries of an annotated run, by key of the column."""
+    values: dict[str, Any] = {}
+    for i, column in enumerate(columns):
+        if column.source in ("", "scalar"):
+            continue
+        at_paths = (getattr(run, f"entry_{i}_{j}", None) for j in range(len(column.paths)))
+        values[column.key] = next((value for value in at_paths if value is not None), None)
+    return values
+
+
+def group_label(by: str) -> str:
+    """What the list is grouped by, for people."""
+    return GROUPS.get(by) or by.partition(".")[2]

@@ -1,0 +1,160 @@
+"""The charts of one task of the evaluations: its scores, and the differences to BF16, by checkpoint."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+from django.http import HttpRequest, HttpResponse
+from django.views.decorators.gzip import gzip_page
+
+from fp8scope_dashboard.accounts.models import Project
+from fp8scope_dashboard.analysis.models import EvaluationComparison
+from fp8scope_dashboard.analysis.score_comparisons import score_of
+from fp8scope_dashboard.analysis.scores.evidence import item_interval
+from fp8scope_dashboard.analysis.scores.metrics import limits_of
+from fp8scope_dashboard.evaluations.models import Evaluation
+from fp8scope_dashboard.pages.access import in_project
+from fp8scope_dashboard.pages.charts.answers import empty_answer, figure_answer
+from fp8scope_dashboard.pages.charts.arms import Arms, arm_labels
+from fp8scope_dashboard.pages.charts.series import Options
+from fp8scope_dashboard.pages.formatting import number
+from fp8scope_dashboard.pages.scores.checkpoint_figures import (
+    CheckpointPoint,
+    Zone,
+    differences_figure,
+    scores_figure,
+)
+from fp8scope_dashboard.pages.scores.forest import comparisons_of, signed
+
+# The charts show the newest of each.
+MOST_RUNS: Final = 12
+MOST_CHECKPOINTS: Final = 12
+
+
+@gzip_page
+@in_project()
+def scores(request: HttpRequest, project: Project) -> HttpResponse:
+    """The chart of one task: `?name=...&metric=...`."""
+    options = Options.of(request.GET)
+    name, metric = request.GET.get("name", "")[:128], request.GET.get("metric", "")[:64]
+    rows = Evaluation.objects.filter(
+        run__project=project, run__deleted_at=None, name=name, metric=metric
+    ).select_related("run")
+    steps = sorted(set(rows.order_by().values_list("step", flat=True).distinct()))[-MOST_CHECKPOINTS:]
+    runs = list(rows.order_by().values_list("run_id", "run__created_at").distinct())
+    newest = [run_id for run_id, _ in sorted(runs, key=lambda pair: pair[1])[-MOST_RUNS:]]
+    shown = list(
+        rows.filter(step__in=steps, run_id__in=newest).order_by("run__created_at", "run_id", "step", "seq")
+    )
+    if not shown:
+        return empty_answer("No scores yet. Log them with run.log_eval(…).")
+    points = _points(shown, Arms(project), project.alpha)
+    bands = _bands(project, name, metric, steps)
+    drawn = scores_figure(points, bands, options.theme, y_title=metric, compact=options.compact)
+    last = [point for point in points if point.step == steps[-1]]
+    listed = "; ".join(f"{point.name} {number(point.value)}" for point in last)
+    return figure_answer(drawn, f"{name}, {metric} at step {steps[-1]:,}: {listed}.")
+
+
+@gzip_page
+@in_project()
+def differences(request: HttpRequest, project: Project) -> HttpResponse:
+    """The paired differences of one task: `?name=...&metric=...`."""
+    options = Options.of(request.GET)
+    name, metric = request.GET.get("name", "")[:128], request.GET.get("metric", "")[:64]
+    rows = list(comparisons_of(project, name, metric).order_by("-step")[: MOST_RUNS * MOST_CHECKPOINTS])
+    points, margins = _differences(rows, Arms(project))
+    if not points:
+        return empty_answer(
+            "No difference yet. It needs an FP8 run and its baseline, evaluated at the same step."
+        )
+    in_percent = Evaluation.objects.filter(
+        run__project=project, name=name, metric=metric, kind="proportion"
+    ).exists()
+    drawn = differences_figure(points, margins, options.theme, in_percent=in_percent, compact=options.compact)
+    last = max(point.step for point in points)
+    listed = "; ".join(
+        f"{point.name} {signed(point.value, in_percent=in_percent)}" for point in points if point.step == last
+    )
+    return figure_answer(drawn, f"Difference to BF16 of {name}, {metric} at step {last:,}: {listed}.")
+
+
+def _differences(
+    rows: Sequence[EvaluationComparison], arms: Arms
+) -> tuple[list[CheckpointPoint], list[Zone]]:
+    """The comparisons that have a difference, oldest run and checkpoint first, and the margins."""
+    labels = arm_labels(arms, {row.run_id: row.run for row in rows}.values())
+    points: list[CheckpointPoint] = []
+    margins: dict[int, float] = {}
+    groups: set[tuple[str, str, int]] = set()
+    for row in sorted(rows, key=lambda row: (row.run.created_at, str(row.run_id), row.step)):
+        interval, difference = row.result.get("difference_interval"), row.result.get("difference")
+        margin = row.result.get("margin")
+        if interval is None or difference is None or margin is None:
+            continue
+        runs = (row.result.get("group") or {}).get("runs", ())
+        if len(runs) > 1:
+            # The interval is that of the group: one mark for all of its runs.
+            key = (row.run.group, row.run.baseline, row.step)
+            if key in groups:
+                continue
+            groups.add(key)
+        low, high = float(interval[0]), float(interval[1])
+        if not all(math.isfinite(value) for value in (low, high, difference, margin)):
+            continue
+        run, arm = str(row.run_id), arms.of(row.run)
+        name, line = (
+            (row.run.group, f"{row.run.group} {row.run.baseline}") if len(runs) > 1 else (row.run.name, run)
+        )
+        points.append(
+            CheckpointPoint(row.step, name, labels[run], arm.slot, float(difference), low, high, line)
+        )
+        margins[row.step] = max(margins.get(row.step, 0.0), float(margin))
+    return points, [Zone(step, -margin, margin) for step, margin in margins.items()]
+
+
+def _points(evaluations: Sequence[Evaluation], arms: Arms, alpha: float) -> list[CheckpointPoint]:
+    """One point per run and checkpoint. If a checkpoint was evaluated twice, the latest counts."""
+    points: dict[tuple[str, int], CheckpointPoint] = {}
+    labels = arm_labels(arms, {evaluation.run_id: evaluation.run for evaluation in evaluations}.values())
+    for evaluation in evaluations:
+        score = score_of(evaluation)
+        if not len(score.items) or not np.isfinite(score.items).all():
+            continue
+        low = high = None
+        limits = limits_of(evaluation.kind, evaluation.metric, score.items)
+        try:
+            proportion = evaluation.kind == "proportion"
+            interval, _ = item_interval(score, alpha, proportion=proportion, limits=limits)
+            if np.isfinite(interval).all():
+                low, high = interval
+        except ValueError:
+            # Too few items for an interval: the point is drawn without one, as where none is reliable.
+            pass
+        points[str(evaluation.run_id), evaluation.step] = CheckpointPoint(
+            evaluation.step,
+            evaluation.run.name,
+            labels[str(evaluation.run_id)],
+            arms.of(evaluation.run).slot,
+            float(score.items.mean()),
+            low,
+            high,
+            str(evaluation.run_id),
+        )
+    return list(points.values())
+
+
+def _bands(project: Project, name: str, metric: str, steps: Sequence[int]) -> list[Zone]:
+    """The baseline's interval at each checkpoint, from the newest comparison there."""
+    rows = EvaluationComparison.objects.filter(
+        run__project=project, run__deleted_at=None, name=name, metric=metric, step__in=steps
+    ).order_by("step", "run__created_at")
+    bands: dict[int, Zone] = {}
+    for step, result in rows.values_list("step", "result"):
+        interval = result.get("baseline_interval")
+        if interval:
+            bands[step] = Zone(step, float(interval[0]), float(interval[1]))
+    return list(bands.values())

@@ -1,1 +1,0 @@
-"""One module per page; `figures` and `events` answer the page's own requests."""
