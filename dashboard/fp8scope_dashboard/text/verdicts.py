@@ -87,6 +87,7 @@ class LossFacts:
         relative: differences are fractions of the baseline's loss; otherwise in the unit of the loss.
         arms: the interval is over seeds, at `level`; otherwise it is the anytime-valid one of a pair.
         source: of the spread between seeds: own, project or public.
+        moving: since when, on `axis`, an undecided difference moves, and by how much it has changed.
         onset: the step at which the run has left its baseline, if that decides; `decided` is the step at
             which it was decided, and the numbers are of the latest `points` points.
     """
@@ -107,6 +108,8 @@ class LossFacts:
     detectable: float
     steps: int | None
     seeds: int | None
+    axis: str = "steps"
+    moving: tuple[float, float] | None = None
     onset: int | None = None
     decided: int | None = None
     points: int = 0
@@ -180,14 +183,24 @@ def _needed(facts: LossFacts) -> str:
         ways.append(about(facts.steps, "more step"))
     if facts.seeds is not None:
         ways.append(f"{facts.seeds} seeds in each arm")
+    if facts.moving is not None:
+        since, change = facts.moving
+        moved = f"{'risen' if change > 0 else 'fallen'} by {facts.amount(abs(change))}"
+        steps = f"since {_position(since, facts.axis)}, so the number of steps that would decide is not known"
+        seeds = f"; {' or '.join(ways)} would decide what it is now" if ways else ""
+        return f"Cannot tell yet: the difference moves. It has {moved} {steps}{seeds}"
     if not ways:
         ways.append("only much more data")
     return f"Cannot tell yet: {' or '.join(ways)} would decide"
 
 
+def _position(x: float, axis: str) -> str:
+    return f"step {x:,.0f}" if axis == "steps" else f"{x:,.0f} tokens"
+
+
 def diverged(since: float, axis: str, broken: int, runs: int) -> str:
     """The verdict where a loss is not finite since a step (or number of tokens)."""
-    position = f"step {since:,.0f}" if axis == "steps" else f"{since:,.0f} tokens"
+    position = _position(since, axis)
     subject = "The loss" if runs == 1 else f"The loss of {broken} of {count(runs, 'run')}"
     return f"{subject} is NaN or infinite since {position}."
 

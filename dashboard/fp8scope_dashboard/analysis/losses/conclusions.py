@@ -263,9 +263,14 @@ def _mean_error(errors: Sequence[float]) -> float:
 def with_needs(judged: LossComparison, measured: Measured, alpha: float) -> LossComparison:
     """The comparison with what would decide it, if it is undecided."""
     if judged.verdict != "cannot_tell" or judged.delta is None or judged.interval is None:
-        return judged
+        return replace(judged, moving=None)
     steps = None
-    if judged.p_value is None and judged.basis is not None and judged.tolerance is not None:
+    if (
+        judged.moving is None
+        and judged.p_value is None
+        and judged.basis is not None
+        and judged.tolerance is not None
+    ):
         half = (judged.interval[1] - judged.interval[0]) / 2.0
         points = measured.ours.shape[1]
         steps = steps_needed(judged.delta, half, judged.tolerance, points, judged.basis.step_gap)

@@ -3,21 +3,54 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
+import numpy as np
 import scipy
+from numpy.typing import NDArray
 
 from fp8scope_dashboard.analysis.losses.seeds import Spread
 
 # More is not worth saying.
 MOST_SEEDS = 64
 MOST_GROWTH = 100.0
+# A difference moves if the means of so many blocks of its recent half have a slope, by a test at this level.
+MOVING_BLOCKS, MOVING_LEVEL = 12, 0.01
+
+
+@dataclass(frozen=True)
+class Movement:
+    """A difference that moves: by how much it has changed since a point of the axis."""
+
+    since: float
+    change: float
+
+
+def movement(x: NDArray[np.float64], difference: NDArray[np.float64]) -> Movement | None:
+    """The movement of a difference float64[n] in its recent half; None if it shows none.
+
+    The slope of block means against their residuals: noise that is shorter than a block has none. A walk has
+    one, and moves.
+    """
+    first = len(difference) // 2
+    if len(difference) - first < 2 * MOVING_BLOCKS:
+        return None
+    blocks = np.array([block.mean() for block in np.array_split(difference[first:], MOVING_BLOCKS)])
+    place = np.arange(MOVING_BLOCKS) - 0.5 * (MOVING_BLOCKS - 1)
+    slope = float(place @ blocks / (place @ place))
+    rest = blocks - blocks.mean() - slope * place
+    freedom = MOVING_BLOCKS - 2
+    error = math.sqrt(float(rest @ rest) / freedom / float(place @ place))
+    if abs(slope) <= -float(scipy.special.stdtrit(freedom, 0.5 * MOVING_LEVEL)) * error:
+        return None
+    return Movement(float(x[first]), slope * (MOVING_BLOCKS - 1))
 
 
 def steps_needed(delta: float, half: float, tolerance: float, points: int, gap: float) -> int | None:
     """Further steps after which an interval delta -+ half would lie on one side of the tolerance.
 
-    The half-width shrinks with the square root of the run's length. None if it is narrow enough already, or
-    if that would take more than MOST_GROWTH times the present length.
+    The half-width shrinks with the square root of the run's length, if the difference does not move. None if
+    it is narrow enough already, or if that would take more than MOST_GROWTH times the present length.
     """
     target = abs(tolerance - abs(delta))
     if half <= target or target <= 0.0:

@@ -9,7 +9,7 @@ from fp8scope_dashboard.analysis.losses.alignment import Axis, Pairing
 from fp8scope_dashboard.analysis.losses.arms import Verdict
 
 # Raise it with every change that can give another result for the same curves.
-METHOD_VERSION: Final = 5
+METHOD_VERSION: Final = 6
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,8 @@ class LossComparison:
             margin, or twice the margin where the evidence suffices for that only. None of other verdicts.
         smallest_detectable: the difference that would be found with 80 % probability.
         needs: what would decide, if the verdict is 'cannot_tell': {"steps", "seeds"}, each a number or None.
+        moving: of 'cannot_tell', that the difference moves, so that no number of steps is known: {"since",
+            "change"}, a point on `aligned_on` and the change of delta since then. None if it does not.
         window: first and last point of the window, on `aligned_on`.
         onset: where the run has left its baseline, if a harm that has begun decides; then `window`, `delta`
             and `interval` are of the stretch since then, and the interval is by the noise before it.
@@ -90,6 +92,7 @@ class LossComparison:
     seed_spread: dict[str, Any] | None = None
     smallest_detectable: float | None = None
     needs: dict[str, int | None] | None = None
+    moving: dict[str, float] | None = None
     warnings: tuple[str, ...] = ()
     k_run: int = 0
     k_baseline: int = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from fp8scope_dashboard.analysis.losses.conclusions import (
     with_needs,
 )
 from fp8scope_dashboard.analysis.losses.harm import Harm, harm_of
+from fp8scope_dashboard.analysis.losses.needs import movement
 from fp8scope_dashboard.analysis.losses.noise import bootstrap_interval, hac_interval
 from fp8scope_dashboard.analysis.losses.result import Basis, LossComparison, Onset
 from fp8scope_dashboard.analysis.losses.seeds import PUBLIC, PUBLIC_NATS, Prior, Spread, odd_seeds, spread_of
@@ -167,6 +168,7 @@ def _became_worse(
         interval=(harm.delta - harm.half, harm.delta + harm.half),
         p_value=None,
         needs=None,
+        moving=None,
         smallest_detectable=harm.tolerance + harm.half,
         window=(float(x[harm.start]), float(x[-1])),
         loss=level,
@@ -239,7 +241,7 @@ def _measure(
         )
     )
     measured = Measured(ours, theirs, looks, scale, spread, prior, harm)
-    pointwise = difference[first:]
+    pointwise, moving = difference[first:], movement(aligned.x, difference)
     common = replace(
         nothing,
         unit=unit,
@@ -251,6 +253,7 @@ def _measure(
         noise_interval=None if few else hac_interval(pointwise, alpha),
         bootstrap_interval=None if few else bootstrap_interval(pointwise, alpha),
         seed_spread=spread.as_dict(),
+        moving=None if moving is None else asdict(moving),
         warnings=(*nothing.warnings, *_seed_warnings(spread, baselines, unit)),
         curve=_curve(aligned, looks),
         basis=_basis(run, aligned, chosen, [i for i in chosen.baselines if i not in spread.odd]),
@@ -375,6 +378,8 @@ def _explanation(judged: LossComparison, alpha: float) -> str:
             detectable=judged.smallest_detectable or 0.0,
             steps=needs.get("steps"),
             seeds=needs.get("seeds"),
+            axis=judged.aligned_on,
+            moving=None if judged.moving is None else (judged.moving["since"], judged.moving["change"]),
             onset=judged.onset.since_step if judged.onset else None,
             decided=judged.onset.decided_step if judged.onset else None,
             points=judged.onset.points if judged.onset else 0,
