@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from fp8scope_dashboard.alerts.detectors import Finding, State, above_baseline, restarted
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.analysis.losses.onsets.process import FIRST_POINTS
+from fp8scope_dashboard.analysis.losses.onsets.short_runs import LIMIT
 from fp8scope_dashboard.runs.models import Run, RunState
 from fp8scope_dashboard.telemetry import queries
 
@@ -133,8 +134,8 @@ def few_points(compared: int) -> str:
     if not 0 < compared < FIRST_POINTS:
         return ""
     return (
-        f"Too short to compare: points of loss in common with the baseline: {compared}. Rises are reported "
-        f"from {FIRST_POINTS} points on. Log the loss at more steps."
+        f"Too short to compare: points of loss in common with the baseline: {compared}. Below {FIRST_POINTS} "
+        f"points only rises of more than {LIMIT:.0%} are reported. Log the loss at more steps."
     )
 
 

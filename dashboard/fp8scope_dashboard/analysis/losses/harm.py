@@ -19,6 +19,7 @@ from fp8scope_dashboard.analysis.losses.onsets.base import State
 from fp8scope_dashboard.analysis.losses.onsets.process import Change, advance
 from fp8scope_dashboard.analysis.losses.onsets.window_means import BLOCKS
 from fp8scope_dashboard.analysis.losses.seeds import PUBLIC, PUBLIC_NATS
+from fp8scope_dashboard.text.numbers import LARGEST, SMALLEST
 
 Floats = NDArray[np.float64]
 
@@ -90,8 +91,12 @@ def harm_of(
 
 
 def _relative(loss: Floats, baselines: Floats) -> Floats:
+    """The relative differences as the test has them: none is beyond LARGEST, and those to 0 are."""
     centre = baselines.mean(axis=0)
-    return np.asarray((loss - centre) / np.abs(centre))
+    difference = loss - centre
+    known = np.abs(centre) >= SMALLEST
+    relative = np.divide(difference, np.abs(centre), out=np.sign(difference) * LARGEST, where=known)
+    return np.asarray(np.clip(relative, -LARGEST, LARGEST))
 
 
 def _shown(state: State, change: Change, difference: Floats, group: int, scale: float) -> Harm:
@@ -99,14 +104,17 @@ def _shown(state: State, change: Change, difference: Floats, group: int, scale: 
     limits, tolerance = state["means"]["limits"], state["tolerance"]
     # The window that decided may begin before the onset.
     since = len(difference) - change.onset + max(change.window - change.points, 0)
+    windows = [(BLOCKS << level, limit) for level, limit in enumerate(limits)]
+    if not windows:
+        # A gross rise of a run that has few points.
+        windows = [(since, change.limit or tolerance)]
     best, bound = (0, 0.0, 0.0), -np.inf
-    for level, limit in enumerate(limits):
-        points = BLOCKS << level
-        if points > since and level:
+    for points, limit in windows:
+        if points > since and best[0]:
             break
         window = difference[-points:]
         mean, half = float(window.mean()), max(limit - tolerance, _scatter(window))
-        if mean - half > bound:
+        if mean - half > bound or not best[0]:
             best, bound = (min(points, len(difference)), mean, half), mean - half
     points, mean, half = best
     return Harm(

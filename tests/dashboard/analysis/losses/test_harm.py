@@ -130,3 +130,27 @@ def test_long_runs_are_averaged_and_their_onset_is_that_of_their_points() -> Non
     )
     assert result.verdict == part.verdict == "worse"
     assert part.onset is not None and abs(part.onset.since_step - 6000) <= 20
+
+
+def test_a_short_run_that_lost_a_nat_is_worse_at_once() -> None:
+    """38 points: it was 'cannot tell' without a word."""
+    chance, steps = np.random.default_rng(8), np.arange(38)
+    ours, theirs = 1.4 * (1.0 + 0.03 * chance.normal(size=(2, 38)))
+    ours[20:] += 1.0
+    result = compare_losses([Curve(steps[:28], ours[:28])], [Curve(steps, theirs)], margin=0.0025, alpha=0.05)
+    assert result.verdict == "worse" and result.onset is not None and result.onset.since_step == 20
+    assert result.interval is not None and result.tolerance is not None
+    assert result.interval[0] > result.tolerance
+
+
+def test_the_needed_steps_of_a_difference_that_moves_are_not_known() -> None:
+    """A slope counted as noise that averages out: 'about 3,000 more steps'."""
+    losses = arms(9, 2, noise=0.003)
+    losses[0] *= 1.0 + 0.006 * STEPS / POINTS
+    result = compare(losses, 1, 900)
+    assert result.verdict == "cannot_tell" and result.needs is not None and result.needs["steps"] is None
+    assert result.moving is not None and 0.0 < result.moving["change"] < 0.006
+    since = f"since step {result.moving['since']:,.0f}, so the number of steps"
+    assert "the difference moves. It has risen by 0." in result.explanation and since in result.explanation
+    still = compare(arms(9, 2, noise=0.003), 1, 900)
+    assert still.moving is None and "moves" not in still.explanation

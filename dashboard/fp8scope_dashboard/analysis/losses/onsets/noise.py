@@ -13,12 +13,13 @@ The larger of the two is what counts. Averages are exponential: a length remembe
 
 Noise that lasts for a large part of the run has few pairs. So there is a second measure of it, the *wander*
 of means of 64 points, since the number of points was last a power of two, or from there to the one before,
-if that is more:
+if that is more, of the run:
 
-* of the run, how far they have fallen from their highest;
-* of the seeds, how far apart a seed's lowest and highest are;
-* with one seed, OWN_RANGE of how far apart the run's lowest and highest are. Nothing else shows how far such
-  runs part. It is less than a rise, so that a rise gets out of it.
+* how far they have fallen from their highest;
+* OWN_RANGE of how far apart the run's lowest and highest are. It is less than a rise, so that a rise gets out
+  of it.
+
+With one seed nothing else shows how far such runs part. Several seeds show it themselves (`wandering`).
 
 Noise that outlasts the known blocks may grow to any size, as far as they show. But not at once: in few points
 it hardly goes REACHES times as far beyond its highest mean of 16 points as that is above the lowest one
@@ -79,11 +80,10 @@ def fresh() -> State:
         "own": [],
         "seeds": [],
         # `_wander_since` of the time before the number of points was last a power of two.
-        "before": [0.0, 0.0, 0.0],
+        "before": [0.0, 0.0],
         "fall": 0.0,
         "highest": None,
         "lowest": None,
-        "ranges": [],
         "reached": _fresh_reach(),
     }
 
@@ -100,7 +100,7 @@ def add(state: State, value: float, deviations: Sequence[float | None]) -> float
     """
     state["count"] += 1
     if state["count"] >= 2**WANDER_LEVEL and state["count"] & (state["count"] - 1) == 0:
-        state.update(before=_wander_since(state), fall=0.0, highest=None, lowest=None, ranges=[])
+        state.update(before=_wander_since(state), fall=0.0, highest=None, lowest=None)
     clipped = _clipped(state, value)
     # States of earlier versions have none.
     _extend_reach(state.setdefault("reached", _fresh_reach()), clipped)
@@ -110,22 +110,14 @@ def add(state: State, value: float, deviations: Sequence[float | None]) -> float
         state["lowest"] = mean[0] if state["lowest"] is None else min(state["lowest"], mean[0])
         state["fall"] = max(state["fall"], state["highest"] - mean[0])
     if len(deviations) > 1:
-        means = _cascade(state["seeds"], list(deviations), falls_only=False)
-        if means is not None:
-            _extend(state["ranges"], means)
+        _cascade(state["seeds"], list(deviations), falls_only=False)
     return clipped
 
 
-def wander(state: State, seeds: int, runs: float = 1.0) -> float:
-    """How far the difference of the means of so many runs and seeds strays, in means of 64 points."""
-    fall, own_range, of_seeds = (
-        max(pair) for pair in zip(state["before"], _wander_since(state), strict=True)
-    )
-    if seeds < 2:
-        return float(max(fall, OWN_RANGE * own_range))
-    # From a deviation from the mean of K runs to a difference to the mean of K others.
-    factor = (1.0 / runs + 1.0 / seeds) / (1.0 - 1.0 / seeds)
-    return float(max(fall, math.sqrt(factor) * of_seeds))
+def wander(state: State) -> float:
+    """How far the difference to a single seed strays, in means of 64 points."""
+    fall, own_range = (max(pair) for pair in zip(state["before"][:2], _wander_since(state), strict=True))
+    return float(max(fall, OWN_RANGE * own_range))
 
 
 def reach(state: State) -> float:
@@ -158,20 +150,9 @@ def _extend_reach(reached: State, value: float) -> None:
 
 
 def _wander_since(state: State) -> list[float]:
-    """The largest fall and the range of the run, and the largest range of a seed."""
+    """The largest fall and the range of the run."""
     own = 0.0 if state["highest"] is None else state["highest"] - state["lowest"]
-    of_seeds = max((high - low for low, high in state["ranges"] if low is not None), default=0.0)
-    return [state["fall"], min(own, LARGEST), min(of_seeds, LARGEST)]
-
-
-def _extend(ranges: list[list[float | None]], means: Sequence[float | None]) -> None:
-    """Let the ranges of the seeds contain their new means."""
-    for i, mean in enumerate(means):
-        if i == len(ranges):
-            ranges.append([None, None])
-        low, high = ranges[i]
-        if mean is not None:
-            ranges[i] = [mean if low is None else min(low, mean), mean if high is None else max(high, mean)]
+    return [state["fall"], min(own, LARGEST)]
 
 
 def interrupted(state: State) -> State:

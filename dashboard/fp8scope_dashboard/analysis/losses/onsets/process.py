@@ -19,6 +19,8 @@ Both rest on
 * the **noise** (`noise`): how block means stray, by the length of the blocks, from what has come before. A
   rise of the run does not count as noise. The blocks are as long as their means need to be uncorrelated.
 
+A rise that these find must also be more than the seeds' lasting wandering explains (`wandering`).
+
 After a resolved alarm new processes start. The i-th ones have SHARE alpha 2^-i, so by the union bound all of
 a run together alarm falsely with probability at most SHARE alpha. The rest of alpha is for the confidence
 sequence of a verdict.
@@ -38,7 +40,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fp8scope_dashboard.analysis.losses.onsets import e_process, noise, seed_tolerance, window_means
+from fp8scope_dashboard.analysis.losses.onsets import (
+    e_process,
+    noise,
+    seed_tolerance,
+    short_runs,
+    wandering,
+    window_means,
+)
 from fp8scope_dashboard.analysis.losses.onsets.base import State, finite
 from fp8scope_dashboard.analysis.losses.seeds import PUBLIC
 from fp8scope_dashboard.text.numbers import LARGEST, SMALLEST
@@ -53,10 +62,10 @@ MARGINS = 2.0
 # That is less while few points show how much the run strays: by FEW over the number of points.
 DEVIATIONS, FEW = 4.6, 1000.0
 # Share of the tolerance by which means of healthy runs wander, how many of their standard deviations means of
-# white noise do, and how much any further wander widens the tolerance: with one seed only the run shows it.
-WANDER_COVERED, WANDER_COVERED_ALONE, WHITE_WANDER = 0.9, 0.7, 4.0
-WANDER_FACTOR, WANDER_FACTOR_ALONE = 1.5, 1.6
-# Seeds may wander away from each other as a random walk does. The tolerance allows for so many deviations.
+# white noise do, and how much any further wander widens the tolerance. With one seed only the run shows it.
+WANDER_COVERED, WHITE_WANDER, WANDER_FACTOR = 0.7, 4.0, 1.6
+# The run may wander away from a single seed as a random walk does. The tolerance allows for so many of its
+# deviations.
 WALK_DEVIATIONS = 2.5
 # Points from which on a run is judged, and after which the noise is modelled again.
 FIRST_POINTS, MODEL_EVERY = 64, 32
@@ -150,7 +159,11 @@ def advance(
             state["equal"] += 1
             continue
         if not state["open"]:
-            clipped = noise.add(state["noise"], delta, [_deviation(seed, mean) for seed in known])
+            deviations = [_deviation(seed, mean) for seed in known]
+            clipped = noise.add(state["noise"], delta, deviations)
+            wandering.add(state["wandering"], step, clipped, deviations)
+            if state["noise"]["count"] < FIRST_POINTS:
+                state["first"] = [*state["first"], [step, delta]]
             # Outliers below the others must not hide a rise.
             delta = max(delta, clipped)
             count = state["noise"]["count"]
@@ -170,6 +183,8 @@ def restarted(state: State, step: int) -> State:
     """
     after: State = {**state, "last_step": step - 1, "block": _empty_block()}
     after["noise"] = noise.interrupted(state["noise"])
+    after["wandering"] = wandering.restarted(state.get("wandering", wandering.fresh()), step)
+    after["first"] = [point for point in state.get("first", []) if point[0] < step]
     after["means"] = {**window_means.fresh(), "limits": state["means"]["limits"]}
     if state["open"] or (state["onset"] is not None and state["onset"] >= step):
         after.update(_fresh_evidence(), means=after["means"], open=False, calm=0)
@@ -197,6 +212,9 @@ def _fresh(parameters: Parameters) -> State:
         # What of the noise is such an offset: the long blocks remember the early points.
         "covered": _least(parameters),
         "noise": noise.fresh(),
+        "wandering": wandering.fresh(),
+        # The steps and differences of the points before FIRST_POINTS.
+        "first": [],
         # Points at the beginning at which run and baseline are bitwise equal.
         "equal": 0,
         # Points of a block, None until they are known, and what the mean of a block is compared with.
@@ -265,18 +283,18 @@ def _model_noise(state: State, parameters: Parameters) -> None:
     if model is None:
         return
     alone = state["seeds"] < 2
-    share = WANDER_COVERED_ALONE if alone else WANDER_COVERED
-    expected = share * state["tolerance"] + WHITE_WANDER * noise.white_deviation(known)
-    beyond = noise.wander(state["noise"], state["seeds"], runs) - expected
-    factor = WANDER_FACTOR_ALONE if alone else WANDER_FACTOR
+    expected = WANDER_COVERED * state["tolerance"] + WHITE_WANDER * noise.white_deviation(known)
+    # Several seeds show how far they wander (`wandering`).
+    beyond = noise.wander(state["noise"]) - expected if alone else 0.0
     count = state["noise"]["count"]
     # Runs that were equal for long have no offset of seeds to begin with.
     unlike = alone and state["equal"] < FIRST_POINTS
     caution = _caution(count, alone=alone, unlike=unlike, lasting=model.white is None)
-    tolerance = caution * state["tolerance"] + factor * max(beyond, 0.0)
+    tolerance = caution * state["tolerance"] + WANDER_FACTOR * max(beyond, 0.0)
     budget = 0.5 * _budget(state, parameters)
     at_once = window_means.lasting(tolerance) + noise.reach(state["noise"])
-    tolerance = math.hypot(tolerance, WALK_DEVIATIONS * noise.walk(state["noise"], known))
+    if alone:
+        tolerance = math.hypot(tolerance, WALK_DEVIATIONS * noise.walk(state["noise"], known))
     limits = [min(limit, at_once) for limit in window_means.limits(model, tolerance, count, budget)]
     state["means"]["limits"] = limits
     if state["open"]:
@@ -332,14 +350,34 @@ def _add_point(state: State, step: int, delta: float, mean: float, parameters: P
         e_process.bet(state["evidence"], block > state["limit"])
     points, total = state["since"]
     if above is not None:
-        state["limit"] = above.limit
-        window, window_mean = above.points, above.mean
+        limit, window, window_mean = above.limit, above.points, above.mean
     # An alarm that signs decide must not say of itself that the mean is within the limit.
     elif block is not None and _signs_decide(state, parameters) and total / points > state["limit"]:
-        window, window_mean = points, total / points
+        limit, window, window_mean = state["limit"], points, total / points
     else:
+        return _gross(state, step, mean, parameters)
+    runs = parameters.get("runs", 1.0)
+    if wandering.explains(state["wandering"], window, runs, state["seeds"]):
         return None
-    state.update(open=True, calm=0, block=_empty_block())
+    return _opened(state, step, mean, window, window_mean, limit)
+
+
+def _gross(state: State, step: int, mean: float, parameters: Parameters) -> Change | None:
+    """Open for a gross rise of a run that has few points."""
+    if state["noise"]["count"] >= FIRST_POINTS:
+        return None
+    limit = max(short_runs.LIMIT, MARGINS * parameters["margin"])
+    rise = short_runs.rise(state["first"], limit, parameters["alpha"])
+    if rise is None:
+        return None
+    state.update(length=state["length"] or short_runs.POINTS, onset=rise.onset)
+    state["since"] = [rise.points, rise.points * rise.mean]
+    return _opened(state, step, mean, rise.points, rise.mean, limit)
+
+
+def _opened(state: State, step: int, mean: float, window: int, window_mean: float, limit: float) -> Change:
+    points, total = state["since"]
+    state.update(open=True, calm=0, block=_empty_block(), limit=limit)
     return Change(
         opened=True,
         onset=state["onset"],
@@ -348,7 +386,7 @@ def _add_point(state: State, step: int, delta: float, mean: float, parameters: P
         mean=total / points,
         window=window,
         window_mean=window_mean,
-        limit=state["limit"],
+        limit=limit,
         tolerance=state["tolerance"],
         baseline=mean,
         **_evidence(state),

@@ -1,0 +1,262 @@
+"""Whether a rise is no more than a difference that wanders explains.
+
+Seeds of one configuration may wander away from each other, lastingly. A mean that has wandered above the
+tolerance is no harm. So a rise must also exceed what wandering over its duration produces, as far as the time
+before it shows. Of the run, nothing that follows a suspected onset is used.
+
+The state has the difference as means of at most BLOCKS successive blocks, which are merged in pairs when they
+become too many, and the deviations of the first SEEDS seeds likewise.
+
+**Bound.** A change begins at a block j. Let D be the mean of the window less the mean of r blocks that end
+at j. The difference is taken for a random walk plus noise. The Allan variance A(m) of means of m blocks is
+half the mean square of successive differences: s m / 3 for a walk whose steps have the variance s, and
+A(1) / m for noise. So
+
+    s <= 3 (A(m) - A(1) / m) / m,    V = A(1) (1 / q + 1 / r) + s (g + q / 3 + r / 3)
+
+and V is the variance of D, for a window of q blocks that begins g blocks after j. The tightest m counts, of
+those that are known well enough. A(m) is measured on the recent half of the blocks before j, in both
+directions, and on the deviations of the seeds from there on, in which no harm is. With f degrees of freedom
+it is taken to be as large as it may be: f / chi^2_f(UNCERTAIN) times the estimate.
+
+A rise that begins with the first point has nothing before it. There D is the mean itself, and A(m) is
+measured on all blocks or on their recent half: a rise makes it larger, and a level that stands still is no
+walk.
+
+The rise is explained unless D exceeds QUANTILE standard deviations for some j and r. The quantile is that of
+the largest of many, for all onsets, stretches and looks. It is calibrated on walks, not derived
+(`benchmarks/verdicts.py`). This condition only adds to the others, so it costs nothing of the error budget.
+
+Source: Allan (1966).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+
+from fp8scope_dashboard.analysis.losses.onsets.base import State
+
+Floats = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+# Blocks of the history before they are merged, and the seeds whose deviations it has.
+BLOCKS, SEEDS = 128, 4
+# The blocks before an onset of which the recent half shows how the difference wanders.
+LEAST_BLOCKS = 8
+# Deviations that a rise must exceed, and the probability that their estimate is too low: of the run alone,
+# and with several seeds.
+QUANTILE, UNCERTAIN_ALONE, UNCERTAIN = 3.8, 0.07, 0.1
+# Degrees of freedom of a variance that counts: of the run alone, and with several seeds. Several lengths are
+# known well with seeds, and the least of their variances is too low by chance.
+LEAST_FREEDOM_ALONE, LEAST_FREEDOM = 3.0, 5.0
+
+
+def fresh() -> State:
+    """The state before the first point."""
+    return {"length": 1, "steps": [], "rows": [], "block": [0, None, []], "refused": None}
+
+
+def add(state: State, step: int, value: float, deviations: Sequence[float | None]) -> None:
+    """Add a point: the run's difference, and the deviations of the seeds from their mean."""
+    seeds = list(deviations[:SEEDS]) if len(deviations) > 1 else []
+    points, since, sums = state["block"]
+    row = [value, *seeds]
+    state["block"] = [
+        points + 1,
+        step if since is None else since,
+        row if since is None else _added(sums, row),
+    ]
+    if points + 1 < state["length"]:
+        return
+    points, since, sums = state["block"]
+    state["steps"].append(since)
+    state["rows"].append([None if total is None else total / points for total in sums])
+    state["block"] = [0, None, []]
+    if len(state["rows"]) == BLOCKS:
+        rows = state["rows"]
+        state.update(
+            length=2 * state["length"],
+            steps=state["steps"][::2],
+            rows=[
+                [None if total is None else 0.5 * total for total in _added(rows[i], rows[i + 1])]
+                for i in range(0, BLOCKS, 2)
+            ],
+        )
+
+
+def _added(row: Sequence[float | None], other: Sequence[float | None]) -> list[float | None]:
+    """The sum of two rows; None where one of them has no value, and for seeds that one of them lacks."""
+    short = min(len(row), len(other))
+    sums = [
+        None if a is None or b is None else a + b for a, b in zip(row[:short], other[:short], strict=True)
+    ]
+    return sums + [None] * (max(len(row), len(other)) - short)
+
+
+def restarted(state: State, step: int) -> State:
+    """The state without the points from `step` on, which were trained again."""
+    known = sum(1 for start in state["steps"] if start < step)
+    return {
+        **state,
+        "steps": state["steps"][:known],
+        "rows": state["rows"][:known],
+        "block": [0, None, []],
+        "refused": None,
+    }
+
+
+def explains(state: State, points: int, runs: float, seeds: int) -> bool:
+    """Whether the difference may have wandered up to the mean of so many latest points.
+
+    The window begins with the block of the first of them. A rise that was refused is judged again with the
+    next block.
+
+    Args:
+        runs: seeds that the difference is the mean of.
+        seeds: of the baseline.
+    """
+    rows = state["rows"]
+    if state["refused"] == [state["length"], len(rows)]:
+        return True
+    count = len(rows) * state["length"] + state["block"][0]
+    last = min((count - points) // state["length"], len(rows))
+    if last < LEAST_BLOCKS:
+        return False
+    # From a deviation from the mean of K runs to a difference to the mean of K others.
+    factor = (1.0 / runs + 1.0 / seeds) / (1.0 - 1.0 / seeds) if seeds > 1 else 0.0
+    own, deviations = np.array([row[0] for row in rows], np.float64), _deviations(rows)
+    points = count - last * state["length"]
+    latest = float(own[last:].sum()) * state["length"] + (state["block"][2][0] if state["block"][0] else 0.0)
+    record = _Record(own, deviations, factor, count / state["length"], points / state["length"])
+    mean = latest / points
+    explained = not (_exceeds_since_start(record, mean) or _exceeds(record, mean, last))
+    state["refused"] = [state["length"], len(rows)] if explained else None
+    return explained
+
+
+@dataclass(frozen=True)
+class _Record:
+    """The blocks, own float64[M] and of seeds float64[K, M], and in blocks the points so far and the window.
+
+    `factor` is the variance of the difference over that of a seed's deviation.
+    """
+
+    own: Floats
+    deviations: Floats
+    factor: float
+    count: float
+    window: float
+
+
+def _deviations(rows: Sequence[Sequence[float | None]]) -> Floats:
+    """The deviations of seeds that have a value in all blocks, float64[seeds, blocks]."""
+    width = min(len(row) for row in rows)
+    columns = [[row[i] for row in rows] for i in range(1, width)]
+    complete = [column for column in columns if all(value is not None for value in column)]
+    return np.array(complete, np.float64) if len(complete) > 1 else np.empty((0, len(rows)))
+
+
+def _variances(record: _Record, begin: Indices, end: Indices) -> Mapping[int, tuple[Floats, Floats]]:
+    """By the number of blocks m: A(m) of the difference on own[begin:end], and its degrees of freedom.
+
+    That of the seeds is on all blocks from `begin` on. A variance that is not known is 0 with 0 degrees.
+    """
+    variances = {}
+    last = np.full_like(begin, len(record.own))
+    for level in range(BLOCKS.bit_length()):
+        m = 1 << level
+        if 2 * m > len(record.own):
+            break
+        variance, freedom = _allan(record.own, m, begin, end)
+        if len(record.deviations):
+            squares = [_allan(row, m, begin, last) for row in record.deviations]
+            of_seeds = record.factor * np.mean([square for square, _ in squares], axis=0)
+            theirs = (len(record.deviations) - 1) * squares[0][1]
+            total = np.maximum(freedom + theirs, np.finfo(np.float64).tiny)
+            variance, freedom = (freedom * variance + theirs * of_seeds) / total, freedom + theirs
+        variances[m] = variance, freedom
+    return variances
+
+
+def _allan(values: Floats, m: int, begin: Indices, end: Indices) -> tuple[Floats, Floats]:
+    """The Allan variance of means of m values on each of values[begin:end], and its degrees of freedom."""
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    means = (sums[m:] - sums[:-m]) / m
+    squares = np.concatenate([[0.0], np.cumsum(0.5 * (means[m:] - means[:-m]) ** 2)])
+    stop = np.maximum(end - 2 * m + 1, begin)
+    count = stop - begin
+    total = squares[np.minimum(stop, len(squares) - 1)] - squares[np.minimum(begin, len(squares) - 1)]
+    freedom = np.where(count > 0, np.maximum((end - begin) / m - 1.0, 0.0), 0.0)
+    return np.maximum(total, 0.0) / np.maximum(count, 1), freedom
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What is known of the difference before each onset, float64[onsets] each, at most.
+
+    Attributes:
+        noise: variance of a block's mean.
+        walk: variance of the steps of a walk, by the block count that bounds it most; infinite if none does.
+    """
+
+    noise: Floats
+    walk: Floats
+
+
+def _known(record: _Record, begin: Indices, end: Indices) -> _Known:
+    variances = _variances(record, begin, end)
+    several = len(record.deviations) > 0
+    least, uncertain = (LEAST_FREEDOM, UNCERTAIN) if several else (LEAST_FREEDOM_ALONE, UNCERTAIN_ALONE)
+    single, freedom = variances[1]
+    surely, most = single * _ratio(freedom, 1.0 - uncertain), single * _ratio(freedom, uncertain)
+    steps = [np.where(freedom >= least, 3.0 * most, np.inf)]
+    for m, (variance, degrees) in variances.items():
+        if m > 1:
+            walk = np.maximum(variance * _ratio(degrees, uncertain) - surely / m, 0.0)
+            steps.append(np.where(degrees >= least, 3.0 * walk / m, np.inf))
+    return _Known(most, np.min(steps, axis=0))
+
+
+def _ratio(freedom: Floats, level: float) -> Floats:
+    """A variance over its estimate is above this with the probability `level`."""
+    known = np.maximum(freedom, 1.0)
+    return np.asarray(known / scipy.special.chdtri(known, 1.0 - level))
+
+
+def _exceeds_since_start(record: _Record, mean: float) -> bool:
+    """Whether the mean is further above 0 than a walk from the first point on explains.
+
+    The whole record shows the walk, or its recent half: a rise that is part of it makes the bound wider, and
+    a level that stands still is no walk.
+    """
+    blocks = len(record.own)
+    known = _known(record, np.array([0, blocks // 2]), np.array([blocks, blocks]))
+    since = record.count - 2.0 / 3.0 * record.window
+    bounds = QUANTILE * np.sqrt(known.noise / record.window + known.walk * since)
+    return bool((mean > bounds).any())
+
+
+def _exceeds(record: _Record, mean: float, last: int) -> bool:
+    """Whether the mean is further above the blocks before some onset than wandering explains.
+
+    Onsets are at LEAST_BLOCKS to `last` blocks.
+    """
+    onsets = np.arange(LEAST_BLOCKS, last + 1)
+    known = _known(record, onsets // 2, onsets)
+    sums = np.concatenate([[0.0], np.cumsum(record.own)])
+    blocks = 1
+    while blocks <= last:
+        before = onsets >= blocks
+        at = onsets[before]
+        rise = mean - (sums[at] - sums[at - blocks]) / blocks
+        since = record.count - at - 2.0 / 3.0 * record.window + blocks / 3.0
+        noise = known.noise[before] * (1.0 / record.window + 1.0 / blocks)
+        if bool((rise > QUANTILE * np.sqrt(noise + known.walk[before] * since)).any()):
+            return True
+        blocks *= 2
+    return False

@@ -1,0 +1,77 @@
+"""Seeds that wander away from each other, lastingly, are no harm; a rise beyond their wandering is one."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from fp8scope_dashboard.analysis.losses.onsets import wandering
+from fp8scope_dashboard.analysis.losses.onsets.base import State
+from fp8scope_dashboard.analysis.losses.onsets.process import Change, advance
+
+POINTS = 1200
+
+
+def wanderers(chance: np.random.Generator, runs: int, wander: float) -> np.ndarray:
+    """Losses of seeds that share their batches and walk away from each other, by `wander` at the end."""
+    walks = np.cumsum(chance.normal(size=(runs, POINTS)), axis=1) / np.sqrt(POINTS)
+    batches = 0.03 * chance.normal(size=POINTS)
+    return 2.0 * (1.0 + wander * walks + 0.0015 * chance.normal(size=(runs, POINTS)) + batches)
+
+
+def changes_of(losses: np.ndarray, runs: int) -> list[Change]:
+    parameters = {"margin": 0.0025, "alpha": 0.05, "block": 2.0, "recover": 10.0, "runs": float(runs)}
+    _, changes = advance({}, np.arange(POINTS), losses[:runs].mean(axis=0), losses[runs:], parameters)
+    return [change for change in changes if change.opened]
+
+
+@pytest.mark.parametrize(("runs", "seeds"), [(1, 1), (1, 3), (3, 3)])
+def test_seeds_that_wander_raise_few_alarms(runs: int, seeds: int) -> None:
+    """15 to 25 % of such runs were above their baseline."""
+    chance = np.random.default_rng(31)
+    wrong = sum(bool(changes_of(wanderers(chance, runs + seeds, 0.006), runs)) for _ in range(30))
+    assert wrong <= 2
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_a_rise_beyond_the_wandering_is_found(seeds: int) -> None:
+    chance = np.random.default_rng(32)
+    for _ in range(5):
+        losses = wanderers(chance, 1 + seeds, 0.002)
+        losses[0, 700:] *= 1.02
+        change = changes_of(losses, 1)[-1]
+        assert abs(change.onset - 700) <= 20 and change.step < 760
+
+
+def test_more_seeds_are_not_later() -> None:
+    """With three seeds their own ranges delayed an alarm that one seed gave at once."""
+    chance, decided = np.random.default_rng(33), []
+    for _ in range(8):
+        losses = wanderers(chance, 4, 0.001)
+        losses[0, 400:] *= 1.01
+        decided.append([changes_of(losses[: 1 + seeds], 1)[0].step for seeds in (1, 3)])
+    alone, several = np.median(decided, axis=0)
+    assert several <= alone + 8
+
+
+def test_blocks_are_merged_and_their_means_stay() -> None:
+    state, values = wandering.fresh(), np.random.default_rng(34).normal(size=1000)
+    for step, value in enumerate(values.tolist()):
+        wandering.add(state, step, value, [value, None if step == 500 else -value])
+    rows = state["rows"]
+    assert state["length"] == 8 and len(rows) < wandering.BLOCKS
+    covered = 8 * len(rows)
+    assert [row[0] for row in rows] == pytest.approx(values[:covered].reshape(-1, 8).mean(axis=1).tolist())
+    assert [row[2] is None for row in rows] == [start <= 500 < start + 8 for start in state["steps"]]
+    assert len(json.dumps(state, allow_nan=False)) < 20_000
+
+
+def test_points_that_are_trained_again_leave_the_record() -> None:
+    state: State = wandering.fresh()
+    for step in range(200):
+        wandering.add(state, step, 0.0, [])
+    after = wandering.restarted(state, 101)
+    assert after["steps"][-1] <= 100 and after["block"] == [0, None, []]
+    assert len(after["rows"]) == len(after["steps"]) < len(state["rows"])
