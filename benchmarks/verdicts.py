@@ -16,13 +16,18 @@ wrong. Simulated groups need no directory. Prints one JSON line per group and mo
     equivalent   share of comparisons of equal configurations that are equivalent at the end, by the margin
                  that the badge names, in margins; equivalent_wrong_M is the share that is equivalent within M
                  margins or less under a harm of M margins
-    trials       comparisons of the line: as many as its share of `--seconds` allows, at least 3
+    trials       comparisons of the line: as many as its share of `--seconds` allows
 
+Groups of seeds that wander lastingly come first, and have more time: their shares are the hardest.
 Then one line per group, mode, harm and onset, of a harm that begins at this share of the run:
 
-    said               median share of the run at which 'worse' is said, at one of 50 looks; null if never
+    said               median share of the run at which 'worse' is said, at one of 20 looks from the onset on;
+                       null if never
     onset_said_above   median of how far the run is above by then, in per cent
     missed             share of the trials in which it is not said
+
+These are on the real groups and on ONSET_GROUPS. `--seconds` bounds all parts, so that each of them prints
+what it has.
 
 Lines of real FP8-BF16 pairs have the shares of all verdicts instead. `--prior` prints the spread between
 seeds, as estimated with each group left out, and nothing else. Random choices have a fixed seed.
@@ -34,7 +39,6 @@ import argparse
 import csv
 import gzip
 import json
-import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -57,13 +61,15 @@ HARMS = {"power_0.25": 0.0025, "power_0.5": 0.005, "power_1": 0.01}
 MODES = ((1, 1), (1, 3), (3, 3))
 # Smaller groups in the public data are not re-runs: they contain several configurations under one name.
 GROUP_RUNS = 7
-LEAST_TRIALS = 3
 # Harms, in margins, under which a claim of equivalence within so many margins is wrong.
 WRONG_MARGINS = (1.0, 1.5, 2.0, 3.0)
 # Harms that begin, and the looks at a run until they are said.
-ONSETS, ONSET_LOOKS = tuple(i / 10 for i in range(1, 10)), 50
+ONSETS, ONSET_LOOKS = tuple(i / 10 for i in range(1, 10)), 20
 # The share of the time for harms that begin, and the groups with too few points for them.
-ONSET_SHARE, ONSET_POINTS = 0.5, 200
+ONSET_SHARE, ONSET_POINTS = 0.45, 200
+# Simulated groups with harms that begin, and groups that count for so many others in the time of null trials.
+ONSET_GROUPS = ("simulated: 1500 points, seeds wander by .1 %",)
+HARD_GROUPS, HARD_SHARE = ("wander by .3 %", "wander by .5 %"), 6
 # Runs of one group whose lengths differ by less than this share have one schedule.
 SAME_LENGTH = 0.02
 Draw = Callable[[np.random.Generator, int], list[Curve]]
@@ -126,7 +132,7 @@ def null_line(
     within: Counter[str] = Counter()
     passed: Counter[str] = Counter()
     began = time.perf_counter()
-    while trials < most and (trials < LEAST_TRIALS or time.perf_counter() - began < seconds):
+    while trials < most and (not trials or time.perf_counter() - began < seconds):
         trials += 1
         curves = draw(chance, sum(mode))
         arms = curves[: mode[0]], curves[mode[0] :]
@@ -187,12 +193,13 @@ def onset_line(
     said: list[float] = []
     above: list[float] = []
     trials, began = 0, time.perf_counter()
-    while trials < most and (trials < LEAST_TRIALS or time.perf_counter() - began < seconds):
+    while trials < most and (not trials or time.perf_counter() - began < seconds):
         trials += 1
         curves = draw(chance, sum(mode))
         arm = [harmed(curve, harm, onset) for curve in curves[: mode[0]]]
-        for look in range(math.floor(onset * ONSET_LOOKS) + 1, ONSET_LOOKS + 1):
-            share = look / ONSET_LOOKS
+        for look in range(1, ONSET_LOOKS + 1):
+            # As many looks as the rest of the run has, closer after the onset.
+            share = onset + (1.0 - onset) * (look / ONSET_LOOKS) ** 2
             runs = _first([curve for curve, _ in arm], share)
             if _verdict(runs, _first(curves[mode[0] :], share)) == "worse":
                 said.append(share)
@@ -211,16 +218,21 @@ def onset_line(
 
 
 def onset_lines(draws: dict[str, Draw], most: int, seconds: float) -> Iterator[dict[str, Any]]:
-    """The lines of harms that begin, until the time is over: each group and mode in turn."""
+    """The lines of harms that begin, in random order, each with its share of the time that is left."""
     chance, began = np.random.default_rng(SEED), time.perf_counter()
-    long = {name: draw for name, draw in draws.items() if len(draw(chance, 1)[0]) >= ONSET_POINTS}
-    cases = [(harm, onset, mode) for onset in ONSETS for harm in ONSET_HARMS for mode in MODES]
-    share = seconds / max(len(long) * len(cases), 1)
-    for harm, onset, mode in (cases[i] for i in chance.permutation(len(cases))):
-        for name, draw in long.items():
-            if time.perf_counter() - began > seconds:
-                return
-            yield onset_line(name, draw, mode, harm, onset, most, share)
+    cases = [
+        (harm, onset, mode, name)
+        for onset in ONSETS
+        for harm in ONSET_HARMS
+        for mode in MODES
+        for name in draws
+    ]
+    for i, place in enumerate(chance.permutation(len(cases))):
+        harm, onset, mode, name = cases[place]
+        left = seconds - (time.perf_counter() - began)
+        if left <= 0.0:
+            return
+        yield onset_line(name, draws[name], mode, harm, onset, most, left / (len(cases) - i))
 
 
 def pair_lines(name: str, arms: Sequence[list[Curve]]) -> Iterator[dict[str, Any]]:
@@ -289,17 +301,29 @@ def main() -> None:
             print(json.dumps(line), flush=True)
         return
     draws = {**{name: _draw_from(curves) for name, curves in groups.items()}, **simulated()}
-    for name, draw in draws.items():
-        for mode in MODES:
-            if sum(mode) <= len(groups.get(name, range(sum(mode)))):
-                share = (1.0 - ONSET_SHARE) * arguments.seconds / (len(draws) * len(MODES))
-                line = null_line(name, draw, mode, arguments.trials, arguments.looks, share)
-                print(json.dumps({"benchmark": "verdicts", **line}), flush=True)
-    for line in onset_lines(draws, arguments.trials, ONSET_SHARE * arguments.seconds):
-        print(json.dumps({"benchmark": "verdicts", **line}), flush=True)
     for name, arms in pairs.items():
         for line in pair_lines(name, arms):
             print(json.dumps({"benchmark": "verdicts", **line}), flush=True)
+    lines = [
+        (name, mode, HARD_SHARE if name.endswith(HARD_GROUPS) else 1)
+        for name in sorted(draws, key=lambda name: not name.endswith(HARD_GROUPS))
+        for mode in MODES
+        if sum(mode) <= len(groups.get(name, range(sum(mode))))
+    ]
+    left, began = (1.0 - ONSET_SHARE) * arguments.seconds, time.perf_counter()
+    for i, (name, mode, weight) in enumerate(lines):
+        rest = left - (time.perf_counter() - began)
+        share = rest * weight / sum(each for _, _, each in lines[i:])
+        line = null_line(name, draws[name], mode, arguments.trials, arguments.looks, share)
+        print(json.dumps({"benchmark": "verdicts", **line}), flush=True)
+    long = {
+        name: draw
+        for name, draw in draws.items()
+        if (name in ONSET_GROUPS or name in groups)
+        and len(draw(np.random.default_rng(SEED), 1)[0]) >= ONSET_POINTS
+    }
+    for line in onset_lines(long, arguments.trials, ONSET_SHARE * arguments.seconds):
+        print(json.dumps({"benchmark": "verdicts", **line}), flush=True)
 
 
 if __name__ == "__main__":
