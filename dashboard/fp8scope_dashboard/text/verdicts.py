@@ -88,6 +88,7 @@ class LossFacts:
         arms: the interval is over seeds, at `level`; otherwise it is the anytime-valid one of a pair.
         source: of the spread between seeds: own, project or public.
         moving: since when, on `axis`, an undecided difference moves, and by how much it has changed.
+        wanders: the interval is outside the tolerance, which lasting wandering of seeds may explain.
         onset: the step at which the run has left its baseline, if that decides; `decided` is the step at
             which it was decided, and the numbers are of the latest `points` points.
     """
@@ -110,6 +111,7 @@ class LossFacts:
     seeds: int | None
     axis: str = "steps"
     moving: tuple[float, float] | None = None
+    wanders: bool = False
     onset: int | None = None
     decided: int | None = None
     points: int = 0
@@ -159,6 +161,12 @@ def _conclusion(facts: LossFacts) -> str:
     if facts.verdict in ("worse", "better"):
         return (
             f"wholly {'above' if facts.verdict == 'worse' else 'below'} {allowed}, so FP8 is {facts.verdict}"
+        )
+    if facts.wanders:
+        side = "above" if facts.delta > 0 else "below"
+        return (
+            f"wholly {side} {allowed}, but the difference wanders, and may have wandered there. "
+            f"{_needed(facts)}"
         )
     inside = -facts.tolerance <= facts.interval[0] and facts.interval[1] <= facts.tolerance
     if inside and not facts.arms:

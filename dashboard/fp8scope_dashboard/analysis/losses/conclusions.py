@@ -21,6 +21,7 @@ from fp8scope_dashboard.analysis.losses.arms import (
 )
 from fp8scope_dashboard.analysis.losses.harm import Harm
 from fp8scope_dashboard.analysis.losses.needs import seeds_needed, steps_needed
+from fp8scope_dashboard.analysis.losses.onsets import wandering
 from fp8scope_dashboard.analysis.losses.result import LossComparison
 from fp8scope_dashboard.analysis.losses.schedules import final_of
 from fp8scope_dashboard.analysis.losses.seeds import Prior, Spread, cautious_spread, spread_of
@@ -34,6 +35,8 @@ Floats = NDArray[np.float64]
 RUNGS = (1.0, 2.0)
 # Several arms: a difference must show in so many consecutive windows, unless the run has ended.
 PERSISTENCE = 3
+# Early losses near 0 must not make relative differences huge: the least level, over that in the window.
+LEAST_LEVEL = 0.1
 # Of a probability of 80 %, with which the smallest detectable difference would be found.
 POWER_QUANTILE = 0.8416212335729143
 
@@ -85,7 +88,7 @@ def of_pair(common: LossComparison, measured: Measured, alpha: float) -> LossCom
     error = spread.error(*measured.counts)
     delta, noise = float(looks.level[-1]), float(looks.error[-1])
     half = min(float(looks.half[-1]), LARGEST_ERROR)
-    return _against_tolerance(
+    judged = _against_tolerance(
         replace(common, method="anytime-valid interval of the pair against the spread between seeds"),
         delta,
         half,
@@ -93,6 +96,23 @@ def of_pair(common: LossComparison, measured: Measured, alpha: float) -> LossCom
         math.hypot(noise, error),
         _bound(_finals_of(measured), measured.prior, spread.seeds, alpha, half=half),
     )
+    if judged.verdict in ("worse", "better") and _may_have_wandered(measured, judged.verdict, common.unit):
+        return replace(judged, verdict="cannot_tell", wanders=True)
+    return judged
+
+
+def _may_have_wandered(measured: Measured, verdict: str, unit: str) -> bool:
+    """Whether seeds that wander lastingly may explain the difference in the window."""
+    centre = measured.theirs.mean(axis=0)
+    scale = np.maximum(np.abs(centre), LEAST_LEVEL * measured.scale) if unit == "relative" else measured.scale
+    side = 1.0 if verdict == "worse" else -1.0
+    difference = side * (measured.ours.mean(axis=0) - centre) / scale
+    deviations = (measured.theirs - centre) / scale
+    state = wandering.fresh()
+    for step, (value, row) in enumerate(zip(difference.tolist(), deviations.T.tolist(), strict=True)):
+        wandering.add(state, step, value, row)
+    points = len(difference) - int(measured.looks.start[-1])
+    return wandering.explains(state, points, float(len(measured.ours)), len(measured.theirs))
 
 
 def _finals_of(measured: Measured) -> list[Floats]:

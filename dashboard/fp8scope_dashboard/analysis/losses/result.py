@@ -67,6 +67,8 @@ class LossComparison:
         needs: what would decide, if the verdict is 'cannot_tell': {"steps", "seeds"}, each a number or None.
         moving: of 'cannot_tell', that the difference moves, so that no number of steps is known: {"since",
             "change"}, a point on `aligned_on` and the change of delta since then. None if it does not.
+        wanders: of 'cannot_tell', that the interval of a pair is wholly outside the tolerance, but seeds that
+            wander lastingly, as far as these do, may differ by as much.
         window: first and last point of the window, on `aligned_on`.
         onset: where the run has left its baseline, if a harm that has begun decides; then `window`, `delta`
             and `interval` are of the stretch since then, and the interval is by the noise before it.
@@ -93,6 +95,7 @@ class LossComparison:
     smallest_detectable: float | None = None
     needs: dict[str, int | None] | None = None
     moving: dict[str, float] | None = None
+    wanders: bool = False
     warnings: tuple[str, ...] = ()
     k_run: int = 0
     k_baseline: int = 0

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fp8scope_dashboard.analysis.losses.alignment import Aligned, Axis, Curve, align, clean
 from fp8scope_dashboard.analysis.losses.arms import two_one_sided_tests
 from fp8scope_dashboard.analysis.losses.conclusions import (
+    LEAST_LEVEL,
     Measured,
     of_arms,
     of_finals,
@@ -41,8 +42,6 @@ CADENCE_POINTS = 20
 DEVIATIONS_FROM_ZERO, NATS_FROM_ZERO = 3.0, 0.02
 # Several seeds are compared on at least so many points: the last ones of an evaluation's curve.
 LEAST_POINTS_OF_ARMS = 5
-# Early losses near 0 must not make relative differences huge: the least level, over that in the window.
-LEAST_LEVEL = 0.1
 
 
 def compare_losses(
@@ -169,6 +168,7 @@ def _became_worse(
         p_value=None,
         needs=None,
         moving=None,
+        wanders=False,
         smallest_detectable=harm.tolerance + harm.half,
         window=(float(x[harm.start]), float(x[-1])),
         loss=level,
@@ -379,6 +379,7 @@ def _explanation(judged: LossComparison, alpha: float) -> str:
             steps=needs.get("steps"),
             seeds=needs.get("seeds"),
             axis=judged.aligned_on,
+            wanders=judged.wanders,
             moving=None if judged.moving is None else (judged.moving["since"], judged.moving["change"]),
             onset=judged.onset.since_step if judged.onset else None,
             decided=judged.onset.decided_step if judged.onset else None,
