@@ -20,7 +20,7 @@ def wanderers(chance: np.random.Generator, runs: int, wander: float) -> np.ndarr
     """Losses of seeds that share their batches and walk away from each other, by `wander` at the end."""
     walks = np.cumsum(chance.normal(size=(runs, POINTS)), axis=1) / np.sqrt(POINTS)
     batches = 0.03 * chance.normal(size=POINTS)
-    return 2.0 * (1.0 + wander * walks + 0.0015 * chance.normal(size=(runs, POINTS)) + batches)
+    return np.asarray(2.0 * (1.0 + wander * walks + 0.0015 * chance.normal(size=(runs, POINTS)) + batches))
 
 
 def changes_of(losses: np.ndarray, runs: int) -> list[Change]:
