@@ -33,8 +33,8 @@ from detector_speed import default_rules
 import fp8scope
 from fp8scope.demo.model import Shape
 from fp8scope.demo.train import Plan, Trainer
+from fp8scope_dashboard.alerts.detection import streams
 from fp8scope_dashboard.alerts.detectors import State, TensorFacts
-from fp8scope_dashboard.alerts.watching import detection
 from fp8scope_dashboard.diagnosis.tensors import LARGEST
 from fp8scope_dashboard.telemetry.codec import ChunkData, decode
 from fp8scope_dashboard.telemetry.replay import in_order
@@ -108,7 +108,7 @@ def judge(data: ChunkData, facts: TensorFacts) -> dict[str, list[int]]:
     """The onset steps of the alarms, by rule."""
     state: State = {}
     alarms: dict[str, list[int]] = defaultdict(list)
-    for rule, finding in detection.detect(default_rules(), state, data, facts, leads=True):
+    for rule, finding in streams.detect(default_rules(), state, data, facts, leads=True):
         if finding.opened and not finding.update:
             alarms[rule.kind].append(finding.onset_step)
     return dict(alarms)

@@ -30,9 +30,9 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "fp8scope_dashboard.settings.tes
 django.setup()
 
 from fp8scope_dashboard.alerts import rules  # noqa: E402
+from fp8scope_dashboard.alerts.detection import streams  # noqa: E402
 from fp8scope_dashboard.alerts.detectors import State, TensorFacts  # noqa: E402
 from fp8scope_dashboard.alerts.models import Rule  # noqa: E402
-from fp8scope_dashboard.alerts.watching import detection  # noqa: E402
 from fp8scope_dashboard.telemetry.codec import ChunkData  # noqa: E402
 
 GOAL = 5e6
@@ -92,7 +92,7 @@ def scalars(rows: int, seed: int) -> dict[str, Floats]:
 
 
 def replay(case: str, series: int, steps: int, rows: int) -> dict[str, object]:
-    tensors = series // len(detection.STATISTICS_READ)
+    tensors = series // len(streams.STATISTICS_READ)
     statistics = healthy(tensors) if case == "healthy" else alarming(tensors)
     facts = TensorFacts.unknown([f"blocks.{i // 8}.layer{i % 8}.input" for i in range(tensors)])
     enabled = default_rules()
@@ -111,16 +111,16 @@ def replay(case: str, series: int, steps: int, rows: int) -> dict[str, object]:
             {name: matrix[at] for name, matrix in statistics.items()},
         )
         began = time.process_time()
-        findings += len(detection.detect(enabled, state, data, facts, leads=True))
+        findings += len(streams.detect(enabled, state, data, facts, leads=True))
         text = json.dumps(state)
         state = json.loads(text)
         seconds += time.process_time() - began
         size = len(text)
     per_step = seconds / steps
-    speed = len(detection.STATISTICS_READ) * tensors / per_step
+    speed = len(streams.STATISTICS_READ) * tensors / per_step
     return {
         "case": case,
-        "series": len(detection.STATISTICS_READ) * tensors,
+        "series": len(streams.STATISTICS_READ) * tensors,
         "tensors": tensors,
         "steps": steps,
         "rules": len(enabled),
@@ -148,7 +148,7 @@ def shares(
             times = np.zeros(rows, "datetime64[us]")
             data = ChunkData(first + np.arange(rows), times, values, logged, part)
             began = time.process_time()
-            detection.detect([rule], state, data, facts, leads=True)
+            streams.detect([rule], state, data, facts, leads=True)
             spent[rule.kind] += time.process_time() - began
     total = sum(spent.values())
     return {kind: round(value / total, 3) for kind, value in sorted(spent.items(), key=lambda x: -x[1])}

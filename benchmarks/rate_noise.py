@@ -27,8 +27,8 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "fp8scope_dashboard.settings.tes
 django.setup()
 
 from fp8scope_dashboard.alerts import rules  # noqa: E402
+from fp8scope_dashboard.alerts.detection.streams import TENSOR_DETECTORS  # noqa: E402
 from fp8scope_dashboard.alerts.detectors import Finding, TensorFacts, tensor_rows  # noqa: E402
-from fp8scope_dashboard.alerts.watching.detection import TENSOR_DETECTORS  # noqa: E402
 
 Floats = NDArray[np.float64]
 Noise = Callable[[np.random.Generator, int, int, float], Floats]

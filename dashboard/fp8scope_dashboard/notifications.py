@@ -6,7 +6,7 @@ analysis, and pages when they reconnect, recover whatever is lost.
 
 Runs with new rows wait in sorted sets of Redis, each at most once. One task takes many of them, so that the
 cost of a task does not grow with the number of runs, and so that workers that are busy fall behind by a
-bounded time. `alerts/watching/evaluator.py` and `analysis/tasks.py` take them.
+bounded time. `alerts/detection/evaluator.py` and `analysis/tasks.py` take them.
 """
 
 from __future__ import annotations

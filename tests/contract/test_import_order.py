@@ -34,6 +34,10 @@ ORDERS = {
 }
 # Inside of these folders of the dashboard the order is held, too.
 INNER_ORDERS = {
+    "fp8scope_dashboard.alerts": """
+        signals detectors kinds rules channels models evidence delivery lifecycle run_events events detection
+        custom_rules services tasks apps
+    """,
     "fp8scope_dashboard.pages": """
         apps access address_values formatting badges glossary configuration_differences undo_offer
         storage_notice early_head finders charts live progress middleware tensors readiness scores run compare

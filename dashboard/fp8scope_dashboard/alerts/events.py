@@ -15,7 +15,7 @@ import numpy as np
 from django.db import transaction
 from django.db.models import Q
 
-from fp8scope_dashboard.alerts import life, rules, signals
+from fp8scope_dashboard.alerts import evidence, lifecycle, rules, signals
 from fp8scope_dashboard.alerts.delivery import routing
 from fp8scope_dashboard.alerts.detectors import Finding
 from fp8scope_dashboard.alerts.models import (
@@ -28,7 +28,6 @@ from fp8scope_dashboard.alerts.models import (
     Severity,
 )
 from fp8scope_dashboard.alerts.run_events import RunEvents
-from fp8scope_dashboard.alerts.watching import evidence
 from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import queries
@@ -135,7 +134,7 @@ def _opened_or_kept(live: RunEvents, each: Detection, opened: list[Event], kept:
         # Without a detector that sees it, a person has opened it again.
         comes_back = not same.seen_by and not each.finding.update
         _join(same, each)
-        if comes_back and life.open_again(same, text=_came_back(each)):
+        if comes_back and lifecycle.open_again(same, text=_came_back(each)):
             opened.append(same)
         return
     if each.finding.update:
@@ -230,9 +229,9 @@ def _add_evidence(event: Event, each: Detection, *, notifies: bool = True) -> No
         event.message = f"{event.message[: evidence.MESSAGE_LENGTH - len(more)]}{more}"
     event.save(update_fields=["seen_by", "evidence", "severity", "message", "onset_step"])
     if is_new:
-        life.write(event, EntryKind.UPDATED, text=f"{each.rule.title}: {each.finding.message}")
+        lifecycle.write(event, EntryKind.UPDATED, text=f"{each.rule.title}: {each.finding.message}")
     if is_worse and notifies:
-        life.send_again(event)
+        lifecycle.send_again(event)
         routing.notify(event, Reason.WORSE)
 
 
@@ -250,7 +249,7 @@ def _join(event: Event, each: Detection) -> None:
     event.save(update_fields=["seen_by", "evidence", "message", "value", "onset_step"])
     # Not each tensor is an entry: a cause may reach hundreds.
     if before and event.evidence["tensors_over"] >= 2 * before:
-        life.write(event, EntryKind.UPDATED, text=event.message)
+        lifecycle.write(event, EntryKind.UPDATED, text=event.message)
 
 
 def _come_back(live: RunEvents, each: Detection) -> Event | None:
@@ -269,13 +268,13 @@ def _come_back(live: RunEvents, each: Detection) -> Event | None:
     onset = each.finding.onset_step
     if last is None or not evidence.shares_tensors(last, each.finding):
         return None
-    if not 0 <= onset - (last.resolved_step or 0) <= life.REOPEN_STEPS:
+    if not 0 <= onset - (last.resolved_step or 0) <= lifecycle.REOPEN_STEPS:
         return None
     return _reopened(last, each)
 
 
 def _reopened(event: Event, each: Detection) -> Event | None:
-    if not life.reopen(event, text=_came_back(each)):
+    if not lifecycle.reopen(event, text=_came_back(each)):
         return None
     event.seen_by, event.severity = [each.holder], each.rule.severity
     event.save(update_fields=["seen_by", "severity"])
@@ -294,7 +293,7 @@ def _create(live: RunEvents, each: Detection) -> Event | None:
     finding = _since_its_beginning(run, each)
     if not live.has_any:
         first = Event.objects.create(**same, onset_step=finding.onset_step, **_fields(run, each, finding))
-        life.note_opened(first)
+        lifecycle.note_opened(first)
         return first
     event = Event.objects.filter(**same, evidence__own_onset=each.finding.onset_step).first()
     created = False
@@ -303,7 +302,7 @@ def _create(live: RunEvents, each: Detection) -> Event | None:
             **same, onset_step=finding.onset_step, defaults=_fields(run, each, finding)
         )
     if created:
-        life.note_opened(event)
+        lifecycle.note_opened(event)
         return event
     # The object that others of this transaction have changed, if there is one.
     event = next((other for other in live.lasting() if other.pk == event.pk), event)
@@ -377,7 +376,8 @@ def _leave(live: RunEvents, end: Detection) -> None:
         gone = [each for each in holders if each in event.seen_by]
         _without(event, gone, step=end.finding.step)
         if gone and event.seen_by and not held_by(event, end.rule.pk):
-            life.write(event, EntryKind.UPDATED, text=f"{end.rule.title} has ended; other conditions last.")
+            text = f"{end.rule.title} has ended; other conditions last."
+            lifecycle.write(event, EntryKind.UPDATED, text=text)
 
 
 def held_by(event: Event, rule: int) -> list[Any]:
@@ -399,7 +399,7 @@ def _continue_streams(live: RunEvents, continued: Collection[str]) -> list[Event
         for event in (live.lasting() if continued else ())
         if event.state == EventState.RESOLVED
         and any(holder[0] in continued for holder in event.seen_by)
-        and life.reopen(event, text="The training was continued, and the condition lasts.")
+        and lifecycle.reopen(event, text="The training was continued, and the condition lasts.")
     ]
 
 
@@ -411,7 +411,7 @@ def _without(
     event.seen_by = [holder for holder in event.seen_by if holder not in holders]
     event.save(update_fields=["seen_by"])
     if not event.seen_by:
-        life.resolve(event, step=step, reason=reason)
+        lifecycle.resolve(event, step=step, reason=reason)
 
 
 def _as_json(each: Detection) -> dict[str, Any]:

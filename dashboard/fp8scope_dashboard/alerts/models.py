@@ -9,7 +9,7 @@ from django.db import models
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import Project, User
-from fp8scope_dashboard.alerts.delivery.channels import CHANNELS
+from fp8scope_dashboard.alerts.channels import CHANNELS
 from fp8scope_dashboard.db.encryption import UnreadableSecretError, decrypt_json, encrypt_json
 from fp8scope_dashboard.runs.models import Run
 
@@ -124,7 +124,7 @@ class EventState(models.TextChoices):
 
 
 class Event(models.Model):
-    """One alert with its evidence. life.py has its states, and the only functions that change them."""
+    """One alert with its evidence. lifecycle.py has its states, and the only functions that change them."""
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="events")
     rule = models.ForeignKey(Rule, null=True, on_delete=models.SET_NULL, related_name="events")

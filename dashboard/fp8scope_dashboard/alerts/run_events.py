@@ -6,7 +6,7 @@ from functools import cached_property
 
 from django.db.models import Q
 
-from fp8scope_dashboard.alerts import life
+from fp8scope_dashboard.alerts import lifecycle
 from fp8scope_dashboard.alerts.models import Event
 from fp8scope_dashboard.runs.models import Run
 
@@ -16,7 +16,7 @@ class RunEvents:
 
     Use it under the run's lock and for one transaction: detectors change events only under this lock. What a
     person changes in the meantime is seen by the next transaction; every change of a state names the states
-    that it may start from, so of two simultaneous changes one loses (see life.py).
+    that it may start from, so of two simultaneous changes one loses (see lifecycle.py).
     """
 
     def __init__(self, run: Run) -> None:
@@ -27,7 +27,7 @@ class RunEvents:
         return [
             event
             for event in self._live
-            if event.state in life.UNRESOLVED and generation in (None, event.generation)
+            if event.state in lifecycle.UNRESOLVED and generation in (None, event.generation)
         ]
 
     def lasting(self) -> list[Event]:
@@ -52,7 +52,7 @@ class RunEvents:
 
     @cached_property
     def _live(self) -> list[Event]:
-        live = Event.objects.filter(Q(state__in=life.UNRESOLVED) | ~Q(seen_by=[]), run=self.run)
+        live = Event.objects.filter(Q(state__in=lifecycle.UNRESOLVED) | ~Q(seen_by=[]), run=self.run)
         events = list(live.order_by("id"))
         for event in events:
             event.run = self.run

@@ -13,9 +13,9 @@ from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.alerts import rules
+from fp8scope_dashboard.alerts.detection.baselines import few_points
+from fp8scope_dashboard.alerts.detection.evaluation import evaluate, state_of
 from fp8scope_dashboard.alerts.models import RUN_WIDE, DetectorState, Event, Rule
-from fp8scope_dashboard.alerts.watching.baselines import few_points
-from fp8scope_dashboard.alerts.watching.evaluation import evaluate, state_of
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.runs.models import Run, RunState
 

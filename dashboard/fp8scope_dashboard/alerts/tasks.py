@@ -2,10 +2,10 @@
 
 from celery import shared_task
 
-from fp8scope_dashboard.alerts import life, services
+from fp8scope_dashboard.alerts import lifecycle, services
+from fp8scope_dashboard.alerts.custom_rules import trials
 from fp8scope_dashboard.alerts.delivery import outbox, routing
-from fp8scope_dashboard.alerts.user_rules import trials
-from fp8scope_dashboard.alerts.watching import evaluator
+from fp8scope_dashboard.alerts.detection import evaluator
 from fp8scope_dashboard.notifications import enqueue_evaluations, redis_client
 
 
@@ -38,7 +38,7 @@ def deliver_due() -> None:
 @shared_task  # type: ignore[untyped-decorator]
 def follow_up() -> None:
     """Open the alerts whose silence is over, and escalate those that nobody has acknowledged in time."""
-    life.unmute_due()
+    lifecycle.unmute_due()
     routing.escalate_due()
 
 

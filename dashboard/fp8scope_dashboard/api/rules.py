@@ -8,9 +8,10 @@ from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from ninja import Query, Router, Schema
 
-from fp8scope_dashboard.alerts.user_rules import rule_files, rule_store
-from fp8scope_dashboard.alerts.user_rules.rule_audit import record_rules
-from fp8scope_dashboard.alerts.user_rules.rule_documents import RuleDocumentError
+from fp8scope_dashboard.alerts.custom_rules import files as rule_files
+from fp8scope_dashboard.alerts.custom_rules import store as rule_store
+from fp8scope_dashboard.alerts.custom_rules.audit import record_rules
+from fp8scope_dashboard.alerts.custom_rules.documents import RuleDocumentError
 from fp8scope_dashboard.api.auth import ADMINISTRATOR, READER, project_of
 from fp8scope_dashboard.api.responses import ERRORS
 from fp8scope_dashboard.audit.log import actor_of

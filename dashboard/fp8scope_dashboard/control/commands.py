@@ -16,7 +16,7 @@ from django.db.models import F, Q
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import User
-from fp8scope_dashboard.alerts import life
+from fp8scope_dashboard.alerts import lifecycle
 from fp8scope_dashboard.alerts.models import EntryKind, Event, RuleAction
 from fp8scope_dashboard.control.models import Command, CommandKind, CommandResult, Listener, ResultState
 from fp8scope_dashboard.notifications import run_changed
@@ -114,10 +114,10 @@ def carry_out_rule_action(event: Event) -> None:
         else:
             command = give(event.run, event.rule.action, event=event, reason=event.message)
     except CommandError as error:
-        life.write(event, EntryKind.ORDERED, text=f"{label}: not possible. {error}")
+        lifecycle.write(event, EntryKind.ORDERED, text=f"{label}: not possible. {error}")
     else:
         layers = ", ".join(command.arguments.get("patterns", ()))
-        life.write(event, EntryKind.ORDERED, text=f"{label}{f': {layers}' if layers else ''}")
+        lifecycle.write(event, EntryKind.ORDERED, text=f"{label}{f': {layers}' if layers else ''}")
 
 
 def fall_back(event: Event) -> Command:

@@ -16,7 +16,7 @@ from ninja import Schema
 from pydantic import AfterValidator, AwareDatetime, Field, FiniteFloat
 
 from fp8scope_dashboard.accounts.models import User
-from fp8scope_dashboard.alerts.life import LONGEST_COMMENT
+from fp8scope_dashboard.alerts.lifecycle import LONGEST_COMMENT
 from fp8scope_dashboard.alerts.models import EntryKind, Event, EventState, HistoryEntry, RuleKind, Severity
 from fp8scope_dashboard.control.models import Command, CommandKind, CommandResult, ResultState
 from fp8scope_dashboard.notifications import run_changed

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fp8scope_dashboard.alerts import rules
+from fp8scope_dashboard.alerts.detection.streams import SAMPLED_READ, TENSOR_DETECTORS
 from fp8scope_dashboard.alerts.detectors import Finding, TensorFacts
 from fp8scope_dashboard.alerts.kinds.early_signs import EARLY_SIGNS, HEALTHY, KNOWN_ERRORS
-from fp8scope_dashboard.alerts.watching.detection import SAMPLED_READ, TENSOR_DETECTORS
 from fp8scope_dashboard.analysis.scores.intervals import clopper_pearson
 
 KINDS = {

@@ -14,7 +14,7 @@ from dashboard.helpers import certificates
 from dashboard.helpers.messages import MESSAGE, NOTICE, Mailbox, free_port, smtp_receiver
 from django.conf import LazySettings
 
-from fp8scope_dashboard.alerts.delivery.channels import DeliveryError, email
+from fp8scope_dashboard.alerts.channels import DeliveryError, email
 
 PNG = b"\x89PNG\r\n\x1a\n only the beginning of one"
 

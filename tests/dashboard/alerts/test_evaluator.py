@@ -22,10 +22,10 @@ from helpers.waiting import wait_until
 from fp8scope_dashboard import notifications
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.alerts.delivery import outbox
+from fp8scope_dashboard.alerts.detection import evaluator
 from fp8scope_dashboard.alerts.models import RUN_WIDE, Channel, Delivery, DetectorState, Event
 from fp8scope_dashboard.alerts.services import unread_runs
 from fp8scope_dashboard.alerts.tasks import sweep
-from fp8scope_dashboard.alerts.watching import evaluator
 from fp8scope_dashboard.db.encryption import encrypt_json
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry.models import Chunk

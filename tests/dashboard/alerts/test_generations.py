@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fp8scope_dashboard.accounts.models import Project
+from fp8scope_dashboard.alerts.detection.generations import Segment, segments, streams_of
 from fp8scope_dashboard.alerts.detectors import State
 from fp8scope_dashboard.alerts.models import Event, EventState, Rule
 from fp8scope_dashboard.alerts.services import evaluate
-from fp8scope_dashboard.alerts.watching.generations import Segment, segments, streams_of
 from fp8scope_dashboard.runs.models import Run
 
 pytestmark = pytest.mark.django_db

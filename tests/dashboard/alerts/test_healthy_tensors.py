@@ -12,9 +12,9 @@ from scipy.signal import lfilter
 from scipy.special import erf, erfc
 
 from fp8scope_dashboard.alerts import rules
+from fp8scope_dashboard.alerts.detection import streams
 from fp8scope_dashboard.alerts.detectors import State, TensorFacts
 from fp8scope_dashboard.alerts.models import Rule
-from fp8scope_dashboard.alerts.watching import detection
 from fp8scope_dashboard.telemetry.codec import ChunkData
 
 Floats = NDArray[np.float64]
@@ -100,7 +100,7 @@ def opened(statistics: Statistics) -> dict[str, int]:
         part = {name: matrix[rows] for name, matrix in statistics.items()}
         steps = 1 + STEPS[rows, 0]
         data = ChunkData(steps, np.zeros(len(steps), "datetime64[us]"), {}, {}, part)
-        for rule, finding in detection.detect(enabled, state, data, facts, leads=True):
+        for rule, finding in streams.detect(enabled, state, data, facts, leads=True):
             if finding.opened:
                 alarms.setdefault(rule.kind, finding.onset_step)
         state = json.loads(json.dumps(state))

@@ -19,7 +19,7 @@ from dashboard.helpers.messages import MESSAGE, NOTICE, Receiver
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8scope_dashboard.alerts.delivery.channels import Message, service, wording
+from fp8scope_dashboard.alerts.channels import Message, service, wording
 
 LINK = "https://fp8.example.org/p/default/alerts/"
 ALERTS = 100

@@ -11,9 +11,9 @@ from dashboard.helpers.recording import Recorder, make_run
 
 from fp8scope_dashboard.accounts.models import Project, User
 from fp8scope_dashboard.accounts.services import create_project
-from fp8scope_dashboard.alerts import life
+from fp8scope_dashboard.alerts import lifecycle
+from fp8scope_dashboard.alerts.channels import Notice, wording
 from fp8scope_dashboard.alerts.delivery import message
-from fp8scope_dashboard.alerts.delivery.channels import Notice, wording
 from fp8scope_dashboard.alerts.models import Channel, Delivery, EntryKind, Event
 from fp8scope_dashboard.alerts.services import evaluate
 from fp8scope_dashboard.diagnosis.models import Diagnosis
@@ -80,7 +80,7 @@ def test_a_message_has_what_is_known_by_then(project: Project) -> None:
     Diagnosis.objects.create(
         run=event.run, outcome="cause", cause="x", sentence="The scale is frozen by an Inf.", result={}
     )
-    life.write(event, EntryKind.ORDERED, text="Fall back to BF16: 1 layer.")
+    lifecycle.write(event, EntryKind.ORDERED, text="Fall back to BF16: 1 layer.")
     lines = wording.details(notice_of(event))
     assert "Suspected cause: The scale is frozen by an Inf." in lines
     assert "Ordered: Fall back to BF16: 1 layer." in lines
@@ -90,10 +90,10 @@ def test_a_message_has_what_is_known_by_then(project: Project) -> None:
 def test_a_later_notice_says_why_it_is_sent(project: Project) -> None:
     event = event_of(project, "saturation_rate")
     ada = User.objects.create_user("ada")
-    life.resolve(event, ada, step=1_240)
+    lifecycle.resolve(event, ada, step=1_240)
     assert notice_of(event, "resolved").note == "Resolved by ada at step 1,240."
-    life.reopen(event)
-    life.resolve(event, step=1_300)
+    lifecycle.reopen(event)
+    lifecycle.resolve(event, step=1_300)
     assert notice_of(event, "resolved").note == "Resolved at step 1,300. The condition has ended."
 
 

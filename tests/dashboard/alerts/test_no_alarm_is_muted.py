@@ -23,12 +23,12 @@ from hypothesis import strategies as st
 
 from fp8scope_dashboard.accounts.models import Project, User
 from fp8scope_dashboard.accounts.services import create_project
-from fp8scope_dashboard.alerts import life
+from fp8scope_dashboard.alerts import lifecycle
+from fp8scope_dashboard.alerts.custom_rules import store as rule_store
+from fp8scope_dashboard.alerts.custom_rules.documents import document_of, parse
 from fp8scope_dashboard.alerts.models import Delivery, Event, Rule
 from fp8scope_dashboard.alerts.rules import KINDS
 from fp8scope_dashboard.alerts.services import alerts_after, evaluate, unread_runs
-from fp8scope_dashboard.alerts.user_rules import rule_store
-from fp8scope_dashboard.alerts.user_rules.rule_documents import document_of, parse
 from fp8scope_dashboard.runs.models import Run
 
 pytestmark = pytest.mark.django_db
@@ -95,13 +95,13 @@ def change_by_hand(run: Run, how: str) -> None:
     ada, _ = User.objects.get_or_create(username="ada")
     for event in Event.objects.filter(run=run).select_related("run"):
         if how == "acknowledge":
-            life.acknowledge(event, ada)
+            lifecycle.acknowledge(event, ada)
         elif how == "mute":
-            life.mute(event, ada, timezone.now() + timedelta(days=7))
+            lifecycle.mute(event, ada, timezone.now() + timedelta(days=7))
         elif how in ("resolve", "reopen"):
-            life.resolve(event, ada)
+            lifecycle.resolve(event, ada)
         if how == "reopen":
-            life.reopen(event, ada)
+            lifecycle.reopen(event, ada)
 
 
 @cache
@@ -315,7 +315,7 @@ def test_what_a_person_opened_again_is_sent_when_its_condition_comes_back(projec
     evaluate(run.id)
     event = Event.objects.get()
     ada = User.objects.create_user("ada")
-    assert event.state == "resolved" and life.reopen(event, ada) and life.acknowledge(event, ada)
+    assert event.state == "resolved" and lifecycle.reopen(event, ada) and lifecycle.acknowledge(event, ada)
     number = alerts_after(run.id, 0)[-1]["id"]
     # Far from where it had ended.
     recorder.rows(np.arange(1001, 1051), fine)

@@ -9,11 +9,11 @@ from dashboard.helpers.recording import make_run
 
 from fp8scope_dashboard.accounts.services import create_project
 from fp8scope_dashboard.alerts import events
+from fp8scope_dashboard.alerts.custom_rules import store as rule_store
 from fp8scope_dashboard.alerts.detectors import Finding
 from fp8scope_dashboard.alerts.events import Detection
 from fp8scope_dashboard.alerts.models import Channel, Delivery, EntryKind, Event, EventState, Rule
 from fp8scope_dashboard.alerts.services import alerts_after
-from fp8scope_dashboard.alerts.user_rules import rule_store
 from fp8scope_dashboard.runs.models import Run
 
 pytestmark = pytest.mark.django_db

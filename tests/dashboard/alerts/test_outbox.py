@@ -17,9 +17,9 @@ from django.db.models import F
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.services import create_project
+from fp8scope_dashboard.alerts.channels import CHANNELS, ChannelType, DeliveryError, Message
 from fp8scope_dashboard.alerts.delivery import outbox
-from fp8scope_dashboard.alerts.delivery.channels import CHANNELS, ChannelType, DeliveryError, Message
-from fp8scope_dashboard.alerts.life import resolve
+from fp8scope_dashboard.alerts.lifecycle import resolve
 from fp8scope_dashboard.alerts.models import Channel, Delivery, Event, Reason
 from fp8scope_dashboard.alerts.services import evaluate
 

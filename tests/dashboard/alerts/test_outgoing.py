@@ -14,13 +14,8 @@ from pathlib import Path
 import pytest
 from django.conf import LazySettings
 
-from fp8scope_dashboard.alerts.delivery.channels import DeliveryError
-from fp8scope_dashboard.alerts.delivery.channels.outgoing import (
-    is_public,
-    restricted,
-    translated,
-    unrestricted,
-)
+from fp8scope_dashboard.alerts.channels import DeliveryError
+from fp8scope_dashboard.alerts.channels.outgoing import is_public, restricted, translated, unrestricted
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from django.test import Client
 from PIL import Image
 
 from fp8scope_dashboard.accounts.services import create_project
+from fp8scope_dashboard.alerts.channels import service
 from fp8scope_dashboard.alerts.delivery import message, picture_links
-from fp8scope_dashboard.alerts.delivery.channels import service
 from fp8scope_dashboard.alerts.models import Delivery, Event
 
 pytestmark = pytest.mark.django_db

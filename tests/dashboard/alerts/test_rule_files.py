@@ -10,8 +10,9 @@ from dashboard.helpers.alerting import make_hook
 
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.accounts.services import create_project
+from fp8scope_dashboard.alerts.custom_rules import files as rule_files
+from fp8scope_dashboard.alerts.custom_rules import store as rule_store
 from fp8scope_dashboard.alerts.models import Rule
-from fp8scope_dashboard.alerts.user_rules import rule_files, rule_store
 
 pytestmark = pytest.mark.django_db
 

@@ -11,10 +11,10 @@ from dashboard.helpers.recording import Recorder, make_run
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import Project
+from fp8scope_dashboard.alerts.detection.run_conditions import RankStep, RunFacts, rank_behind
 from fp8scope_dashboard.alerts.detectors import State
 from fp8scope_dashboard.alerts.models import Event, EventState, Rule
 from fp8scope_dashboard.alerts.services import evaluate, unread_runs
-from fp8scope_dashboard.alerts.watching.run_conditions import RankStep, RunFacts, rank_behind
 from fp8scope_dashboard.runs.models import Run, Writer
 from fp8scope_dashboard.runs.services import mark_silent
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from fp8scope_dashboard.accounts.services import create_project
 from fp8scope_dashboard.alerts import rules
+from fp8scope_dashboard.alerts.detection.streams import SCALAR_DETECTORS
 from fp8scope_dashboard.alerts.detectors import Finding, ScalarRows, State
 from fp8scope_dashboard.alerts.services import evaluate
-from fp8scope_dashboard.alerts.watching.detection import SCALAR_DETECTORS
 
 PARTS = {"time_forward": 0.03, "time_backward": 0.05, "time_optimizer": 0.01, "time_other": 0.01}
 

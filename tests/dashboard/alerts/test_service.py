@@ -19,8 +19,8 @@ from apprise import Apprise, AppriseAttachment
 from dashboard.helpers.messages import MESSAGE, NOTICE, Receiver, free_port
 from django.conf import LazySettings
 
-from fp8scope_dashboard.alerts.delivery.channels import DeliveryError, outgoing, service
-from fp8scope_dashboard.alerts.delivery.channels.outgoing import restricted
+from fp8scope_dashboard.alerts.channels import DeliveryError, outgoing, service
+from fp8scope_dashboard.alerts.channels.outgoing import restricted
 
 PNG = b"\x89PNG\r\n\x1a\n only the beginning of one"
 

@@ -10,7 +10,7 @@ from dashboard.helpers.recording import Recorder, make_run
 
 from fp8scope_dashboard.accounts.models import Project, User
 from fp8scope_dashboard.alerts import rules
-from fp8scope_dashboard.alerts.life import acknowledge, resolve
+from fp8scope_dashboard.alerts.lifecycle import acknowledge, resolve
 from fp8scope_dashboard.alerts.models import Event, EventState, Rule, RuleKind
 from fp8scope_dashboard.alerts.services import alerts_after, create_default_rules, evaluate
 

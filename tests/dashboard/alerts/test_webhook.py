@@ -20,7 +20,7 @@ from dashboard.helpers import certificates
 from dashboard.helpers.messages import MESSAGE, NOTICE, Receiver
 from django.conf import LazySettings
 
-from fp8scope_dashboard.alerts.delivery.channels import DeliveryError, outgoing, webhook
+from fp8scope_dashboard.alerts.channels import DeliveryError, outgoing, webhook
 from fp8scope_dashboard.text.numbers import json_number
 
 

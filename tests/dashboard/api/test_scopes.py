@@ -16,8 +16,9 @@ from helpers.live_servers import Server
 from fp8scope.cli import main as cli
 from fp8scope_dashboard.accounts.models import Role, Scope
 from fp8scope_dashboard.accounts.services import create_token
+from fp8scope_dashboard.alerts.custom_rules import documents as rule_documents
+from fp8scope_dashboard.alerts.custom_rules import store as rule_store
 from fp8scope_dashboard.alerts.models import Rule
-from fp8scope_dashboard.alerts.user_rules import rule_documents, rule_store
 from fp8scope_dashboard.audit.models import Action, Entry
 
 PAUSE = """\

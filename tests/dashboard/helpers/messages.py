@@ -15,7 +15,7 @@ from typing import Any
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import SMTP, AuthResult, Envelope, LoginPassword, Session
 
-from fp8scope_dashboard.alerts.delivery.channels import Message, Notice
+from fp8scope_dashboard.alerts.channels import Message, Notice
 
 NOTICE = Notice(
     delivery=5,

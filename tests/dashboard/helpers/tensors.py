@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.alerts import rules
+from fp8scope_dashboard.alerts.detection.streams import TENSOR_DETECTORS
 from fp8scope_dashboard.alerts.detectors import Finding, State, TensorFacts, tensor_rows
-from fp8scope_dashboard.alerts.watching.detection import TENSOR_DETECTORS
 
 Floats = NDArray[np.float64]
 

@@ -1,1 +1,1 @@
-"""From an alert to its receivers: routing, the outbox, digests, pictures and channels."""
+"""From an alert to its receivers: routing, the outbox, digests and pictures."""

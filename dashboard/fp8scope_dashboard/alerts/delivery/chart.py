@@ -87,7 +87,7 @@ def draw(
     """Draw the series around an onset. None if the evidence has no series with a finite value.
 
     Args:
-        evidence: `series` and `baseline`, lists of {"name", "steps", "values"} as watching/evidence.py stores
+        evidence: `series` and `baseline`, lists of {"name", "steps", "values"} as alerts/evidence.py stores
             them.
         title: one line above the chart; cut if it is too long.
         threshold: in the unit of the values; drawn only if it is within reach of them.

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from django.conf import settings
 from django.urls import reverse
 
+from fp8scope_dashboard.alerts.channels import Message, Notice
+from fp8scope_dashboard.alerts.channels.wording import headline
 from fp8scope_dashboard.alerts.delivery import chart, picture_links
-from fp8scope_dashboard.alerts.delivery.channels import Message, Notice
-from fp8scope_dashboard.alerts.delivery.channels.wording import headline
+from fp8scope_dashboard.alerts.evidence import first_tensor
 from fp8scope_dashboard.alerts.models import Delivery, EntryKind, Event, Reason
-from fp8scope_dashboard.alerts.watching.evidence import first_tensor
 from fp8scope_dashboard.diagnosis.services import suspected_cause
 from fp8scope_dashboard.runs.services import page_url
 

@@ -27,8 +27,8 @@ from django.db import DatabaseError, connection, connections, transaction
 from django.db.models import F, Q, QuerySet
 from django.utils import timezone
 
+from fp8scope_dashboard.alerts.channels import CHANNELS, DeliveryError
 from fp8scope_dashboard.alerts.delivery import message
-from fp8scope_dashboard.alerts.delivery.channels import CHANNELS, DeliveryError
 from fp8scope_dashboard.alerts.models import Channel, Delivery, Event, Reason, Severity
 from fp8scope_dashboard.db.encryption import UnreadableSecretError
 

@@ -17,7 +17,7 @@ from django.conf import settings
 from django.core.signing import BadSignature, TimestampSigner
 from django.urls import reverse
 
-from fp8scope_dashboard.alerts.delivery.channels.outgoing import is_public
+from fp8scope_dashboard.alerts.channels.outgoing import is_public
 from fp8scope_dashboard.alerts.models import Delivery, Event
 
 # Chats keep their own copy once they have shown a picture.

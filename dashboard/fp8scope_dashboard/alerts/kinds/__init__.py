@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 
 from fp8scope_dashboard.alerts.kinds.base import Kind, Parameter
+from fp8scope_dashboard.alerts.kinds.custom import THRESHOLD
 from fp8scope_dashboard.alerts.kinds.early_signs import EARLY_SIGNS
 from fp8scope_dashboard.alerts.kinds.loss import LOSS_KINDS
-from fp8scope_dashboard.alerts.kinds.own import THRESHOLD
 from fp8scope_dashboard.alerts.kinds.runs import RUN_KINDS
 from fp8scope_dashboard.alerts.kinds.tensors import TENSOR_KINDS
 

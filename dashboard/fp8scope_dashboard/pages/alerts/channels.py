@@ -14,8 +14,8 @@ from django.shortcuts import redirect
 from django.urls import reverse
 
 from fp8scope_dashboard.accounts.models import Project, Role
+from fp8scope_dashboard.alerts.channels import CHANNELS, DeliveryError, email, service, webhook
 from fp8scope_dashboard.alerts.delivery import outbox
-from fp8scope_dashboard.alerts.delivery.channels import CHANNELS, DeliveryError, email, service, webhook
 from fp8scope_dashboard.alerts.models import Channel, Delivery, Reason, Severity
 from fp8scope_dashboard.audit.log import actor_of, record
 from fp8scope_dashboard.audit.models import Action

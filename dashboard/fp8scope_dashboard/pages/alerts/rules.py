@@ -16,6 +16,11 @@ from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import Project, Role
 from fp8scope_dashboard.alerts import rules as rule_kinds
+from fp8scope_dashboard.alerts.custom_rules import documents as rule_documents
+from fp8scope_dashboard.alerts.custom_rules import store as rule_store
+from fp8scope_dashboard.alerts.custom_rules import trials
+from fp8scope_dashboard.alerts.custom_rules.audit import record_rules
+from fp8scope_dashboard.alerts.custom_rules.documents import RuleDocumentError
 from fp8scope_dashboard.alerts.models import (
     Channel,
     Condition,
@@ -27,9 +32,6 @@ from fp8scope_dashboard.alerts.models import (
     TrialState,
 )
 from fp8scope_dashboard.alerts.tasks import try_rule
-from fp8scope_dashboard.alerts.user_rules import rule_documents, rule_store, trials
-from fp8scope_dashboard.alerts.user_rules.rule_audit import record_rules
-from fp8scope_dashboard.alerts.user_rules.rule_documents import RuleDocumentError
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.audit.log import actor_of
 from fp8scope_dashboard.pages.access import POST, in_project, page, person

@@ -20,7 +20,10 @@ from django.views.decorators.gzip import gzip_page
 from django.views.decorators.http import require_safe
 
 from fp8scope_dashboard.accounts.models import Project, Role, User
-from fp8scope_dashboard.alerts import life
+from fp8scope_dashboard.alerts import lifecycle
+from fp8scope_dashboard.alerts.custom_rules import store as rule_store
+from fp8scope_dashboard.alerts.custom_rules.audit import record_rules
+from fp8scope_dashboard.alerts.custom_rules.documents import document_of
 from fp8scope_dashboard.alerts.delivery import message, picture_links
 from fp8scope_dashboard.alerts.models import (
     Delivery,
@@ -33,9 +36,6 @@ from fp8scope_dashboard.alerts.models import (
     Severity,
 )
 from fp8scope_dashboard.alerts.services import events_of, numbered
-from fp8scope_dashboard.alerts.user_rules import rule_store
-from fp8scope_dashboard.alerts.user_rules.rule_audit import record_rules
-from fp8scope_dashboard.alerts.user_rules.rule_documents import document_of
 from fp8scope_dashboard.audit.log import actor_of
 from fp8scope_dashboard.control.models import Command
 from fp8scope_dashboard.diagnosis.services import suspected_cause
@@ -180,7 +180,7 @@ def alerts(request: HttpRequest, project: Project) -> HttpResponse:
         "only": Run.objects.filter(project=project, pk=chosen.run).first() if chosen.run else None,
         "total": events.count(),
         "open_matching": _in_state(matching, EventState.OPEN).count(),
-        "undoable": life.acknowledged_lately(project, person(request)),
+        "undoable": lifecycle.acknowledged_lately(project, person(request)),
         "rules": rule_store.rules_in(project),
     }
     template = (
@@ -210,7 +210,7 @@ def alert(request: HttpRequest, project: Project, event_id: int) -> HttpResponse
         "orders": event.history.filter(kind=EntryKind.ORDERED),
         "diagnosis": suspected_cause(event.run_id, event.onset_step),
         "silences": SILENCES,
-        "longest_comment": life.LONGEST_COMMENT,
+        "longest_comment": lifecycle.LONGEST_COMMENT,
     }
     template = "pages/alerts/_alert_parts.html" if is_refresh else "pages/alerts/alert.html"
     return page(request, project, "alerts", template, context)
@@ -253,8 +253,8 @@ def acknowledge_many(request: HttpRequest, project: Project) -> HttpResponse:
         ids = [number for text in texts if (number := whole_number(text)) is not None]
         chosen = events_of(project).filter(pk__in=ids)
     try:
-        count = life.acknowledge_all(chosen, person(request))
-    except life.LifeError as error:
+        count = lifecycle.acknowledge_all(chosen, person(request))
+    except lifecycle.LifeError as error:
         messages.error(request, str(error))
     else:
         if not count:
@@ -268,7 +268,7 @@ def acknowledge_undo(request: HttpRequest, project: Project) -> HttpResponse:
     """Open the alerts again that the user acknowledged at the moment `at`, and redirect back."""
     try:
         at = datetime.fromisoformat(request.POST.get("at", ""))
-        opened = life.undo_acknowledgement(project, person(request), at) if at.tzinfo else 0
+        opened = lifecycle.undo_acknowledgement(project, person(request), at) if at.tzinfo else 0
     except (ValueError, OverflowError):
         opened = 0
     if opened:
@@ -276,7 +276,7 @@ def acknowledge_undo(request: HttpRequest, project: Project) -> HttpResponse:
             request, f"{formatting.count(opened)} alert{'s are' if opened > 1 else ' is'} open again."
         )
     else:
-        minutes = life.UNDO_FOR.seconds // 60
+        minutes = lifecycle.UNDO_FOR.seconds // 60
         messages.warning(
             request,
             f"Nothing was changed: acknowledging can be undone for {minutes} minutes, and only while nobody "
@@ -291,7 +291,7 @@ def change(request: HttpRequest, project: Project, event_id: int, action: str) -
     event, user = _event(project, event_id), person(request)
     try:
         done = _changed(event, user, action, request.POST)
-    except life.LifeError as error:
+    except lifecycle.LifeError as error:
         messages.error(request, str(error))
     else:
         if done:
@@ -304,20 +304,20 @@ def change(request: HttpRequest, project: Project, event_id: int, action: str) -
 def _changed(event: Event, user: User, action: str, post: Mapping[str, str]) -> str:
     """Carry out an action. Returns a word for what was done; empty if the state does not allow it."""
     if action == "acknowledge":
-        return "Acknowledged" if life.acknowledge(event, user) else ""
+        return "Acknowledged" if lifecycle.acknowledge(event, user) else ""
     if action == "mute":
         hours = post.get("hours", "")
         if hours not in SILENCES:
-            raise life.LifeError("Choose how long to mute the alert.")
+            raise lifecycle.LifeError("Choose how long to mute the alert.")
         until = timezone.now() + timedelta(hours=int(hours))
-        return f"Muted for {SILENCES[hours]}" if life.mute(event, user, until) else ""
+        return f"Muted for {SILENCES[hours]}" if lifecycle.mute(event, user, until) else ""
     if action == "unmute":
-        return "Unmuted" if life.unmute(event, user) else ""
+        return "Unmuted" if lifecycle.unmute(event, user) else ""
     if action == "resolve":
-        return "Resolved" if life.resolve(event, user) else ""
+        return "Resolved" if lifecycle.resolve(event, user) else ""
     if action == "reopen":
-        return "Reopened" if life.reopen(event, user) else ""
-    life.comment(event, user, post.get("text", ""))
+        return "Reopened" if lifecycle.reopen(event, user) else ""
+    lifecycle.comment(event, user, post.get("text", ""))
     return "Comment added"
 
 

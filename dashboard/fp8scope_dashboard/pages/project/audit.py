@@ -10,7 +10,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.urls import reverse
 
 from fp8scope_dashboard.accounts.models import Project, Role
-from fp8scope_dashboard.alerts.user_rules.rule_audit import undo_rules
+from fp8scope_dashboard.alerts.custom_rules.audit import undo_rules
 from fp8scope_dashboard.audit.log import NotUndoableError, actor_of, record
 from fp8scope_dashboard.audit.member_changes import undo_member_change
 from fp8scope_dashboard.audit.models import Action, Entry

@@ -9,8 +9,8 @@ from typing import Any, Final
 import numpy as np
 from django.urls import reverse
 
+from fp8scope_dashboard.alerts.evidence import first_tensor
 from fp8scope_dashboard.alerts.models import Event, EventState
-from fp8scope_dashboard.alerts.watching.evidence import first_tensor
 from fp8scope_dashboard.analysis.coverage import Standing
 from fp8scope_dashboard.control.models import Command, CommandKind, Report, ReportKind, ResultState
 from fp8scope_dashboard.diagnosis.conclusion import CAUSES

@@ -9,7 +9,7 @@ from dashboard.helpers.recording import Recorder, make_run
 from dashboard.helpers.reporting import send_report
 from dashboard.helpers.visitors import Visitor
 
-from fp8scope_dashboard.alerts import life
+from fp8scope_dashboard.alerts import lifecycle
 from fp8scope_dashboard.alerts.models import Event, Rule
 from fp8scope_dashboard.control.commands import carry_out_rule_action
 from fp8scope_dashboard.control.models import Command
@@ -22,7 +22,7 @@ def make_event(visitor: Visitor, **fields: Any) -> Event:
     event = Event.objects.create(
         **({"run": make_run(visitor.project, "a run"), "message": "Up."} | defaults | fields)
     )
-    life.note_opened(event)
+    lifecycle.note_opened(event)
     return event
 
 

@@ -12,7 +12,7 @@ from dashboard.helpers.seeding import Seeded
 from dashboard.helpers.visitors import Visitor, get_json, html
 from django.utils import timezone
 
-from fp8scope_dashboard.alerts import life
+from fp8scope_dashboard.alerts import lifecycle
 from fp8scope_dashboard.alerts.models import Channel, Delivery, Event, EventState, Rule
 from fp8scope_dashboard.pages.access import newest_alert, open_alerts
 from fp8scope_dashboard.runs import bulk
@@ -173,7 +173,7 @@ def test_acknowledges_all_that_match_and_undoes_it(member: Visitor, admin: Visit
     (at,) = set(Event.objects.filter(state="acknowledged").values_list("acknowledged_at", flat=True))
     assert at is not None
     # Others have changed one of them since.
-    life.resolve(seen[0], admin.user)
+    lifecycle.resolve(seen[0], admin.user)
     undo = member.address("alerts/acknowledge/undo")
     for nothing in ("", "nonsense", "2026-01-01T00:00:00", "2026-01-01T00:00:00+00:00"):
         assert (
@@ -195,11 +195,11 @@ def test_acknowledges_all_that_match_and_undoes_it(member: Visitor, admin: Visit
 
 def test_acknowledging_can_be_undone_for_some_time(member: Visitor) -> None:
     event = make_event(member)
-    before = timezone.now() - life.UNDO_FOR
+    before = timezone.now() - lifecycle.UNDO_FOR
     for at, count in ((before, 0), (before + timedelta(minutes=1), 1)):
         Event.objects.update(state="acknowledged", acknowledged_by=member.user, acknowledged_at=at)
         assert ("acknowledge/undo" in html(member, "alerts/")) == (count == 1)
-        assert life.undo_acknowledgement(member.project, member.user, at) == count
+        assert lifecycle.undo_acknowledgement(member.project, member.user, at) == count
     event.refresh_from_db()
     assert event.state == EventState.OPEN and event.acknowledged_by is None
 
@@ -207,7 +207,7 @@ def test_acknowledging_can_be_undone_for_some_time(member: Visitor) -> None:
 def test_too_many_alerts_are_not_acknowledged_at_once(
     member: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(life, "MOST_AT_ONCE", 2)
+    monkeypatch.setattr(lifecycle, "MOST_AT_ONCE", 2)
     for _ in range(3):
         make_event(member)
     form = {"all": "1", "newest": str(newest_alert(member.project))}
@@ -218,7 +218,7 @@ def test_too_many_alerts_are_not_acknowledged_at_once(
 def test_tells_open_pages_of_new_alerts(admin: Visitor, stranger: Visitor) -> None:
     first, second = make_event(admin), make_event(admin, severity="critical")
     make_event(stranger)
-    life.resolve(first)
+    lifecycle.resolve(first)
 
     def recent(after: str) -> Any:
         return admin.client.get(admin.address(f"alerts/recent.json?after={after}")).json()
@@ -227,7 +227,7 @@ def test_tells_open_pages_of_new_alerts(admin: Visitor, stranger: Visitor) -> No
     assert [alert["number"] for alert in answer["alerts"]] == [second.id] and answer["newest"] == second.id
     assert answer["alerts"][0]["url"] == admin.address(f"alerts/{second.id}/")
     assert recent(str(second.id)) == {"newest": second.id, "alerts": [], "open": 1, "more": 0}
-    life.reopen(first)
+    lifecycle.reopen(first)
     (again,) = recent(str(second.id))["alerts"]
     assert again["number"] > second.id and again["url"] == admin.address(f"alerts/{first.id}/")
     assert recent("nonsense")["more"] == 0

@@ -15,10 +15,11 @@ from dashboard.helpers.visitors import Visitor, html
 from django.template.loader import render_to_string
 from django.utils import timezone
 
+from fp8scope_dashboard.alerts.custom_rules import documents as rule_documents
+from fp8scope_dashboard.alerts.custom_rules import trials
 from fp8scope_dashboard.alerts.models import Event, Rule, RuleTrial
 from fp8scope_dashboard.alerts.rules import KINDS
 from fp8scope_dashboard.alerts.services import evaluate
-from fp8scope_dashboard.alerts.user_rules import rule_documents, trials
 from fp8scope_dashboard.pages.alerts.rule_words import LABELS, amount, label_of
 from fp8scope_dashboard.pages.alerts.rules import RUNS_OFFERED
 from fp8scope_dashboard.runs.models import Run

@@ -15,8 +15,8 @@ from dashboard.helpers.visitors import Visitor
 from django.test import Client
 
 from fp8scope_dashboard.accounts.services import create_token
+from fp8scope_dashboard.alerts.channels import CHANNELS, Message
 from fp8scope_dashboard.alerts.delivery import outbox
-from fp8scope_dashboard.alerts.delivery.channels import CHANNELS, Message
 from fp8scope_dashboard.alerts.models import Channel, Delivery, Event
 
 PATH = "T0SECRET/B0SECRET/x0SECRET"

@@ -8,10 +8,10 @@ from typing import Any, Final
 from django.db import transaction
 
 from fp8scope_dashboard.accounts.models import Project
+from fp8scope_dashboard.alerts.custom_rules import store as rule_store
+from fp8scope_dashboard.alerts.custom_rules.documents import RuleDocumentError, key_of, parse
+from fp8scope_dashboard.alerts.custom_rules.store import Change
 from fp8scope_dashboard.alerts.models import Rule
-from fp8scope_dashboard.alerts.user_rules import rule_store
-from fp8scope_dashboard.alerts.user_rules.rule_documents import RuleDocumentError, key_of, parse
-from fp8scope_dashboard.alerts.user_rules.rule_store import Change
 from fp8scope_dashboard.audit.log import Actor, NotUndoableError, claim_undo, record
 from fp8scope_dashboard.audit.models import Action, Entry
 

@@ -25,9 +25,9 @@ from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.core.validators import validate_email
 
-from fp8scope_dashboard.alerts.delivery.channels import mail_page, wording
-from fp8scope_dashboard.alerts.delivery.channels.base import DeliveryError, Message
-from fp8scope_dashboard.alerts.delivery.channels.outgoing import restricted, unrestricted
+from fp8scope_dashboard.alerts.channels import mail_page, wording
+from fp8scope_dashboard.alerts.channels.base import DeliveryError, Message
+from fp8scope_dashboard.alerts.channels.outgoing import restricted, unrestricted
 
 SECONDS = 10.0
 MOST_RECIPIENTS = 50

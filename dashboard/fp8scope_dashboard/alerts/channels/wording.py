@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fp8scope_dashboard.alerts.delivery.channels.base import Message, Notice
+from fp8scope_dashboard.alerts.channels.base import Message, Notice
 
 # Steps and values of so many alerts are written out in a digest; the others are counted.
 MOST_ALERTS = 40

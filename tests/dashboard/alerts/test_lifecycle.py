@@ -1,4 +1,4 @@
-"""The life of an alert: its transitions, its history, reopening, silence and escalation."""
+"""The lifecycle of an alert: its transitions, its history, reopening, silence and escalation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fp8scope_dashboard.accounts.models import Project, User
-from fp8scope_dashboard.alerts import life
+from fp8scope_dashboard.alerts import lifecycle
 from fp8scope_dashboard.alerts.delivery import routing
 from fp8scope_dashboard.alerts.models import (
     Channel,
@@ -53,12 +53,12 @@ def in_an_hour() -> datetime:
 
 def test_it_works(project: Project, ada: User) -> None:
     event = make_event(project)
-    assert life.acknowledge(event, ada) and event.state == EventState.ACKNOWLEDGED
-    assert life.mute(event, ada, in_an_hour()) and event.state == EventState.MUTED
-    assert life.unmute(event, ada) and event.state == EventState.OPEN
-    assert life.resolve(event, ada) and event.state == EventState.RESOLVED
-    assert life.reopen(event, ada) and event.state == EventState.OPEN and event.reopened == 1
-    life.comment(event, ada, "  Seen in the last run too. ")
+    assert lifecycle.acknowledge(event, ada) and event.state == EventState.ACKNOWLEDGED
+    assert lifecycle.mute(event, ada, in_an_hour()) and event.state == EventState.MUTED
+    assert lifecycle.unmute(event, ada) and event.state == EventState.OPEN
+    assert lifecycle.resolve(event, ada) and event.state == EventState.RESOLVED
+    assert lifecycle.reopen(event, ada) and event.state == EventState.OPEN and event.reopened == 1
+    lifecycle.comment(event, ada, "  Seen in the last run too. ")
     assert kinds(event) == ["acknowledged", "muted", "unmuted", "resolved", "reopened", "comment"]
     last = event.history.last()
     assert last is not None and last.user == ada and last.text == "Seen in the last run too."
@@ -93,7 +93,7 @@ def test_any_sequence_of_changes(project: Project, moves: list[tuple[str, bool]]
     for move, by_hand in moves:
         user = ada if by_hand or move in ("acknowledge", "mute") else None
         arguments = (in_an_hour(),) if move == "mute" else ()
-        changed = getattr(life, move)(event, user, *arguments)
+        changed = getattr(lifecycle, move)(event, user, *arguments)
         assert changed == (expected in ALLOWED[move])
         if changed:
             expected = AFTER[move]
@@ -107,20 +107,22 @@ def test_any_sequence_of_changes(project: Project, moves: list[tuple[str, bool]]
     assert event.reopened == sum(kind == "reopened" for kind, _ in entries)
 
 
-@pytest.mark.parametrize("ahead", [timedelta(0), -timedelta(hours=1), life.LONGEST_MUTE + timedelta(hours=1)])
+@pytest.mark.parametrize(
+    "ahead", [timedelta(0), -timedelta(hours=1), lifecycle.LONGEST_MUTE + timedelta(hours=1)]
+)
 def test_refuses_a_silence_that_is_over_or_too_long(project: Project, ada: User, ahead: timedelta) -> None:
     event = make_event(project)
-    with pytest.raises(life.LifeError, match="30 days"):
-        life.mute(event, ada, timezone.now() + ahead)
+    with pytest.raises(lifecycle.LifeError, match="30 days"):
+        lifecycle.mute(event, ada, timezone.now() + ahead)
     assert kinds(event) == []
 
 
 def test_a_silence_ends_by_itself(project: Project, ada: User) -> None:
     event, other = make_event(project), make_event(project)
     for each in (event, other):
-        life.mute(each, ada, in_an_hour())
+        lifecycle.mute(each, ada, in_an_hour())
     Event.objects.filter(pk=event.pk).update(muted_until=timezone.now() - timedelta(seconds=1))
-    assert life.unmute_due() == 1
+    assert lifecycle.unmute_due() == 1
     event.refresh_from_db()
     other.refresh_from_db()
     assert (event.state, other.state) == ("open", "muted")
@@ -130,24 +132,24 @@ def test_a_silence_ends_by_itself(project: Project, ada: User) -> None:
 def test_two_people_acknowledge_at_the_same_time(project: Project, ada: User) -> None:
     event = make_event(project)
     same = Event.objects.get(pk=event.pk)
-    assert life.acknowledge(event, ada)
-    assert not life.acknowledge(same, User.objects.create_user("ben"))
+    assert lifecycle.acknowledge(event, ada)
+    assert not lifecycle.acknowledge(same, User.objects.create_user("ben"))
     assert kinds(event) == ["acknowledged"]
 
 
 def test_refuses_to_reopen_beside_a_newer_alert(project: Project, ada: User) -> None:
     old = make_event(project)
-    life.resolve(old, ada)
+    lifecycle.resolve(old, ada)
     make_event(project, run=old.run, onset_step=50)
-    with pytest.raises(life.LifeError, match="newer"):
-        life.reopen(old, ada)
+    with pytest.raises(lifecycle.LifeError, match="newer"):
+        lifecycle.reopen(old, ada)
 
 
 @pytest.mark.parametrize("text", ["", "   ", "x" * 2001, "a\0b"])
 def test_refuses_an_empty_or_long_comment(project: Project, ada: User, text: str) -> None:
     event = make_event(project)
-    with pytest.raises(life.LifeError):
-        life.comment(event, ada, text)
+    with pytest.raises(lifecycle.LifeError):
+        lifecycle.comment(event, ada, text)
     assert kinds(event) == []
 
 
@@ -201,7 +203,7 @@ def test_escalates_once_if_nobody_acknowledges(project: Project) -> None:
 
 def test_does_not_escalate_what_somebody_has_seen(project: Project, ada: User) -> None:
     event, _ = escalating(project)
-    life.acknowledge(event, ada)
+    lifecycle.acknowledge(event, ada)
     assert make_event(project).state == "open" and routing.escalate_due() == 0
 
 
@@ -214,8 +216,8 @@ def test_does_not_escalate_alerts_of_deleted_runs(project: Project) -> None:
 def test_escalates_again_after_it_was_reopened(project: Project, ada: User) -> None:
     event, _ = escalating(project)
     routing.escalate_due()
-    life.resolve(event, ada)
-    life.reopen(event, ada)
+    lifecycle.resolve(event, ada)
+    lifecycle.reopen(event, ada)
     assert routing.escalate_due() == 0
     Event.objects.filter(pk=event.pk).update(waiting_since=timezone.now() - timedelta(minutes=11))
     assert routing.escalate_due() == 1 and Delivery.objects.filter(reason="escalated").count() == 2
@@ -270,7 +272,7 @@ def test_notices_wait_for_the_end_of_quiet_hours(
 
 def test_the_history_keeps_the_name_of_a_deleted_person(project: Project, ada: User) -> None:
     event = make_event(project)
-    life.acknowledge(event, ada)
+    lifecycle.acknowledge(event, ada)
     ada.delete()
     entry = HistoryEntry.objects.get(event=event)
     assert entry.user is None and entry.user_name == "ada"

@@ -9,8 +9,8 @@ from django.template.loader import render_to_string
 from django.utils.html import escape
 from django.utils.safestring import SafeString, mark_safe
 
-from fp8scope_dashboard.alerts.delivery.channels import wording
-from fp8scope_dashboard.alerts.delivery.channels.base import Message, Notice
+from fp8scope_dashboard.alerts.channels import wording
+from fp8scope_dashboard.alerts.channels.base import Message, Notice
 
 # Programs that know no <style> show these colours, on white.
 PILLS: Final = {

@@ -17,14 +17,11 @@ from django.utils import timezone
 from psycopg.types.json import Jsonb
 
 from fp8scope_dashboard.alerts import events, rules
-from fp8scope_dashboard.alerts.detectors import State, TensorFacts
-from fp8scope_dashboard.alerts.events import Detection
-from fp8scope_dashboard.alerts.models import RUN_WIDE, DetectorState, Event, Rule
-from fp8scope_dashboard.alerts.user_rules import own_rules
-from fp8scope_dashboard.alerts.watching import baselines, detection, generations
-from fp8scope_dashboard.alerts.watching.generations import Stream
-from fp8scope_dashboard.alerts.watching.rank_comparison import RankScales
-from fp8scope_dashboard.alerts.watching.run_conditions import (
+from fp8scope_dashboard.alerts.detection import baselines, custom_rules, generations
+from fp8scope_dashboard.alerts.detection import streams as detection
+from fp8scope_dashboard.alerts.detection.generations import Stream
+from fp8scope_dashboard.alerts.detection.rank_comparison import RankScales
+from fp8scope_dashboard.alerts.detection.run_conditions import (
     RankStep,
     RunFacts,
     rank_behind,
@@ -32,6 +29,9 @@ from fp8scope_dashboard.alerts.watching.run_conditions import (
     run_finished,
     run_silent,
 )
+from fp8scope_dashboard.alerts.detectors import State, TensorFacts
+from fp8scope_dashboard.alerts.events import Detection
+from fp8scope_dashboard.alerts.models import RUN_WIDE, DetectorState, Event, Rule
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.db import sql
 from fp8scope_dashboard.runs.models import Run
@@ -131,7 +131,7 @@ def evaluate_together(run_ids: Collection[UUID], *, waits: bool = False) -> Eval
     states = _locked(runs, waits=waits)
     busy = [run.pk for run in runs if run.pk not in states]
     runs = [run for run in runs if run.pk in states]
-    enabled = own_rules.rules_of_runs(runs)
+    enabled = custom_rules.rules_of_runs(runs)
     streams = generations.streams_of_runs([run.pk for run in runs])
     works = [Pass(run, enabled[run.pk], states[run.pk], streams[run.pk], rows[run.pk]) for run in runs]
     _read(works)

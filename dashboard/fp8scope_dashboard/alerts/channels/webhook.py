@@ -32,8 +32,8 @@ from urllib.parse import urlsplit
 import urllib3
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, ReadTimeoutError, SSLError
 
-from fp8scope_dashboard.alerts.delivery.channels.base import DeliveryError, Message
-from fp8scope_dashboard.alerts.delivery.channels.outgoing import restricted
+from fp8scope_dashboard.alerts.channels.base import DeliveryError, Message
+from fp8scope_dashboard.alerts.channels.outgoing import restricted
 
 SIGNATURE_HEADER = "Fp8scope-Signature"
 CONNECT_SECONDS = 3.0

@@ -10,12 +10,13 @@ from uuid import UUID
 
 from fp8scope_dashboard.accounts.models import Project, User
 from fp8scope_dashboard.alerts import rules
+from fp8scope_dashboard.alerts.custom_rules.documents import RuleDocumentError, parse
+from fp8scope_dashboard.alerts.detection import baselines, generations
+from fp8scope_dashboard.alerts.detection import streams as detection
+from fp8scope_dashboard.alerts.detection.generations import Stream
+from fp8scope_dashboard.alerts.detection.run_conditions import RunFacts, run_failed, run_finished
 from fp8scope_dashboard.alerts.detectors import Finding
 from fp8scope_dashboard.alerts.models import Rule, RuleKind, RuleTrial, TrialState
-from fp8scope_dashboard.alerts.user_rules.rule_documents import RuleDocumentError, parse
-from fp8scope_dashboard.alerts.watching import baselines, detection, generations
-from fp8scope_dashboard.alerts.watching.generations import Stream
-from fp8scope_dashboard.alerts.watching.run_conditions import RunFacts, run_failed, run_finished
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import queries
 

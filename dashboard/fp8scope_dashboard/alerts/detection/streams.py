@@ -12,6 +12,7 @@ from uuid import UUID
 import numpy as np
 
 from fp8scope_dashboard.alerts import rules
+from fp8scope_dashboard.alerts.detection import custom_rules
 from fp8scope_dashboard.alerts.detectors import (
     Finding,
     LossDetector,
@@ -45,7 +46,6 @@ from fp8scope_dashboard.alerts.detectors import (
 from fp8scope_dashboard.alerts.detectors.scalars import TIMES
 from fp8scope_dashboard.alerts.detectors.tensor_rows import UNKNOWN_PATIENCE
 from fp8scope_dashboard.alerts.models import Rule, RuleKind
-from fp8scope_dashboard.alerts.user_rules import own_rules
 from fp8scope_dashboard.diagnosis.tensors import LARGEST, scaling_of
 from fp8scope_dashboard.runs.models import Run, Tensor
 from fp8scope_dashboard.telemetry.codec import ChunkData
@@ -106,7 +106,7 @@ SAMPLED_READ = ("sq_error", "sq_signal", "kurtosis", "logit_bound", "load_imbala
 def columns_read(enabled: Collection[Rule]) -> tuple[set[str], set[str]]:
     """The scalars and the statistics that the detectors of rules read."""
     kinds = {rule.kind for rule in enabled}
-    scalars, statistics = own_rules.columns_read(enabled)
+    scalars, statistics = custom_rules.columns_read(enabled)
     scalars |= {"loss", *(SCALARS_READ if kinds & set(SCALAR_DETECTORS) else ())}
     if kinds & {*TENSOR_DETECTORS, "scale_disagreement"}:
         statistics |= {*STATISTICS_READ, *SAMPLED_READ}
@@ -179,6 +179,6 @@ def detect(
             if len(tensors.steps) and tensors.has(*detector.needs):
                 states[key], findings = detector.detect(before, tensors, parameters)
         elif rule.kind == RuleKind.THRESHOLD:
-            states[key], findings = own_rules.detect(rule, before, data, facts.names, leads)
+            states[key], findings = custom_rules.detect(rule, before, data, facts.names, leads)
         found += [(rule, finding) for finding in findings]
     return found

@@ -1,4 +1,4 @@
-"""The life of an alert: its states, who may move it from one to another, and its audit trail.
+"""The lifecycle of an alert: its states, who may move it from one to another, and its audit trail.
 
     open --acknowledge--> acknowledged --mute--> muted --(time is over)--> open
     acknowledged --(undo, within UNDO_FOR)--> open

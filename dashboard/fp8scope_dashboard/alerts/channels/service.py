@@ -18,9 +18,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from fp8scope_dashboard.alerts.delivery.channels import wording
-from fp8scope_dashboard.alerts.delivery.channels.base import DeliveryError, Message
-from fp8scope_dashboard.alerts.delivery.channels.outgoing import restricted
+from fp8scope_dashboard.alerts.channels import wording
+from fp8scope_dashboard.alerts.channels.base import DeliveryError, Message
+from fp8scope_dashboard.alerts.channels.outgoing import restricted
 
 if TYPE_CHECKING:
     from apprise import AppriseAttachment, NotifyBase

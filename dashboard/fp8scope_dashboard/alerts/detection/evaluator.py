@@ -20,7 +20,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from fp8scope_dashboard.alerts.delivery import outbox
-from fp8scope_dashboard.alerts.watching import evaluation
+from fp8scope_dashboard.alerts.detection import evaluation
 from fp8scope_dashboard.notifications import (
     URGENT_RUNS,
     WAITING_RUNS,

@@ -12,9 +12,11 @@ from django.test.utils import CaptureQueriesContext
 
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.accounts.services import create_project
+from fp8scope_dashboard.alerts.custom_rules import documents as rule_documents
+from fp8scope_dashboard.alerts.custom_rules import store as rule_store
+from fp8scope_dashboard.alerts.detection import custom_rules
 from fp8scope_dashboard.alerts.models import Event, Rule
 from fp8scope_dashboard.alerts.services import evaluate
-from fp8scope_dashboard.alerts.user_rules import own_rules, rule_documents, rule_store
 from fp8scope_dashboard.runs.models import Run
 
 pytestmark = pytest.mark.django_db
@@ -170,7 +172,7 @@ def test_a_changed_rule_holds_from_the_next_evaluation_on(project: Project) -> N
 def test_unchanged_rules_are_not_read_again(project: Project) -> None:
     add(project)
     run = scalar(project)
-    own_rules.rules_of(run)
+    custom_rules.rules_of(run)
     with CaptureQueriesContext(connection) as queries:
-        assert [rule.name for rule in own_rules.rules_of(run)] == ["mine"]
+        assert [rule.name for rule in custom_rules.rules_of(run)] == ["mine"]
     assert len(queries) == 0

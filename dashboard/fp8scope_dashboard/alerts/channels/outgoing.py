@@ -22,7 +22,7 @@ from typing import Any
 
 from django.conf import settings
 
-from fp8scope_dashboard.alerts.delivery.channels.base import DeliveryError
+from fp8scope_dashboard.alerts.channels.base import DeliveryError
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network

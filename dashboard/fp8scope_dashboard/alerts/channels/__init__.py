@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from fp8scope_dashboard.alerts.delivery.channels import email, service, webhook
-from fp8scope_dashboard.alerts.delivery.channels.base import ChannelType, DeliveryError, Message, Notice, Send
+from fp8scope_dashboard.alerts.channels import email, service, webhook
+from fp8scope_dashboard.alerts.channels.base import ChannelType, DeliveryError, Message, Notice, Send
 
 CHANNELS: Mapping[str, ChannelType] = {
     "webhook": ChannelType("Webhook", webhook.send, webhook.masked),

@@ -10,15 +10,9 @@ import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from fp8scope_dashboard.accounts.models import Project
+from fp8scope_dashboard.alerts.custom_rules.documents import Draft, Key, RuleDocumentError, document_of, parse
+from fp8scope_dashboard.alerts.custom_rules.store import MOST_RULES
 from fp8scope_dashboard.alerts.models import Rule
-from fp8scope_dashboard.alerts.user_rules.rule_documents import (
-    Draft,
-    Key,
-    RuleDocumentError,
-    document_of,
-    parse,
-)
-from fp8scope_dashboard.alerts.user_rules.rule_store import MOST_RULES
 
 VERSION: Final = 1
 LARGEST_FILE: Final = 256 * 1024

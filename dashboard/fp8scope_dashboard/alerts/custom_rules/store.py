@@ -9,10 +9,10 @@ from typing import Any, Final, Literal
 from django.db import connection, transaction
 
 from fp8scope_dashboard.accounts.models import Project
-from fp8scope_dashboard.alerts import life
+from fp8scope_dashboard.alerts import lifecycle
+from fp8scope_dashboard.alerts.custom_rules.documents import Draft, RuleDocumentError, document_of, key_of
 from fp8scope_dashboard.alerts.events import held_by
 from fp8scope_dashboard.alerts.models import RUN_WIDE, DetectorState, Event, Rule, RuleKind
-from fp8scope_dashboard.alerts.user_rules.rule_documents import Draft, RuleDocumentError, document_of, key_of
 
 MOST_RULES: Final = 500
 # A change of one of these, or of a parameter, starts the detector of a person's rule again. A built-in rule
@@ -166,7 +166,7 @@ def _close_events(rule: Rule, reason: str) -> None:
         event.seen_by = [each for each in event.seen_by if each not in held]
         event.save(update_fields=["seen_by"])
         if not event.seen_by:
-            life.resolve(event, reason=reason)
+            lifecycle.resolve(event, reason=reason)
 
 
 def _forget(rule: Rule) -> None:

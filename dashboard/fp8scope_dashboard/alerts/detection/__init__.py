@@ -1,0 +1,1 @@
+"""Run the detectors over the stored rows of a run."""
