@@ -236,9 +236,8 @@ class FlightRecorder:
         """Write an incident in the background, unless the latest one has these steps already."""
         session = self.session
         with session.guard.shield("keeping an incident"):
-            if failure:
-                # The last step may still be in the queue.
-                session.steps.pipeline.settle()
+            # The last steps may still be in the queue.
+            session.steps.pipeline.settle()
             payloads = self.ring.payloads()
             driver = _driver()
             if not payloads or session.writers.forked or (driver and not driver.keeps_incidents):
