@@ -23,7 +23,7 @@ help:
 	@echo "  make demo    install, then train five small GPTs and watch them in the browser (DEMO_ARGS=--exit to stop by itself)"
 	@echo "  make up      install, then run the dashboard on this machine until Ctrl-C      (UP_ARGS='--port 8001')"
 	@echo "To change it:"
-	@echo "  make check   ruff, mypy, Django's own checks and commit messages; make format repairs what ruff can"
+	@echo "  make check   ruff, djangofmt, mypy, Django's own checks and commit messages; make format repairs what it can"
 	@echo "  make test TEST_ARGS=tests/agent/delivery      the tests of what you changed"
 	@echo "  make test TEST_ARGS=\"-k name -x\"            the tests whose name has \"name\", up to the first failure"
 	@echo "  make test    every test; the goal is 20 minutes on two cores"
@@ -103,10 +103,12 @@ messages:
 lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/djangofmt --quiet --check dashboard
 
 format: $(DEV)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/djangofmt dashboard
 
 types: $(DEV)
 	$(BIN)/mypy

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from dashboard.helpers.shown_html import ShownClient
 from django.test import Client
 
 from fp8scope_dashboard.accounts.models import Membership, Project, Role, User
@@ -31,7 +32,7 @@ def visitor_of(project: Project, name: str, role: Role) -> Visitor:
     """Sign in a new user with this role in the project."""
     user = User.objects.create_user(name)
     Membership.objects.create(user=user, project=project, role=role)
-    client = Client()
+    client = ShownClient()
     client.force_login(user)
     return Visitor(client, user, project)
 

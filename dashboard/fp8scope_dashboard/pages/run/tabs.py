@@ -169,11 +169,17 @@ def _named(name: str, value: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value} if value else {}
 
 
+def _process_of(writer: Writer) -> str:
+    start = f", start {writer.attempt + 1}" if writer.attempt else ""
+    return f"Rank {writer.rank}{start}" + (f" on {writer.hostname}" if writer.hostname else "")
+
+
 def _console(run: Run, query: QueryDict) -> dict[str, Any]:
     failed = Writer.objects.filter(run=run, failed=True).exclude(error="").order_by("attempt", "rank")
     return {
         "errors": [
-            {"writer": writer, "last_line": last_line(writer.error)} for writer in failed[:MOST_ERRORS]
+            {"writer": writer, "process": _process_of(writer), "last_line": last_line(writer.error)}
+            for writer in failed[:MOST_ERRORS]
         ],
         "own_error": last_line(run.error),
         **console_context(run, query),

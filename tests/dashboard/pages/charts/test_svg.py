@@ -256,7 +256,7 @@ def test_the_page_brings_the_answer_of_its_first_chart(admin: Visitor, seeded: S
     if theme == "dark":
         admin.client.cookies[THEME_COOKIE] = theme
     page = admin.client.get(admin.address(f"runs/{run.id}/"), {"steps": "40..60", "panels.log": "1"})
-    script = re.search(r"<script [^>]*data-answer ([^>]*)>(.*?)</script>", page.content.decode())
+    script = re.search(r"<script [^>]*data-answer ([^>]*)>(.*?)</script>", page.content.decode(), re.DOTALL)
     assert script and f'data-theme="{theme}"' in script[1]
     assert html.unescape(script[1]).endswith('data-query="steps=40..60&panels.log=1"')
     query = {"first": "40", "last": "60", "log": "1", "theme": theme}

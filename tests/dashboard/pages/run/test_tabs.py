@@ -113,7 +113,7 @@ def test_a_failed_run_shows_the_last_line_first(viewer: Visitor) -> None:
         finished_at=timezone.now(),
     )
     console = html(viewer, f"runs/{run.id}/?tab=console")
-    assert "Rank 3" in console and "node7" in console and ">RuntimeError: NCCL<" in console
+    assert ">Rank 3 on node7<" in console and ">RuntimeError: NCCL<" in console
 
 
 def test_a_new_run_has_one_line_for_each_empty_part(viewer: Visitor, subtests: pytest.Subtests) -> None:
