@@ -1,7 +1,7 @@
 """Compare ways to serve synchronous Django views behind an ASGI server. Prints one JSON line.
 
 - `django`: Django's own ASGI handler.
-- `threaded_asgi`: `fp8scope_dashboard.threaded_asgi`, one thread for a whole request.
+- `threaded_asgi`: `fp8scope_dashboard.edge.threaded_asgi`, one thread for a whole request.
 - `a2wsgi`: Django's WSGI handler in `a2wsgi.WSGIMiddleware` for synchronous views, Django's ASGI handler for
   event streams. Skipped where a2wsgi is not installed (`pip install a2wsgi`).
 
@@ -79,7 +79,7 @@ def make_application() -> Callable[..., Any]:
     if handler == "django":
         return from_django
     if handler == "threaded_asgi":
-        from fp8scope_dashboard.threaded_asgi import Handler
+        from fp8scope_dashboard.edge.threaded_asgi import Handler
 
         return Handler()
     from_wsgi = importlib.import_module("a2wsgi").WSGIMiddleware(get_wsgi_application(), workers=THREADS)

@@ -1,4 +1,4 @@
-"""The agents' latency while strangers flood the sign-in page or hold connections. Prints one JSON line.
+"""The agents' latency while others flood the sign-in page or hold connections. Prints one JSON line.
 
     python benchmarks/signin_flood.py [--seconds 12] [--agents 60] [--connections 60] [--slow 900]
     python benchmarks/signin_flood.py --hostile-token [--seconds 12] [--rounds 3]

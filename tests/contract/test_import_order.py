@@ -29,7 +29,7 @@ ORDERS = {
     "fp8scope_dashboard": """
         process_setup preload embedded settings text db notifications accounts audit wire runs receipts
         telemetry evaluations ingest analysis diagnosis alerts control shared_reports monitoring exports
-        admission threaded_asgi api pages urls asgi celery apps servers administration demo cli
+        edge api pages urls asgi celery apps servers administration demo cli
     """,
 }
 # Inside of these folders of the dashboard the order is held, too.

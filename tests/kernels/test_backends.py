@@ -106,7 +106,7 @@ def test_sizes_around_the_blocks_of_the_loop(size: int, dtype: torch.dtype) -> N
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_threads_change_nothing(threads: int, dtype: torch.dtype) -> None:
-    """Three threads' worth of elements, all of the same kind, so that a lane that overflows is seen."""
+    """Three threads' worth of elements, all of the same kind, so that a pool that overflows is seen."""
     torch.set_num_threads(threads)
     size = 3 * cpu_backend.ELEMENTS_PER_THREAD + 5
     for value in (0.0, 2.0**-30, 2.0**-7, 1e9):

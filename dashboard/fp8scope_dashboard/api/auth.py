@@ -13,9 +13,9 @@ from ninja.security import HttpBearer
 
 from fp8scope_dashboard.accounts.models import ApiToken, Project, Scope
 from fp8scope_dashboard.accounts.services import authenticate_token
-from fp8scope_dashboard.admission import callers
-from fp8scope_dashboard.admission.quotas import counts
 from fp8scope_dashboard.db import replica, sql
+from fp8scope_dashboard.edge import callers
+from fp8scope_dashboard.edge.quotas import counts
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.runs.services import is_undoable
 from fp8scope_dashboard.wire.errors import (

@@ -10,9 +10,9 @@ from uuid import UUID
 from fp8scope_dashboard.api.pacing import pace
 from fp8scope_dashboard.api.responses import Known, news_for, receipt
 from fp8scope_dashboard.api.senders import Sender, sender_of
+from fp8scope_dashboard.edge.backpressure import gate
 from fp8scope_dashboard.ingest import services
 from fp8scope_dashboard.ingest.arrow_preflight import Envelope, open_envelope
-from fp8scope_dashboard.ingest.backpressure import gate
 from fp8scope_dashboard.ingest.batch import Batch, read_envelope, writer_of_envelope
 from fp8scope_dashboard.ingest.json_batch import parse_json, read_json, writer_in
 from fp8scope_dashboard.receipts.dedup import identify

@@ -25,13 +25,13 @@ from django.middleware.common import CommonMiddleware
 from django.middleware.security import SecurityMiddleware
 from ninja.responses import NinjaJSONEncoder
 
-from fp8scope_dashboard.admission.lanes import BATCHES, LaneFullError, Lanes
-from fp8scope_dashboard.admission.responses import refuse
-from fp8scope_dashboard.admission.scope import CALLER, Application, Receive, Scope, Send, declared_length
-from fp8scope_dashboard.admission.turns import TurnsFullError
 from fp8scope_dashboard.api import batches
 from fp8scope_dashboard.api.errors import refusal_of
 from fp8scope_dashboard.api.responses import Known
+from fp8scope_dashboard.edge.responses import refuse
+from fp8scope_dashboard.edge.scope import CALLER, Application, Receive, Scope, Send, declared_length
+from fp8scope_dashboard.edge.thread_pools import BATCHES, PoolFullError, ThreadPools
+from fp8scope_dashboard.edge.turns import TurnsFullError
 from fp8scope_dashboard.wire import schemas
 
 # Django logs every refusal there.
@@ -50,9 +50,9 @@ Headers = list[tuple[bytes, bytes]]
 class DirectBatches:
     """An ASGI application in front of another: answers batches, and passes on everything else."""
 
-    def __init__(self, application: Application, lanes: Lanes) -> None:
+    def __init__(self, application: Application, pools: ThreadPools) -> None:
         self._application = application
-        self._lanes = lanes
+        self._pools = pools
         self._frames: dict[tuple[Any, ...], Headers | None] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -65,10 +65,10 @@ class DirectBatches:
         if body is None:
             return
         try:
-            async with self._lanes.turns.turn(scope[CALLER]) as turn:
+            async with self._pools.turns.turn(scope[CALLER]) as turn:
                 work = partial(_respond, replace(sent, body=body), scope["path"])
-                status, more, answer = await self._lanes[BATCHES].run(turn.measured(work))
-        except (LaneFullError, TurnsFullError) as error:
+                status, more, answer = await self._pools[BATCHES].run(turn.measured(work))
+        except (PoolFullError, TurnsFullError) as error:
             await refuse(scope, send, error)
             return
         length = (b"Content-Length", str(len(answer)).encode())
@@ -136,7 +136,7 @@ async def _body_of(receive: Receive) -> bytes | None:
 
 
 def _respond(sent: batches.Sent, path: str) -> tuple[int, Headers, bytes]:
-    """Status, further headers and body of the answer. Runs in a thread of its lane."""
+    """Status, further headers and body of the answer. Runs in a thread of its pool."""
     try:
         status, document = _take(sent)
     except Exception as error:

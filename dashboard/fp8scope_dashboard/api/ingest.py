@@ -13,10 +13,10 @@ from fp8scope_dashboard.api import batches
 from fp8scope_dashboard.api.auth import WRITER, run_of_message, secret_of
 from fp8scope_dashboard.api.batches import ARROW, JSON
 from fp8scope_dashboard.api.responses import ANSWERS, ERRORS, Known, Urgent, answer, news_for, take
+from fp8scope_dashboard.edge.backpressure import gate
 from fp8scope_dashboard.evaluations.services import Scores, store_evaluation
 from fp8scope_dashboard.ingest import services
 from fp8scope_dashboard.ingest.arrow_preflight import open_envelope
-from fp8scope_dashboard.ingest.backpressure import gate
 from fp8scope_dashboard.ingest.batch import SCALAR_NAME, STATISTIC_NAME
 from fp8scope_dashboard.ingest.histograms import read_histograms, store_histograms
 from fp8scope_dashboard.receipts.dedup import identify

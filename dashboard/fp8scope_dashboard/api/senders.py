@@ -12,10 +12,10 @@ from uuid import UUID
 
 from fp8scope_dashboard.accounts.models import ApiToken, Scope, User
 from fp8scope_dashboard.accounts.services import TOKEN_FORM, digest_of, note_use
-from fp8scope_dashboard.admission import callers
 from fp8scope_dashboard.api.auth import SENT_FIELDS, forbidden, unknown_run
 from fp8scope_dashboard.api.responses import HAS_ALERTS, HAS_COMMANDS, Known, News
 from fp8scope_dashboard.db import replica, sql
+from fp8scope_dashboard.edge import callers
 from fp8scope_dashboard.ingest.statements import KnownWriter
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.wire.errors import BadTokenError

@@ -20,7 +20,7 @@ from django.template.loader import render_to_string
 from django.urls import get_script_prefix, set_script_prefix
 from django.utils import timezone
 
-from fp8scope_dashboard.admission.scope import LATER
+from fp8scope_dashboard.edge.scope import LATER
 
 logger = logging.getLogger(__name__)
 

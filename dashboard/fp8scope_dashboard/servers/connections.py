@@ -17,8 +17,8 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from fp8scope_dashboard.accounts.addresses import address_group
-from fp8scope_dashboard.admission import limits
-from fp8scope_dashboard.admission.scope import CONNECTION
+from fp8scope_dashboard.edge import limits
+from fp8scope_dashboard.edge.scope import CONNECTION
 
 
 def allow_many_files() -> int:
@@ -36,9 +36,9 @@ PROXY = "trusted proxies"
 
 
 class Registry:
-    """Counts the connections of a process: all, those of strangers, and those of strangers by address.
+    """Counts the connections of a process: all, the unauthenticated, and these by address.
 
-    A stranger is a client that has not sent an authenticated request on the connection.
+    A connection is unauthenticated until it has carried an authenticated request.
 
     Args:
         most: the most connections in total.
@@ -50,7 +50,7 @@ class Registry:
         self.most = most
         self.proxies = [ip_network(proxy) for proxy in proxies]
         self.total = 0
-        self.strangers = 0
+        self.unauthenticated = 0
         self.by_address: Counter[str] = Counter()
 
     def group(self, host: str | None) -> str:
@@ -62,22 +62,22 @@ class Registry:
         return PROXY if is_proxy else address_group(host)
 
     def has_room(self, address: str) -> bool:
-        """Whether one more stranger from this group of addresses may connect."""
+        """Whether one more unauthenticated connection from this group of addresses may be made."""
         return (
             self.total < self.most
-            and self.strangers < min(limits.STRANGERS, self.most // 2)
-            and (address == PROXY or self.by_address[address] < limits.STRANGERS_PER_ADDRESS)
+            and self.unauthenticated < min(limits.UNAUTHENTICATED, self.most // 2)
+            and (address == PROXY or self.by_address[address] < limits.UNAUTHENTICATED_PER_ADDRESS)
         )
 
     def enter(self, address: str) -> None:
-        """Count a new connection as a stranger's."""
+        """Count a new, unauthenticated connection."""
         self.total += 1
-        self.strangers += 1
+        self.unauthenticated += 1
         self.by_address[address] += 1
 
     def prove(self, address: str) -> None:
-        """Stop counting a connection as a stranger's."""
-        self.strangers -= 1
+        """Stop counting a connection as unauthenticated."""
+        self.unauthenticated -= 1
         self.by_address[address] -= 1
         if self.by_address[address] <= 0:
             del self.by_address[address]
@@ -91,23 +91,23 @@ registry = Registry()
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. It counts as a stranger's until `prove` is called for an authenticated request."""
+    """One connection. It counts as unauthenticated until `prove` is called for an authenticated request."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._address = ""
-        # Whether the registry counts this connection, and whether as a stranger's.
+        # Whether the registry counts this connection, and whether as unauthenticated.
         self._is_counted = False
-        self._is_stranger = False
+        self._is_unauthenticated = False
         self._header_timer: asyncio.TimerHandle | None = None
         self._stalled_timer: asyncio.TimerHandle | None = None
         # Bytes of the current message outside its body.
         self._overhead = 0
 
     def prove(self) -> None:
-        """Called when a request is authenticated: the limits for strangers no longer apply."""
-        if self._is_stranger:
-            self._is_stranger = False
+        """Called when a request is authenticated: the limits for unauthenticated clients no longer apply."""
+        if self._is_unauthenticated:
+            self._is_unauthenticated = False
             registry.prove(self._address)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -119,7 +119,7 @@ class BoundedProtocol(HttpToolsProtocol):
             )
             return
         registry.enter(self._address)
-        self._is_counted = self._is_stranger = True
+        self._is_counted = self._is_unauthenticated = True
         self._expect_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -75,7 +75,7 @@ INSTALLED_APPS = [
 ]
 
 MIDDLEWARE = [
-    "fp8scope_dashboard.admission.callers.remember_sessions",
+    "fp8scope_dashboard.edge.callers.remember_sessions",
     "fp8scope_dashboard.api.middleware.ApiErrors",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",

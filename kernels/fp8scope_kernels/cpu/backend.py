@@ -1,6 +1,6 @@
 """Calls the functions of csrc/kernels.cpp with tensors.
 
-The kernels are C++ and not a compiled graph, because the CPU code of torch.compile counts in float32 lanes,
+The kernels are C++ and not a compiled graph, because the CPU code of torch.compile counts in float32 pools,
 which costs 60 % of the cast. Counting in the bytes that were written costs a tenth of that, the cast itself
 takes half the time, and nothing is compiled at run time.
 """

@@ -20,17 +20,17 @@ from django.db import connection, connections
 
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.accounts.services import create_project, create_token, revoke_token
-from fp8scope_dashboard.admission.door import Door
-from fp8scope_dashboard.admission.lanes import BATCHES, KNOWN, VISITORS, Lane, Lanes
-from fp8scope_dashboard.admission.scope import CALLER, Receive, Scope, Send
 from fp8scope_dashboard.alerts.models import Event, Rule
 from fp8scope_dashboard.api import batches
 from fp8scope_dashboard.api.direct_batches import DirectBatches
 from fp8scope_dashboard.api.responses import Known
+from fp8scope_dashboard.edge.admission import Admission
+from fp8scope_dashboard.edge.scope import CALLER, Receive, Scope, Send
+from fp8scope_dashboard.edge.thread_pools import BATCHES, KNOWN, VISITORS, ThreadPool, ThreadPools
+from fp8scope_dashboard.edge.threaded_asgi import Handler
 from fp8scope_dashboard.receipts.models import Receipt
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry.models import Chunk
-from fp8scope_dashboard.threaded_asgi import Handler
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -45,7 +45,7 @@ class Installation:
     django: Callable[..., Any]
     passed_on: list[str]
     token: str
-    lanes: Lanes
+    pools: ThreadPools
 
     def post(
         self,
@@ -77,17 +77,17 @@ class Installation:
 @pytest.fixture
 def installation() -> Iterator[Installation]:
     project = create_project("default", "Default")
-    lanes = Lanes({name: Lane(name, 1, None) for name in (KNOWN, VISITORS, BATCHES)})
-    handler, passed_on = Handler(lanes), list[str]()
+    pools = ThreadPools({name: ThreadPool(name, 1, None) for name in (KNOWN, VISITORS, BATCHES)})
+    handler, passed_on = Handler(pools), list[str]()
 
     async def noting(scope: Scope, receive: Receive, send: Send) -> None:
         passed_on.append(scope["path"])
         await handler(scope, receive, send)
 
-    direct = Door(DirectBatches(noting, lanes), lanes)
+    direct = Admission(DirectBatches(noting, pools), pools)
     secret = create_token(project, "tests", scopes=("write", "read"))[1]
-    yield Installation(direct, Door(handler, lanes), passed_on, secret, lanes)
-    asgi_views.run(lambda: lanes[BATCHES].run(connections.close_all))
+    yield Installation(direct, Admission(handler, pools), passed_on, secret, pools)
+    asgi_views.run(lambda: pools[BATCHES].run(connections.close_all))
 
 
 def test_it_works(installation: Installation) -> None:
@@ -227,9 +227,9 @@ def test_other_requests_go_to_django(
 def test_redirects_and_promises_https_as_django_does(installation: Installation, settings: Any) -> None:
     settings.SECURE_SSL_REDIRECT, settings.SECURE_HSTS_SECONDS = True, 60
     settings.SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
-    lanes = installation.lanes
-    handler = Door(Handler(lanes), lanes)
-    installation.direct = Door(DirectBatches(handler, lanes), lanes)
+    pools = installation.pools
+    handler = Admission(Handler(pools), pools)
+    installation.direct = Admission(DirectBatches(handler, pools), pools)
     recorder = Recorder.of_new_run()
     assert installation.send(recorder, 0).status == 301
     answer = installation.send(recorder, 0, headers={"x-forwarded-proto": "https"})
@@ -279,7 +279,7 @@ def _trips(work: Callable[[], Any]) -> list[str]:
 def test_a_batch_takes_two_round_trips(installation: Installation) -> None:
     """One reads who sends, the other stores: acknowledged is what the second has committed."""
     recorder = Recorder.of_new_run(["a"])
-    lane, trips = installation.lanes[BATCHES], list[str]()
+    pool, trips = installation.pools[BATCHES], list[str]()
 
     def take(seq: int) -> None:
         nonlocal trips
@@ -295,7 +295,7 @@ def test_a_batch_takes_two_round_trips(installation: Installation) -> None:
         trips = _trips(lambda: batches.take(sent))
 
     for seq in range(8):
-        asgi_views.run(partial(lane.run, partial(take, seq)))
+        asgi_views.run(partial(pool.run, partial(take, seq)))
     assert len(trips) == 2, trips
     assert Chunk.objects.count() == Receipt.objects.count() == 8
 
@@ -314,7 +314,7 @@ def test_a_batch_of_a_new_writer_with_losses_is_counted(installation: Installati
 
 
 def test_the_door_must_have_admitted_the_token(installation: Installation) -> None:
-    """Without it a stranger's body would be read."""
+    """Without it an unauthenticated body would be read."""
     recorder, seen = Recorder.of_new_run(), list[Scope]()
 
     async def noting(scope: Scope, receive: Receive, send: Send) -> None:
@@ -322,6 +322,6 @@ def test_the_door_must_have_admitted_the_token(installation: Installation) -> No
         await send({"type": "http.response.start", "status": 204, "headers": []})
         await send({"type": "http.response.body", "body": b""})
 
-    installation.direct = DirectBatches(noting, installation.lanes)
+    installation.direct = DirectBatches(noting, installation.pools)
     assert installation.send(recorder, 0).status == 204
     assert CALLER not in seen[0] and not Receipt.objects.exists()

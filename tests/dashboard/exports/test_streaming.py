@@ -11,9 +11,9 @@ from dashboard.helpers.recorder import Recorder
 from django.test import Client
 
 from fp8scope_dashboard.accounts.services import create_token
+from fp8scope_dashboard.edge.threaded_asgi import Handler
 from fp8scope_dashboard.exports.streaming import MOST_EXPORTS
 from fp8scope_dashboard.runs.models import Run
-from fp8scope_dashboard.threaded_asgi import Handler
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

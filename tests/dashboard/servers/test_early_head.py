@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from dashboard.helpers.asgi_views import Answer, ask
 from dashboard.helpers.recording import make_run
+from dashboard.helpers.shown_html import as_shown
 from dashboard.helpers.visitors import Visitor, visitor_of
 from django.contrib.messages import constants
 from django.contrib.messages.storage.cookie import CookieStorage
@@ -20,10 +21,10 @@ from django.utils import timezone
 from fp8scope_dashboard.accounts.models import Role
 from fp8scope_dashboard.accounts.services import create_project
 from fp8scope_dashboard.accounts.time_zones import SESSION_ENTRY
+from fp8scope_dashboard.edge.threaded_asgi import Handler
 from fp8scope_dashboard.pages import early_head
 from fp8scope_dashboard.pages.run import views as run_view
 from fp8scope_dashboard.runs.models import Run
-from fp8scope_dashboard.threaded_asgi import Handler
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -50,7 +51,8 @@ def header(answer: Answer, name: str) -> list[str]:
 
 def without_tokens(page: bytes) -> str:
     """The page without what differs at each rendering: tokens, and the time of the rendering."""
-    return re.sub(r'("X-CSRFToken": "|csrfmiddlewaretoken" value="|data-since=")\w+', "", page.decode())
+    tokens = r'("X-CSRFToken": "|csrfmiddlewaretoken" value="|data-since=")\w+'
+    return re.sub(tokens, "", as_shown(page.decode()))
 
 
 def test_the_page_is_the_same_as_in_one_piece(viewer: Visitor, shown: Run) -> None:

@@ -359,7 +359,7 @@ def evidence(request: HttpRequest, project: Project, event_id: int) -> HttpRespo
 def picture(request: HttpRequest, signed: str) -> HttpResponse:
     """The chart of an alert as a PNG, for chats that fetch it without an account; see picture_links.py.
 
-    Requests of strangers are limited by their address before they get here.
+    Unauthenticated requests are limited by their address before they get here.
     """
     event = picture_links.event_of(signed)
     drawn = message.draw(event) if event is not None else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import redis
 
 from fp8scope_dashboard.accounts.models import ApiToken, Project
-from fp8scope_dashboard.admission.quotas import QUOTAS, Quota, counts
+from fp8scope_dashboard.edge.quotas import QUOTAS, Quota, counts
 from fp8scope_dashboard.pages import formatting
 
 

@@ -6,8 +6,8 @@ import asyncio
 from html import escape
 from typing import Final
 
-from fp8scope_dashboard.admission import limits
-from fp8scope_dashboard.admission.scope import Receive, Scope, Send
+from fp8scope_dashboard.edge import limits
+from fp8scope_dashboard.edge.scope import Receive, Scope, Send
 from fp8scope_dashboard.wire.errors import RefusalError, error_bytes
 
 API: Final = "/api/"

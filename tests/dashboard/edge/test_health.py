@@ -18,7 +18,7 @@ import urllib3
 from helpers.live_servers import web_server
 from helpers.waiting import wait_until
 
-from fp8scope_dashboard.admission import limits
+from fp8scope_dashboard.edge import limits
 from fp8scope_dashboard.embedded.postgres import EmbeddedPostgres
 
 TESTS = Path(__file__).resolve().parents[2]

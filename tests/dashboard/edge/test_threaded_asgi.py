@@ -16,9 +16,9 @@ from django.test import Client
 
 from fp8scope_dashboard.accounts.models import User
 from fp8scope_dashboard.accounts.services import create_project, create_token
-from fp8scope_dashboard.admission import callers
-from fp8scope_dashboard.admission.lanes import Lanes
-from fp8scope_dashboard.threaded_asgi import Handler, ThreadHandler, make_handler
+from fp8scope_dashboard.edge import callers
+from fp8scope_dashboard.edge.thread_pools import ThreadPools
+from fp8scope_dashboard.edge.threaded_asgi import Handler, ThreadHandler, make_handler
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -51,9 +51,9 @@ def test_a_coroutine_view_runs_on_the_event_loop() -> None:
 
 
 def test_an_untested_version_of_django_gets_its_own_handler(caplog: pytest.LogCaptureFixture) -> None:
-    assert isinstance(make_handler(Lanes()), Handler)
+    assert isinstance(make_handler(ThreadPools()), Handler)
     with caplog.at_level(logging.WARNING):
-        handler = make_handler(Lanes(), tested=[(4, 2)])
+        handler = make_handler(ThreadPools(), tested=[(4, 2)])
     assert type(handler) is ASGIHandler and "not tested with Django" in caplog.text
     assert ask(handler, "/signin/").status == 200
 
@@ -66,7 +66,7 @@ def test_both_handlers_remember_sessions(tested: list[tuple[int, int]]) -> None:
     session = client.cookies["sessionid"].value
     assert session not in callers.sessions
     headers = {"cookie": f"sessionid={session}"}
-    assert ask(make_handler(Lanes(), tested=tested), "/p/default/", headers=headers).status == 200
+    assert ask(make_handler(ThreadPools(), tested=tested), "/p/default/", headers=headers).status == 200
     assert session in callers.sessions
 
 

@@ -1,4 +1,4 @@
-"""The threads that answer requests. Strangers have a few of their own, apart from all other callers."""
+"""The threads that answer requests. Unauthenticated clients have a few of their own."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Final, TypeVar
 
 from django.conf import settings
 
-from fp8scope_dashboard.admission import limits
-from fp8scope_dashboard.admission.turns import Turns
+from fp8scope_dashboard.edge import limits
+from fp8scope_dashboard.edge.turns import Turns
 from fp8scope_dashboard.process_setup import give_way_in_thread
 from fp8scope_dashboard.wire.errors import UnavailableError
 
@@ -36,8 +36,8 @@ BATCH_THREADS: Final = 6
 NICENESS_OF_PASSWORDS: Final = 15
 
 
-class LaneFullError(UnavailableError):
-    """The queue of a lane is full."""
+class PoolFullError(UnavailableError):
+    """The queue of a pool is full."""
 
     retry_after = limits.BUSY_SECONDS
 
@@ -45,7 +45,7 @@ class LaneFullError(UnavailableError):
         super().__init__("The server is busy with other requests.", "Wait a second, then try again.")
 
 
-class Lane:
+class ThreadPool:
     """A thread pool with a bounded queue. Use it from one event loop.
 
     Args:
@@ -64,10 +64,10 @@ class Lane:
         """Run `work` in one of the threads, in a copy of the current context.
 
         Raises:
-            LaneFullError: if the queue is full. `work` is not called.
+            PoolFullError: if the queue is full. `work` is not called.
         """
         if self._most is not None and self._inside >= self._most:
-            raise LaneFullError
+            raise PoolFullError
         self._inside += 1
         try:
             inside = partial(copy_context().run, work)
@@ -76,7 +76,7 @@ class Lane:
             self._inside -= 1
 
 
-def _lanes() -> dict[str, Lane]:
+def _pools() -> dict[str, ThreadPool]:
     pool = settings.DATABASES["default"].get("OPTIONS", {}).get("pool") or {}
     # Each thread may hold a database connection, and all threads share the interpreter: most of both is left
     # to known callers.
@@ -84,26 +84,26 @@ def _lanes() -> dict[str, Lane]:
     few = max(1, min(2, connections // 8))
     hashing = min(few, max(1, (os.cpu_count() or 1) // 2))
     return {
-        KNOWN: Lane("request", THREADS, None),
-        BATCHES: Lane("batch", max(1, min(BATCH_THREADS, connections // 2)), None),
-        VISITORS: Lane("visitor", few, 64),
+        KNOWN: ThreadPool("request", THREADS, None),
+        BATCHES: ThreadPool("batch", max(1, min(BATCH_THREADS, connections // 2)), None),
+        VISITORS: ThreadPool("visitor", few, 64),
         # Hashing a password takes a processor for a third of a second, without the interpreter.
         # On few processors one at a time: all of them are then never busy with hashes.
-        PASSWORDS: Lane("password", hashing, 8, niceness=NICENESS_OF_PASSWORDS),
+        PASSWORDS: ThreadPool("password", hashing, 8, niceness=NICENESS_OF_PASSWORDS),
     }
 
 
 @dataclass(frozen=True)
-class Lanes:
-    """The lanes of one web process, by name.
+class ThreadPools:
+    """The pools of one web process, by name.
 
     `KNOWN` is for authenticated callers, `BATCHES` for their batches of the usual size. `VISITORS` is for
-    strangers that read pages and for checking unknown tokens, `PASSWORDS` for forms that strangers send:
+    unauthenticated clients that read pages and for checking unknown tokens, `PASSWORDS` for their forms:
     passwords are hashed there.
     """
 
-    _by_name: dict[str, Lane] = field(default_factory=_lanes)
+    _by_name: dict[str, ThreadPool] = field(default_factory=_pools)
     turns: Turns = field(default_factory=Turns)
 
-    def __getitem__(self, name: str) -> Lane:
+    def __getitem__(self, name: str) -> ThreadPool:
         return self._by_name[name]

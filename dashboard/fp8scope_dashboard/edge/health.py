@@ -14,9 +14,9 @@ from typing import Final
 import psycopg
 from django.db import connections
 
-from fp8scope_dashboard.admission import limits
-from fp8scope_dashboard.admission.responses import answer
-from fp8scope_dashboard.admission.scope import Application, Receive, Scope, Send
+from fp8scope_dashboard.edge import limits
+from fp8scope_dashboard.edge.responses import answer
+from fp8scope_dashboard.edge.scope import Application, Receive, Scope, Send
 
 PATH: Final = "/healthz"
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from fp8scope_dashboard.admission import limits as admission
-from fp8scope_dashboard.admission.quotas import counts
-from fp8scope_dashboard.admission.responses import refuse
-from fp8scope_dashboard.admission.scope import (
+from fp8scope_dashboard.edge import limits
+from fp8scope_dashboard.edge.quotas import counts
+from fp8scope_dashboard.edge.responses import refuse
+from fp8scope_dashboard.edge.scope import (
     BODY_LIMIT,
     CALLER,
     Application,
@@ -22,11 +22,11 @@ from fp8scope_dashboard.admission.scope import (
     Send,
     declared_length,
 )
-from fp8scope_dashboard.wire import limits
+from fp8scope_dashboard.wire import limits as wire_limits
 from fp8scope_dashboard.wire.errors import RefusalError, TooLargeError, UnavailableError
 
 # Most clients read the response only after they have sent the whole body: so much of it is read and dropped.
-DRAINED_BYTES: Final = 4 * limits.REQUEST_BYTES
+DRAINED_BYTES: Final = 4 * wire_limits.REQUEST_BYTES
 
 
 class TooSlowError(RefusalError):
@@ -39,7 +39,7 @@ class Budget:
     The bodies of one project may take half of it, so that the uploads of one leave room for the others.
     """
 
-    def __init__(self, size: int = admission.BODIES_BYTES) -> None:
+    def __init__(self, size: int = limits.BODIES_BYTES) -> None:
         self._size = size
         self._held_by: dict[int | None, int] = {}
         self.held = 0
@@ -72,10 +72,10 @@ class BodyLimit:
     def __init__(
         self,
         application: Application,
-        limit: int = limits.REQUEST_BYTES,
+        limit: int = wire_limits.REQUEST_BYTES,
         budget: Budget | None = None,
-        seconds: float = admission.BODY_SECONDS,
-        rate: float = admission.BODY_RATE,
+        seconds: float = limits.BODY_SECONDS,
+        rate: float = limits.BODY_RATE,
     ) -> None:
         self._application = application
         self._limit = limit
@@ -104,7 +104,7 @@ class BodyLimit:
         finally:
             body.release()
             if caller is not None and body.size > declared:
-                # Of a body without a Content-Length, which the door could not count.
+                # Of a body without a Content-Length, which admission could not count.
                 counts.note(caller.token, caller.project, bytes=body.size - declared)
 
 
@@ -138,7 +138,7 @@ class _Body:
 
     def reserve(self, size: int) -> bool:
         """Reserve `size` bytes in total of the budget. Sets `error` if they do not fit."""
-        if size <= max(self._reserved, admission.SMALL_BODY_BYTES):
+        if size <= max(self._reserved, limits.SMALL_BODY_BYTES):
             return True
         if not self._budget.take(size - self._reserved, self._project):
             self.error = UnavailableError(

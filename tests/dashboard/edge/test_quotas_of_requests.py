@@ -17,7 +17,7 @@ from helpers.live_servers import web_server
 
 from fp8scope_dashboard.accounts.models import Project, Role
 from fp8scope_dashboard.accounts.services import create_project, create_token
-from fp8scope_dashboard.admission.quotas import counts
+from fp8scope_dashboard.edge.quotas import counts
 
 QUOTAS = {"RUNS": "3", "TENSORS": "5", "CONSOLE_LINES": "6", "BYTES": "20000"}
 WRITER = str(uuid.UUID(int=7))

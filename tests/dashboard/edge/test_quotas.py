@@ -8,7 +8,7 @@ import pytest
 import redis
 from django.conf import settings
 
-from fp8scope_dashboard.admission.quotas import Counts, Exchange, Quota, QuotaError
+from fp8scope_dashboard.edge.quotas import Counts, Exchange, Quota, QuotaError
 
 
 class Clock:

@@ -1,8 +1,8 @@
 """The tokens and sessions that this process has seen to be valid.
 
 They decide only how a request is admitted before it is authenticated: a request with a known token or session
-is not limited like a stranger's and does not wait behind strangers. Every request is still authenticated
-against the database. Each web process has its own set: after a restart, a caller counts as a stranger once.
+is not limited as an unauthenticated one and does not wait behind those. Every request is still authenticated
+against the database. Each web process has its own set: after a restart, a caller is unauthenticated once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.utils.decorators import sync_and_async_middleware
 
-from fp8scope_dashboard.admission import limits
+from fp8scope_dashboard.edge import limits
 
 
 class Caller(NamedTuple):

@@ -15,12 +15,12 @@ CONNECTION: Final = "fp8scope.connection"
 """The connection of the request (servers/connections.py), if known."""
 BODY_LIMIT: Final = "fp8scope.body_limit"
 """Maximum size of the body in bytes; without it the default of `BodyLimit` holds."""
-LANE: Final = "fp8scope.lane"
-"""Name of the request's lane (admission/lanes.py); without it, `KNOWN`."""
+POOL: Final = "fp8scope.pool"
+"""Name of the request's pool (edge/thread_pools.py); without it, `KNOWN`."""
 CALLER: Final = "fp8scope.caller"
-"""The Caller of a request to the API with a valid token (admission/callers.py)."""
+"""The Caller of a request to the API with a valid token (edge/callers.py)."""
 LATER: Final = "fp8scope.later"
-"""A coroutine function that runs a function in the request's lane; None if the lane has few threads."""
+"""A coroutine function that runs a function in the request's pool; None if the pool has few threads."""
 
 
 def declared_length(scope: Scope) -> int:

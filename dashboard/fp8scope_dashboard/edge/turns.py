@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, TypeVar
 
-from fp8scope_dashboard.admission import limits
-from fp8scope_dashboard.admission.callers import Caller
+from fp8scope_dashboard.edge import limits
+from fp8scope_dashboard.edge.callers import Caller
 from fp8scope_dashboard.wire.errors import SlowDownError
 
 Result = TypeVar("Result")

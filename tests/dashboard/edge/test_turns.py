@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from fp8scope_dashboard.admission.callers import Caller
-from fp8scope_dashboard.admission.turns import Turn, Turns, TurnsFullError
+from fp8scope_dashboard.edge.callers import Caller
+from fp8scope_dashboard.edge.turns import Turn, Turns, TurnsFullError
 
 SMALL, LARGE = 0.002, 0.05
 

@@ -9,8 +9,8 @@ from dashboard.helpers.recorder import Recorder
 from django.test import Client
 
 from fp8scope_dashboard.accounts.services import create_token
-from fp8scope_dashboard.ingest import backpressure
-from fp8scope_dashboard.ingest.backpressure import Gate
+from fp8scope_dashboard.edge import backpressure
+from fp8scope_dashboard.edge.backpressure import Gate
 from fp8scope_dashboard.wire.errors import SlowDownError
 
 

@@ -1,9 +1,9 @@
 """Admit requests by their headers, before the body is read and before Django sees them.
 
 A request with a token or session that this process knows to be valid passes at once. An unknown token is
-looked up first, in the few threads for strangers. All other requests are strangers': their rate per address,
-the size of their bodies and the number of threads that answer them are limited. So strangers cannot take the
-threads, database connections and memory that training processes need.
+looked up first, in the few threads for unauthenticated clients. All other requests are unauthenticated: their
+rate per address, the size of their bodies and the number of threads that answer them are limited. So they
+cannot take the threads, database connections and memory that training processes need.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from django.urls import reverse
 
 from fp8scope_dashboard.accounts import attempts, services
 from fp8scope_dashboard.accounts.addresses import address_group
-from fp8scope_dashboard.admission import callers, limits
-from fp8scope_dashboard.admission.callers import Caller
-from fp8scope_dashboard.admission.lanes import PASSWORDS, VISITORS, Lanes
-from fp8scope_dashboard.admission.quotas import counts
-from fp8scope_dashboard.admission.rate import Rate
-from fp8scope_dashboard.admission.responses import API, refuse
-from fp8scope_dashboard.admission.scope import (
+from fp8scope_dashboard.edge import callers, limits
+from fp8scope_dashboard.edge.callers import Caller
+from fp8scope_dashboard.edge.quotas import counts
+from fp8scope_dashboard.edge.rate import Rate
+from fp8scope_dashboard.edge.responses import API, refuse
+from fp8scope_dashboard.edge.scope import (
     BODY_LIMIT,
     CALLER,
     CONNECTION,
-    LANE,
+    POOL,
     Application,
     Receive,
     Scope,
     Send,
     declared_length,
 )
+from fp8scope_dashboard.edge.thread_pools import PASSWORDS, VISITORS, ThreadPools
 from fp8scope_dashboard.wire.errors import (
     BadTokenError,
     NoTokenError,
@@ -57,22 +57,22 @@ class TooManyRequestsError(SlowDownError):
         self.retry_after = seconds
 
 
-class Door:
+class Admission:
     """An ASGI application in front of another: admits each request, possibly with limits, or refuses it."""
 
     def __init__(
         self,
         application: Application,
-        lanes: Lanes,
+        pools: ThreadPools,
         identify: Callable[[str], tuple[int, int] | None] = services.token_and_project,
     ) -> None:
         self._application = application
-        self._lanes = lanes
+        self._pools = pools
         self._identify = identify
         # Refusals that cost too much if they are sent as fast as they are asked for.
         self._refusals = Rate(limits.REFUSAL_BURST, limits.REFUSAL_RATE, limits.ADDRESSES_KEPT)
         self._delayed = 0
-        self._rate = Rate(limits.STRANGER_BURST, limits.STRANGER_RATE, limits.ADDRESSES_KEPT)
+        self._rate = Rate(limits.UNAUTHENTICATED_BURST, limits.UNAUTHENTICATED_RATE, limits.ADDRESSES_KEPT)
         self._sign_in = reverse("signin")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -115,7 +115,7 @@ class Door:
             if not is_known:
                 self._count(scope, "session" if session else "nobody")
         if not is_known:
-            self._treat_as_stranger(scope)
+            self._treat_as_unauthenticated(scope)
         elif (connection := scope.get(CONNECTION)) is not None:
             connection.prove()
 
@@ -141,7 +141,7 @@ class Door:
             raise BadTokenError
         self._count(scope, "token")
         try:
-            ids = await self._lanes[VISITORS].run(lambda: self._look_up(secret))
+            ids = await self._pools[VISITORS].run(lambda: self._look_up(secret))
         except (DatabaseError, InterfaceError) as error:
             logger.error("A token could not be checked: the database failed: %s", type(error).__name__)
             raise UnavailableError(
@@ -159,19 +159,19 @@ class Door:
         finally:
             close_old_connections()
 
-    def _treat_as_stranger(self, scope: Scope) -> None:
+    def _treat_as_unauthenticated(self, scope: Scope) -> None:
         if scope["path"].startswith(API):
             self._count(scope, "nobody")
-        scope[BODY_LIMIT] = limits.STRANGER_BODY_BYTES
-        scope[LANE] = VISITORS if scope["method"] in READING else PASSWORDS
-        if scope[LANE] == PASSWORDS and scope["path"] == self._sign_in:
+        scope[BODY_LIMIT] = limits.UNAUTHENTICATED_BODY_BYTES
+        scope[POOL] = VISITORS if scope["method"] in READING else PASSWORDS
+        if scope[POOL] == PASSWORDS and scope["path"] == self._sign_in:
             # The same answer as the page's, but without a thread: a refused attempt must cost almost nothing.
             wait = attempts.attempts.refused_for(_address(scope))
             if wait > 0:
                 raise TooManyRequestsError(wait)
 
     def _count(self, scope: Scope, kind: str) -> None:
-        """Count a stranger's request by address and kind: a flood of one kind leaves room for the others.
+        """Count an unauthenticated request by address and kind: a flood of one leaves room for the others.
 
         Raises:
             TooManyRequestsError: if the address exceeds its rate.

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8scope_dashboard.admission.limits import SMALL_BODY_BYTES
-from fp8scope_dashboard.admission.scope import BODY_LIMIT
-from fp8scope_dashboard.api.body_limit import BodyLimit, Budget
+from fp8scope_dashboard.edge.body_limit import BodyLimit, Budget
+from fp8scope_dashboard.edge.limits import SMALL_BODY_BYTES
+from fp8scope_dashboard.edge.scope import BODY_LIMIT
 
 LIMIT = 10
 

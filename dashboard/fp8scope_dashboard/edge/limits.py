@@ -1,4 +1,4 @@
-"""Limits of one web process on what it accepts from clients, above all from strangers.
+"""Limits of one web process on what it accepts from clients, above all from unauthenticated ones.
 
 Every limit holds per web process: with N processes behind one address, the installation accepts up to N times
 as much. Sign-in attempts are the exception: `accounts.attempts` counts them in Redis, for all processes.
@@ -9,10 +9,10 @@ from typing import Final
 
 from fp8scope_dashboard.wire.limits import MIB
 
-# Connections. A connection is a stranger's until it has carried an authenticated request.
+# Connections. A connection is unauthenticated until it has carried an authenticated request.
 CONNECTIONS: Final = 8192
-STRANGERS: Final = 1024
-STRANGERS_PER_ADDRESS: Final = 256
+UNAUTHENTICATED: Final = 1024
+UNAUTHENTICATED_PER_ADDRESS: Final = 256
 # Open files reserved for databases, logs and temporary files.
 SPARE_FILES: Final = 256
 
@@ -22,8 +22,8 @@ HEADER_SECONDS: Final = 10.0
 # A client that reads nothing of its response for so long is disconnected.
 STALLED_SECONDS: Final = 60.0
 
-# Bodies. All forms that strangers can send are far smaller.
-STRANGER_BODY_BYTES: Final = 64 * 1024
+# Bodies. All forms that can be sent without signing in are far smaller.
+UNAUTHENTICATED_BODY_BYTES: Final = 64 * 1024
 # Bodies up to this size are not counted against BODIES_BYTES: the number of connections bounds them.
 SMALL_BODY_BYTES: Final = 64 * 1024
 # Total size of the bodies that are held at a time, in memory and in temporary files.
@@ -32,9 +32,9 @@ BODY_SECONDS: Final = 10.0
 """Time for a body, plus one second for every BODY_RATE bytes that have arrived."""
 BODY_RATE: Final = 8 * 1024
 
-# Requests of strangers from one address: a burst, then a rate per second.
-STRANGER_BURST: Final = 100
-STRANGER_RATE: Final = 20.0
+# Unauthenticated requests from one address: a burst, then a rate per second.
+UNAUTHENTICATED_BURST: Final = 100
+UNAUTHENTICATED_RATE: Final = 20.0
 ADDRESSES_KEPT: Final = 10_000
 # Valid tokens and sessions that are remembered.
 CALLERS_KEPT: Final = 50_000

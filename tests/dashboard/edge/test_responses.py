@@ -6,7 +6,7 @@ import asyncio
 import json
 from typing import Any
 
-from fp8scope_dashboard.admission.responses import refuse
+from fp8scope_dashboard.edge.responses import refuse
 from fp8scope_dashboard.wire.errors import SlowDownError
 
 BROWSER = [(b"accept", b"text/html,application/xhtml+xml,*/*;q=0.8")]

@@ -31,10 +31,10 @@ from django.http import FileResponse
 from django.http.response import HttpResponseBase
 from django.urls import Resolver404, resolve, set_script_prefix
 
-from fp8scope_dashboard.admission.lanes import KNOWN, LaneFullError, Lanes
-from fp8scope_dashboard.admission.responses import refuse
-from fp8scope_dashboard.admission.scope import CALLER, LANE, LATER, Application, Receive, Scope, Send
-from fp8scope_dashboard.admission.turns import TurnsFullError
+from fp8scope_dashboard.edge.responses import refuse
+from fp8scope_dashboard.edge.scope import CALLER, LATER, POOL, Application, Receive, Scope, Send
+from fp8scope_dashboard.edge.thread_pools import KNOWN, PoolFullError, ThreadPools
+from fp8scope_dashboard.edge.turns import TurnsFullError
 
 logger = logging.getLogger(__name__)
 
@@ -45,14 +45,14 @@ TESTED_VERSIONS: Final = frozenset({(5, 2)})
 """Django versions whose ASGIHandler has the parts that `ThreadHandler` uses."""
 
 
-def make_handler(lanes: Lanes, tested: Collection[tuple[int, int]] = TESTED_VERSIONS) -> Application:
+def make_handler(pools: ThreadPools, tested: Collection[tuple[int, int]] = TESTED_VERSIONS) -> Application:
     """The ASGI handler of the project: `Handler`, or Django's own with a version that is not in `tested`."""
     major, minor = django.VERSION[:2]
     if (major, minor) in tested:
-        return Handler(lanes)
+        return Handler(pools)
     logger.warning(
         "fp8scope is not tested with Django %d.%d: requests go through Django's own ASGI handler, which is"
-        " slower, and strangers' requests share their threads with all others.",
+        " slower, and unauthenticated requests share their threads with all others.",
         major,
         minor,
     )
@@ -63,8 +63,8 @@ def make_handler(lanes: Lanes, tested: Collection[tuple[int, int]] = TESTED_VERS
 class Handler:
     """Gives each request to the handler for its view: `ThreadHandler`, or Django's for coroutine views."""
 
-    def __init__(self, lanes: Lanes | None = None) -> None:
-        self._functions = ThreadHandler(lanes)
+    def __init__(self, pools: ThreadPools | None = None) -> None:
+        self._functions = ThreadHandler(pools)
         self._coroutines = ASGIHandler()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -75,12 +75,12 @@ class Handler:
 
 
 class ThreadHandler(ASGIHandler):
-    """Answers each request in one thread of its lane."""
+    """Answers each request in one thread of its pool."""
 
-    def __init__(self, lanes: Lanes | None = None) -> None:
+    def __init__(self, pools: ThreadPools | None = None) -> None:
         BaseHandler.__init__(self)
         self.load_middleware(is_async=False)
-        self._lanes = lanes or Lanes()
+        self._pools = pools or ThreadPools()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -89,12 +89,12 @@ class ThreadHandler(ASGIHandler):
             return
         # Only now: a client that sends its body slowly occupies neither a thread nor a place in the queue.
         try:
-            lane = self._lanes[scope.get(LANE, KNOWN)]
-            scope[LATER] = lane.run if scope.get(LANE, KNOWN) == KNOWN else None
-            async with self._lanes.turns.turn(scope.get(CALLER)) as turn:
+            pool = self._pools[scope.get(POOL, KNOWN)]
+            scope[LATER] = pool.run if scope.get(POOL, KNOWN) == KNOWN else None
+            async with self._pools.turns.turn(scope.get(CALLER)) as turn:
                 work = turn.measured(partial(self._respond, scope, body))
-                response: HttpResponseBase = await lane.run(work)
-        except (LaneFullError, TurnsFullError) as error:
+                response: HttpResponseBase = await pool.run(work)
+        except (PoolFullError, TurnsFullError) as error:
             body.close()
             await refuse(scope, send, error)
             return

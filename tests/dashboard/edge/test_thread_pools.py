@@ -1,4 +1,4 @@
-"""Lanes: separate thread pools for authenticated callers, visitors and password checks."""
+"""ThreadPools: separate thread pools for authenticated callers, visitors and password checks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ from contextvars import ContextVar
 
 import pytest
 
-from fp8scope_dashboard.admission.lanes import KNOWN, PASSWORDS, VISITORS, Lane, LaneFullError, Lanes
+from fp8scope_dashboard.edge.thread_pools import (
+    KNOWN,
+    PASSWORDS,
+    VISITORS,
+    PoolFullError,
+    ThreadPool,
+    ThreadPools,
+)
 
 marker: ContextVar[str] = ContextVar("marker", default="")
 
@@ -24,43 +31,43 @@ def run(work: object) -> None:
 
 def test_it_works() -> None:
     async def work() -> None:
-        lane = Lane("some", 1, 0)
+        pool = ThreadPool("some", 1, 0)
         marker.set("seen")
-        assert await lane.run(lambda: marker.get()) == "seen"
+        assert await pool.run(lambda: marker.get()) == "seen"
         with pytest.raises(ZeroDivisionError):
-            await lane.run(lambda: 1 // 0)
-        assert (await lane.run(lambda: threading.current_thread().name)).startswith("some")
+            await pool.run(lambda: 1 // 0)
+        assert (await pool.run(lambda: threading.current_thread().name)).startswith("some")
 
     run(work())
 
 
 def test_refuses_requests_when_the_queue_is_full() -> None:
     async def work() -> None:
-        lane, go = Lane("some", 2, 3), threading.Event()
-        inside = [asyncio.create_task(lane.run(lambda: go.wait(60))) for _ in range(5)]
+        pool, go = ThreadPool("some", 2, 3), threading.Event()
+        inside = [asyncio.create_task(pool.run(lambda: go.wait(60))) for _ in range(5)]
         await asyncio.sleep(0)
-        with pytest.raises(LaneFullError) as refused:
-            await lane.run(lambda: None)
+        with pytest.raises(PoolFullError) as refused:
+            await pool.run(lambda: None)
         assert (refused.value.status, refused.value.headers()) == (503, {"Retry-After": "1"})
         go.set()
         assert await asyncio.gather(*inside) == [True] * 5
-        assert await lane.run(lambda: 1) == 1
+        assert await pool.run(lambda: 1) == 1
 
     run(work())
 
 
-def test_full_lanes_do_not_block_other_lanes() -> None:
+def test_full_pools_do_not_block_other_pools() -> None:
     async def work() -> None:
-        lanes, go = Lanes(), threading.Event()
+        pools, go = ThreadPools(), threading.Event()
         waiting: list[asyncio.Task[bool]] = []
         for name in (VISITORS, PASSWORDS):
-            with pytest.raises(LaneFullError):
+            with pytest.raises(PoolFullError):
                 while True:
-                    waiting.append(asyncio.create_task(lanes[name].run(lambda: go.wait(60))))
+                    waiting.append(asyncio.create_task(pools[name].run(lambda: go.wait(60))))
                     await asyncio.sleep(0)
                     if waiting[-1].done():
                         waiting.pop().result()
-        assert await lanes[KNOWN].run(lambda: "answered") == "answered"
+        assert await pools[KNOWN].run(lambda: "answered") == "answered"
         go.set()
         assert all(await asyncio.gather(*waiting))
 
@@ -75,9 +82,9 @@ def test_hashing_passwords_gives_way_to_other_requests() -> None:
         return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
     async def work() -> None:
-        lanes, usual = Lanes(), niceness()
-        assert await lanes[PASSWORDS].run(niceness) > usual
-        assert await lanes[KNOWN].run(niceness) == usual == niceness()
+        pools, usual = ThreadPools(), niceness()
+        assert await pools[PASSWORDS].run(niceness) > usual
+        assert await pools[KNOWN].run(niceness) == usual == niceness()
 
     run(work())
 
@@ -89,14 +96,14 @@ def test_hashes_leave_processors_to_others(
     monkeypatch.setattr(os, "cpu_count", lambda: processors)
 
     async def work() -> None:
-        lane, go = Lanes()[PASSWORDS], threading.Event()
+        pool, go = ThreadPools()[PASSWORDS], threading.Event()
         begun: list[int] = []
 
         def hash_password() -> None:
             begun.append(threading.get_ident())
             go.wait(60)
 
-        hashes = [asyncio.create_task(lane.run(hash_password)) for _ in range(4)]
+        hashes = [asyncio.create_task(pool.run(hash_password)) for _ in range(4)]
         while len(begun) < threads:
             await asyncio.sleep(0.001)
         go.set()

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp8scope_dashboard.accounts.addresses import UNKNOWN, address_group
-from fp8scope_dashboard.admission import limits
-from fp8scope_dashboard.admission.callers import Callers
-from fp8scope_dashboard.admission.rate import Rate
+from fp8scope_dashboard.edge import limits
+from fp8scope_dashboard.edge.callers import Callers
+from fp8scope_dashboard.edge.rate import Rate
 from fp8scope_dashboard.servers.connections import Registry
 from fp8scope_dashboard.settings.networks import networks_from_text
 
@@ -61,9 +61,9 @@ def test_callers_are_remembered_without_their_secrets() -> None:
     assert "three" not in callers
 
 
-def test_a_registry_counts_strangers_by_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "STRANGERS_PER_ADDRESS", 2)
-    monkeypatch.setattr(limits, "STRANGERS", 3)
+def test_a_registry_counts_unauthenticated_clients_by_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "UNAUTHENTICATED_PER_ADDRESS", 2)
+    monkeypatch.setattr(limits, "UNAUTHENTICATED", 3)
     registry = Registry(most=10)
     registry.enter("a")
     registry.enter("a")
@@ -75,13 +75,13 @@ def test_a_registry_counts_strangers_by_address(monkeypatch: pytest.MonkeyPatch)
     assert registry.has_room("a")
     registry.prove("b")
     registry.leave()
-    assert (registry.total, registry.strangers, dict(registry.by_address)) == (2, 1, {"a": 1})
+    assert (registry.total, registry.unauthenticated, dict(registry.by_address)) == (2, 1, {"a": 1})
     registry.most = 2
     assert not registry.has_room("c")
 
 
 def test_trusted_proxies_are_not_limited_by_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "STRANGERS_PER_ADDRESS", 1)
+    monkeypatch.setattr(limits, "UNAUTHENTICATED_PER_ADDRESS", 1)
     registry = Registry(most=10, proxies=["10.0.0.0/8"])
     for _ in range(3):
         assert registry.has_room(registry.group("10.1.2.3"))

@@ -1,4 +1,4 @@
-"""Requests of strangers do not slow down agents and signed-in users."""
+"""Unauthenticated requests do not slow down agents and signed-in users."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import urllib3
 from contract.helpers.refusals import registered
 from contract.helpers.wire_client import Answer, WireClient
-from dashboard.helpers.strangers import (
+from dashboard.helpers.unauthenticated import (
     CSRF,
     connect,
     raw,
@@ -29,7 +29,7 @@ from helpers.waiting import PATIENCE_SECONDS, wait_until
 
 from fp8scope_dashboard.accounts.models import User
 from fp8scope_dashboard.accounts.services import create_project, create_token
-from fp8scope_dashboard.admission import limits
+from fp8scope_dashboard.edge import limits
 from fp8scope_dashboard.wire.limits import MIB
 
 PASSWORD = "correct horse battery"
@@ -94,7 +94,7 @@ def test_a_flood_from_many_addresses_gets_503(production: Server) -> None:
     assert set(statuses) == {200, 503}
 
 
-def test_a_signed_in_user_is_not_a_stranger(production: Server) -> None:
+def test_a_signed_in_user_is_authenticated(production: Server) -> None:
     User.objects.create_user("ada", password=PASSWORD)
     body = f"username=ada&password={PASSWORD.replace(' ', '+')}&csrfmiddlewaretoken={CSRF}"
     connection = connect(production.url)
@@ -105,15 +105,15 @@ def test_a_signed_in_user_is_not_a_stranger(production: Server) -> None:
     answer.read()
     cookies = [value for name, value in answer.getheaders() if name.lower() == "set-cookie"]
     session = next(value.partition(";")[0] for value in cookies if value.startswith("sessionid="))
-    for _ in range(limits.STRANGER_BURST * 2):
+    for _ in range(limits.UNAUTHENTICATED_BURST * 2):
         connection.request("GET", "/", headers={"Cookie": session})
         answer = connection.getresponse()
         answer.read()
         assert answer.status == 200
-    # After the sign-out, the same cookie belongs to a stranger.
+    # After the sign-out, the same cookie authenticates nobody.
     Session.objects.all().delete()
     statuses = []
-    for _ in range(limits.STRANGER_BURST * 2):
+    for _ in range(limits.UNAUTHENTICATED_BURST * 2):
         statuses.append(connect_and_get(production.url, session))
     assert statuses[0] == 302 and 429 in statuses
 
@@ -128,16 +128,16 @@ def test_anonymous_requests_are_limited_by_address(production: Server) -> None:
         headers = {"X-Forwarded-For": address, "Cookie": cookie}
         return urllib3.request("GET", f"{production.url}/signin/", headers=headers, retries=False).status
 
-    statuses = [get("203.0.113.1") for _ in range(limits.STRANGER_BURST * 2)]
+    statuses = [get("203.0.113.1") for _ in range(limits.UNAUTHENTICATED_BURST * 2)]
     assert statuses[:50] == [200] * 50 and 429 in statuses
     assert get("203.0.113.2") == 200
     # A session that this process does not know yet, as after a restart, is counted separately.
     assert get("203.0.113.1", "sessionid=abcdefghijklmnopqrstuvwxyz012345") == 200
 
 
-def test_ignores_the_address_headers_of_strangers(server: Server) -> None:
+def test_ignores_the_address_headers_of_unauthenticated_clients(server: Server) -> None:
     statuses = []
-    for i in range(limits.STRANGER_BURST * 2):
+    for i in range(limits.UNAUTHENTICATED_BURST * 2):
         headers = {"X-Forwarded-For": f"203.0.113.{i}"}
         answer = urllib3.request("GET", f"{server.url}/signin/", headers=headers, retries=False)
         statuses.append(answer.status)
@@ -147,7 +147,7 @@ def test_ignores_the_address_headers_of_strangers(server: Server) -> None:
 def test_unknown_tokens_are_limited_and_known_ones_are_not(production: Server) -> None:
     client = registered(production)
     unknown = WireClient(client.url, f"fp8s_{'a' * 8}_{'b' * 43}", run=client.run)
-    answers = [beat(unknown) for _ in range(limits.STRANGER_BURST * 2)]
+    answers = [beat(unknown) for _ in range(limits.UNAUTHENTICATED_BURST * 2)]
     assert {answer.status for answer in answers} == {401, 429}
     assert {answer.code for answer in answers} == {"bad_token", "slow_down"}
     assert beat(client).status == 200
@@ -165,7 +165,7 @@ def test_a_body_without_a_good_token_is_not_read(server: Server, token: str | No
     assert temporary_bytes(server.process.pid) == 0
 
 
-def test_large_bodies_of_strangers_take_no_memory(server: Server) -> None:
+def test_large_bodies_of_unauthenticated_clients_take_no_memory(server: Server) -> None:
     before = psutil.Process(server.process.pid).memory_info().rss
     path = "/api/v1/runs/0198c0de-0000-7000-8000-000000000000/batches"
     threads = [threading.Thread(target=upload, args=(server.url, path, 31_000_000)) for _ in range(60)]
@@ -179,8 +179,8 @@ def test_large_bodies_of_strangers_take_no_memory(server: Server) -> None:
     assert psutil.Process(server.process.pid).memory_info().rss - before < 64 * MIB
 
 
-def test_refuses_a_large_form_of_a_stranger(server: Server) -> None:
-    _, answer = upload(server.url, "/signin/", limits.STRANGER_BODY_BYTES + 1)
+def test_refuses_a_large_form_of_an_unauthenticated_client(server: Server) -> None:
+    _, answer = upload(server.url, "/signin/", limits.UNAUTHENTICATED_BODY_BYTES + 1)
     assert answer.startswith(b"HTTP/1.1 413")
 
 
@@ -250,7 +250,7 @@ def test_endless_headers_close_the_connection(server: Server) -> None:
 def test_connections_are_limited_by_address(server: Server) -> None:
     client = registered(server)
     start = b"GET /signin/ HTTP/1.1\r\nX-Slow: "
-    connections = [raw(server.url, start) for _ in range(limits.STRANGERS_PER_ADDRESS + 20)]
+    connections = [raw(server.url, start) for _ in range(limits.UNAUTHENTICATED_PER_ADDRESS + 20)]
     try:
         refused, waiting = 0, list(connections)
         deadline = time.monotonic() + limits.HEADER_SECONDS - 2

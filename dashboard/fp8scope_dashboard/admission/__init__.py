@@ -1,1 +1,0 @@
-"""The HTTP edge before Django: requests are admitted by their headers."""
