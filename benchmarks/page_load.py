@@ -1,7 +1,7 @@
 """Measure in chromium how long pages take to load. Prints one JSON line for each page.
 
     python benchmarks/page_load.py [--tensors 1000] [--steps 100000] [--runs 10000] [--rounds 3] [--zooms 5]
-                                   [--directory DIR] [--peers PYTHON]
+                                   [--directory DIR] [--peers PYTHON] [--slow-line]
 
 The pages are the run page of a run of the demo's size (36 tensors, 600 steps, three baselines), that of a
 long run, and a list of runs. Each round opens each page in a new browser profile, whose cache is empty; the
@@ -13,9 +13,12 @@ server has answered the page before. All figures are medians:
 - `bytes`: transferred
 - `over_limit`: `interactive_s` over that of a bare page in the same round (`limit_s`): plotly's script as its
   package has it, and the same figure in one HTML file, drawn with one call and the same options
-- `over_served`: the same with the script as the server sends it, which browsers compile faster
+- `over_served`: the same with the script that the server sends, which is smaller
 - `zoom_s`: of each run page, from the release of the mouse until the finer data is drawn
 - `live_s`: of the run of the demo's size, from the commit of new rows until the chart shows them
+
+With `--slow-line`, the run pages are loaded with 1.6 Mbit/s each way and 150 ms for an answer, too:
+`slow_first_chart_s`, `slow_interactive_s` and `slow_bytes`.
 
 With `--peers`, other tools in that Python's environment show a loss with as many steps as the long run has;
 their lines have `peer`. A tool that is not installed there has a line with `left_out`. To make it:
@@ -56,6 +59,8 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "-
 FLAGS += ["--disable-background-networking", "--disable-component-update"]
 WINDOW = {"width": 1440, "height": 900}
 PATIENCE_MS = 90_000
+# In bytes per second and milliseconds, as Chromium's developer protocol takes them.
+SLOW_LINE = {"offline": False, "latency": 150, "downloadThroughput": 200_000, "uploadThroughput": 200_000}
 QUIET_MS = 700
 
 # Runs before the page's scripts: notes when charts and rows are painted, and when the main thread was busy.
@@ -108,6 +113,8 @@ class Browser:
     """Opens pages in new profiles and reads their times."""
 
     def __init__(self, playwright: Any, origin: str, cookie: str) -> None:
+        self.line: dict[str, Any] | None = None
+        """The conditions of the network; None: as fast as it is."""
         self._chromium = playwright.chromium.launch(executable_path=which(PROGRAMS), args=FLAGS)
         name, _, value = cookie.partition("=")
         self._cookie = {"name": name, "value": value, "url": origin}
@@ -125,6 +132,8 @@ class Browser:
         page = context.new_page()
         session = context.new_cdp_session(page)
         session.send("Network.enable")
+        if self.line is not None:
+            session.send("Network.emulateNetworkConditions", self.line)
         sizes: list[float] = []
         session.on("Network.loadingFinished", lambda event: sizes.append(event["encodedDataLength"]))
         page.goto(address, wait_until="commit")
@@ -310,6 +319,12 @@ def medians(rounds: list[dict[str, float]]) -> dict[str, float]:
     return {key: round(statistics.median(times[key] for times in rounds), 3) for key in keys}
 
 
+def slow_times(rounds: list[dict[str, float]]) -> dict[str, float]:
+    """The medians that are reported of a slow line."""
+    times = medians(rounds)
+    return {f"slow_{key}": times[key] for key in ("first_chart_s", "interactive_s", "bytes")}
+
+
 def median_ratio(times: list[float], limits: list[float]) -> float:
     """The median of the ratios of the rounds."""
     return round(statistics.median(mine / limit for mine, limit in zip(times, limits, strict=True)), 3)
@@ -354,6 +369,7 @@ def main() -> None:
         "--directory", type=Path, help="keeps the installation and its runs for the next time"
     )
     parser.add_argument("--peers", help="the Python of an environment with tensorboard, mlflow and trackio")
+    parser.add_argument("--slow-line", action="store_true", help="also load the run pages over a slow line")
     options = parser.parse_args()
     from playwright.sync_api import sync_playwright
 
@@ -379,6 +395,12 @@ def main() -> None:
         report({"page": f"list of {options.runs} runs", **medians(loads), "over_limit": None})
         live = browser.live(pages["demo"], writer(supervisor, pages["demo"]), options.zooms)
         report({"page": "new rows of a run", "live_s": round(statistics.median(live), 3)})
+        if options.slow_line:
+            browser.line = SLOW_LINE
+            for key, name in names.items():
+                report(
+                    {"page": name, **slow_times([browser.load(pages[key]) for _ in range(options.rounds)])}
+                )
         browser.close()
         if options.peers:
             import page_load_peers

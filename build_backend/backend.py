@@ -1,4 +1,4 @@
-"""The build backend: setuptools, plus a compiler from PyPI as a requirement if the machine has none."""
+"""The build backend: setuptools, a compiler from PyPI if the machine has none, and plotly's script."""
 
 import tempfile
 from pathlib import Path
@@ -7,10 +7,10 @@ from typing import Any
 import compilers
 import editable
 import kernel_libraries
+import plotly_bundle
 from setuptools import build_meta
 from setuptools.build_meta import (
     build_sdist,
-    build_wheel,
     get_requires_for_build_sdist,
     prepare_metadata_for_build_editable,
     prepare_metadata_for_build_wheel,
@@ -32,7 +32,14 @@ ROOTS = ("agent", "kernels", "dashboard")
 """As `tool.setuptools.packages.find` in pyproject.toml."""
 
 
+def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_directory: Any = None) -> str:
+    plotly_bundle.bring()
+    name: str = build_meta.build_wheel(wheel_directory, config_settings, metadata_directory)
+    return name
+
+
 def build_editable(wheel_directory: str, config_settings: Any = None, metadata_directory: Any = None) -> str:
+    plotly_bundle.bring()
     name: str = build_meta.build_editable(wheel_directory, config_settings, metadata_directory)
     folder = kernel_libraries.ROOT.resolve()
     editable.use_search_path(Path(wheel_directory, name), "fp8scope", [folder / root for root in ROOTS])

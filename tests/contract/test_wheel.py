@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+BUNDLE = Path("dashboard/fp8scope_dashboard/pages/plotly_bundle")
 PACKAGES = ("fp8scope", "fp8scope_kernels", "fp8scope_dashboard")
 
 
@@ -39,6 +41,13 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
             target = source / name
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes((ROOT / name).read_bytes())
+    # The build takes plotly's script from the network; what is there already, it leaves.
+    bundle = source / BUNDLE
+    bundle.mkdir()
+    version = re.search(r'VERSION = "(.*)"', (ROOT / "build_backend" / "plotly_bundle.py").read_text())
+    assert version is not None
+    for name, text in (("plotly.min.js", "script"), ("LICENSE", "MIT"), ("VERSION", version[1])):
+        (bundle / name).write_text(text)
     return source
 
 
@@ -91,6 +100,13 @@ def test_every_module_is_in_the_wheel(source: Path, wheel: Path) -> None:
             wanted = file.suffix == ".py" or "templates" in file.parts or "static" in file.parts
             if file.is_file() and wanted and "__pycache__" not in file.parts:
                 assert str(file.relative_to(root.parent)) in packed
+
+
+def test_plotlys_script_is_in_the_wheel(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as packed:
+        folder = BUNDLE.relative_to("dashboard")
+        assert packed.read(str(folder / "plotly.min.js")) == b"script"
+        assert str(folder / "LICENSE") in packed.namelist()
 
 
 def test_installs_only_our_packages(wheel: Path) -> None:

@@ -1,4 +1,4 @@
-"""Browsers get the collected files: style sheets in one piece, plotly in the form that compiles faster."""
+"""Browsers get the collected files: style sheets in one piece, and a small plotly, compressed in two ways."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from io import StringIO
 from pathlib import Path
 
+import brotli
 import pytest
 from django.contrib.staticfiles import finders
 from django.contrib.staticfiles.storage import staticfiles_storage
@@ -14,9 +15,8 @@ from django.core.files.base import ContentFile, File
 from django.core.files.storage import FileSystemStorage
 from django.core.management import call_command
 from django.test import override_settings
-from plotly.offline import get_plotlyjs
 
-from fp8scope_dashboard.settings.storage import compiled_at_once
+from fp8scope_dashboard.pages.finders import folder_of_script
 
 STYLES = "pages/css"
 STORAGES = {"staticfiles": {"BACKEND": "fp8scope_dashboard.settings.storage.StaticFiles"}}
@@ -71,22 +71,29 @@ def test_a_style_sheet_changes_its_name_with_what_it_imports(
     assert names[0] != names[1]
 
 
-def test_plotly_is_the_installed_one_but_for_two_parentheses(collected: Path) -> None:
+def test_plotly_is_collected_as_it_is(collected: Path) -> None:
     script = only(collected, "plotly/plotly.min.*.js").read_text()
-    assert script.count("(() => {\n") == script.count("\n})));\n") == 1
-    assert script.replace("(() => {\n", "() => {\n").replace("\n})));\n", "\n}));") == get_plotlyjs().rstrip()
-    packed = only(collected, "plotly/plotly.min.*.js.gz").read_bytes()
-    assert gzip.decompress(packed).decode() == script
+    assert script == source("plotly/plotly.min.js")
+    packed, smaller = (only(collected, f"plotly/plotly.min.*.js.{end}").read_bytes() for end in ("gz", "br"))
+    assert gzip.decompress(packed).decode() == brotli.decompress(smaller).decode() == script
+    assert len(smaller) < 0.95 * len(packed)
 
 
 @pytest.mark.parametrize(
-    "script",
+    ("bundled", "installed", "expected"),
     [
-        b"",
-        b"var Plotly = {};",
-        b'(typeof self !== "undefined" ? self : this, () => {\n"use strict"; return Plotly;\n}.call());\n',
-        b'(self : this, () => {\n"use strict"; 1 : this, () => {\n"use strict";\nreturn Plotly;\n}));\n',
+        ("plotly.js (cartesian - minified) v4.1.1", "plotly.js v4.0.0", "bundle"),
+        ("plotly.js (cartesian - minified) v4.1.1", "plotly.js v3.5.0", "package"),
+        ("plotly.js (cartesian - minified) v4.1.1", "plotly.js v41.0.0", "package"),
+        ("another script", "another script", "package"),
+        (None, "plotly.js v4.0.0", "package"),
     ],
 )
-def test_a_script_of_another_form_stays_as_it_is(script: bytes) -> None:
-    assert compiled_at_once(script) == script
+def test_the_bundle_is_served_if_it_fits_the_installed_plotly(
+    tmp_path: Path, bundled: str | None, installed: str, expected: str
+) -> None:
+    for name, header in (("bundle", bundled), ("package", installed)):
+        (tmp_path / name).mkdir()
+        if header is not None:
+            (tmp_path / name / "plotly.min.js").write_text(f"/**\n* {header}\n*/")
+    assert folder_of_script(tmp_path / "bundle", tmp_path / "package") == tmp_path / expected
