@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import pytest
 from apprise import Apprise, AppriseAttachment
@@ -159,6 +159,25 @@ def test_nothing_is_logged(receiver: Receiver, caplog: pytest.LogCaptureFixture)
 )
 def test_only_the_service_is_shown(address: object, shown: str) -> None:
     assert service.masked({"url": address}) == shown
+
+
+SLACK_HOOK = "https://hooks.slack.com/services/T1JJ3T3L2/A1BRTD4JD/TIiajkdnlazkcOXrIdevi7FQ"
+TEAMS_FLOW = (
+    "https://prod-00.westeurope.logic.azure.com:443/workflows/643e69f83c8944/triggers/manual/paths/invoke"
+    "?api-version=2016-06-01&sp=%2Ftriggers%2Fmanual%2Frun&sv=1.0&sig=abcd"
+)
+
+
+@pytest.mark.parametrize("address", [SLACK_HOOK, TEAMS_FLOW, "https://discord.com/api/webhooks/123/abc"])
+def test_takes_the_address_that_a_service_gives(address: str) -> None:
+    service.check_config({"url": address})
+    shown = service.masked({"url": address})
+    assert shown.endswith("/****") and (urlsplit(address).hostname or "?") in shown and "abc" not in shown
+
+
+def test_says_where_an_unknown_address_belongs() -> None:
+    with pytest.raises(DeliveryError, match="add a webhook"):
+        service.check_config({"url": "https://example.org/hook"})
 
 
 def test_notices_of_one_alert_have_one_key_at_paging_services() -> None:

@@ -252,3 +252,9 @@ def test_a_private_address_is_refused(receiver: Receiver, settings: LazySettings
             webhook.send({"url": url}, MESSAGE)
         assert caught.value.permanent
     assert not receiver.requests
+
+
+@pytest.mark.parametrize("host", ["hooks.slack.com", "discord.com"])
+def test_the_address_of_a_service_is_no_webhook(host: str) -> None:
+    with pytest.raises(DeliveryError, match="add a service with this address"):
+        webhook.check_config({"url": f"https://{host}/services/T1/B2/x"})

@@ -1,7 +1,8 @@
 """Send a message to a chat, paging or push service, by the library Apprise.
 
-config: {"url": URL}, an Apprise URL such as slack://TokenA/TokenB/TokenC/#channel; Apprise knows some 130
-    services. The URL contains the tokens and is never shown again; pages show the service's name.
+config: {"url": URL}, the https address that Slack, Teams (Power Automate) or Discord gives for messages, or
+    an Apprise URL such as pagerduty://Key@App; Apprise knows some 130 services. The URL contains the tokens
+    and is never shown again; pages show the service's name.
 
 What a URL can make Apprise do is limited: no local programs or files (templates, key files), no redirects, no
 plug-ins from disk, nothing stored, only addresses that `outgoing` allows. Its log is off, because it quotes
@@ -16,7 +17,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 from fp8scope_dashboard.alerts.channels import wording
 from fp8scope_dashboard.alerts.channels.base import DeliveryError, Message
@@ -92,8 +93,11 @@ def check_config(config: Mapping[str, Any]) -> None:
 
 
 def masked(config: Mapping[str, Any]) -> str:
-    """The name of the service."""
+    """The name of the service, or the host of its address."""
     url = config.get("url")
+    host = urlsplit(url).hostname if isinstance(url, str) and url.lower().startswith("https://") else None
+    if host:
+        return f"https://{host}/****"
     scheme = url.partition("://")[0].lower() if isinstance(url, str) and "://" in url else ""
     return f"{scheme}://****" if scheme.isalnum() else "****"
 
@@ -101,7 +105,8 @@ def masked(config: Mapping[str, Any]) -> str:
 def _plugin(url: object) -> NotifyBase:
     if not isinstance(url, str) or not 1 <= len(url) <= URL_LENGTH or "://" not in url:
         raise DeliveryError(
-            "Enter the service's Apprise URL, such as slack://TokenA/TokenB/TokenC or pagerduty://Key@App.",
+            "Enter the address that the service gives, such as https://hooks.slack.com/services/..., or an "
+            "Apprise URL, such as pagerduty://Key@App.",
             permanent=True,
         )
     # Only processes that send need its modules, some 200.
@@ -129,6 +134,11 @@ def _plugin(url: object) -> NotifyBase:
     )
     # From the first white space on, Apprise would read a second URL.
     plugin = Apprise.instantiate(url, asset=asset) if not re.search(r"\s", url) else None
+    if plugin is None and scheme in ("http", "https"):
+        raise DeliveryError(
+            "This is not the address of a service that is known. For a server of your own, add a webhook.",
+            permanent=True,
+        )
     if plugin is None:
         raise DeliveryError(
             "Apprise does not understand this URL. The form of each service's URL is on "

@@ -42,6 +42,8 @@ URL_LENGTH = 2_000
 BODY_BYTES = 32 * 1024
 # In seconds. A receiver that asks for more gets the next attempt after that.
 LONGEST_WAIT = 3_600.0
+OF_SERVICES = {"hooks.slack.com": "Slack", "discord.com": "Discord", "discordapp.com": "Discord"}
+"""Hosts that refuse a webhook's JSON; `service` writes to them."""
 # Statuses of requests that will never succeed; after any other one, a later attempt may.
 GONE = (404, 405, 410)
 
@@ -85,6 +87,10 @@ def check_config(config: Mapping[str, Any]) -> tuple[str, str]:
         usable = False
     if not usable:
         raise DeliveryError("The webhook's url must look like https://host/path.", permanent=True)
+    if (name := OF_SERVICES.get(parts.hostname or "")) is not None:
+        raise DeliveryError(
+            f"{name} takes messages of its own form: add a service with this address.", permanent=True
+        )
     if parts.username or parts.password:
         raise DeliveryError("Leave user and password out of the webhook's url; set a secret.", permanent=True)
     return url, secret
