@@ -37,6 +37,7 @@ PAGES: Final[dict[str, dict[str, str]]] = {
         "": "?state=all",
         "of a run": "?state=all&run={run_id}",
         "that are acknowledged": "?state=acknowledged",
+        "by cause": "?state=all&by=cause",
     },
     "alert": {"": ""},
     "rules": {"": ""},

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Final
-from urllib.parse import urlencode
-from uuid import UUID
 
 from django.contrib import messages
-from django.core.paginator import Paginator
 from django.db import transaction
-from django.db.models import Prefetch, QuerySet
+from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.urls import reverse
 from django.utils import timezone
@@ -26,11 +22,9 @@ from fp8scope_dashboard.alerts.custom_rules.audit import record_rules
 from fp8scope_dashboard.alerts.custom_rules.documents import document_of
 from fp8scope_dashboard.alerts.delivery import message, picture_links
 from fp8scope_dashboard.alerts.models import (
-    Delivery,
     EntryKind,
     Event,
     EventState,
-    HistoryEntry,
     Rule,
     RuleKind,
     Severity,
@@ -41,116 +35,26 @@ from fp8scope_dashboard.control.models import Command
 from fp8scope_dashboard.diagnosis.services import suspected_cause
 from fp8scope_dashboard.pages import formatting
 from fp8scope_dashboard.pages.access import POST, back_to, in_project, open_alerts, page, person
-from fp8scope_dashboard.pages.address_values import uuid_in, whole_number
-from fp8scope_dashboard.pages.alerts import rule_words
+from fp8scope_dashboard.pages.address_values import whole_number
+from fp8scope_dashboard.pages.alerts import muting
 from fp8scope_dashboard.pages.alerts.evidence_figure import evidence_figure
-from fp8scope_dashboard.pages.badges import EVENT_STATES, SEVERITIES, Badge
+from fp8scope_dashboard.pages.alerts.listing import BY_CAUSE, FILTERS, GROUPINGS, Alert, Filter, listed
 from fp8scope_dashboard.pages.charts.answers import empty_answer, figure_answer
-from fp8scope_dashboard.pages.charts.arms import Arm, Arms
+from fp8scope_dashboard.pages.charts.arms import Arms
 from fp8scope_dashboard.pages.charts.series import Options
 from fp8scope_dashboard.pages.run.controls.content import command_entry
 from fp8scope_dashboard.runs.models import Run
 
-ALERTS_A_PAGE: Final = 50
 # More alerts are listed without their charts, which open on demand.
 MOST_CHARTS: Final = 8
 MOST_CHOSEN: Final = 200
 MOST_RUNS: Final = 100
 MOST_RECENT: Final = 5
-FILTERS: Final = {
-    "open": "Open",
-    "acknowledged": "Acknowledged",
-    "muted": "Muted",
-    "resolved": "Resolved",
-    "all": "All",
-}
-# Hours for which an alert can be muted, and how the page names them.
-SILENCES: Final = {"1": "1 hour", "4": "4 hours", "24": "1 day", "168": "1 week"}
-
-
-@dataclass(frozen=True)
-class Alert:
-    """An event, prepared for the page."""
-
-    event: Event
-    severity: Badge
-    state: Badge
-    deliveries: list[Delivery]
-
-    @property
-    def value(self) -> str:
-        """The observed value, in the unit of the alert's kind."""
-        return rule_words.amount(self.event.kind, self.event.value)
-
-    @property
-    def limit(self) -> str:
-        """The limit of that value; empty without one."""
-        return rule_words.amount(self.event.kind, self.event.threshold)
-
-    @property
-    def delay(self) -> int:
-        """Steps from onset to detection."""
-        return max(0, self.event.step - self.event.onset_step)
-
-    @property
-    def undelivered(self) -> list[str]:
-        """The names of the channels that did not get it, each once."""
-        return list(dict.fromkeys(each.channel.name for each in self.deliveries if each.failed_at))
-
-    @property
-    def has_chart(self) -> bool:
-        """Whether the event stores series to draw."""
-        return bool(self.event.evidence.get("series"))
-
-
-@dataclass(frozen=True)
-class Group:
-    """The alerts of one run."""
-
-    run: Run
-    arm: Arm
-    alerts: list[Alert] = field(default_factory=list)
-
-    @property
-    def critical(self) -> int:
-        return sum(alert.event.severity == Severity.CRITICAL for alert in self.alerts)
-
-
-@dataclass(frozen=True)
-class Filter:
-    """Which alerts the list shows. Empty fields do not restrict it."""
-
-    state: str
-    severity: str
-    kind: str
-    run: UUID | None
-
-    @classmethod
-    def of(cls, query: Mapping[str, str], default_state: str) -> Filter:
-        """The filter in an address; what is not known there is left out."""
-        state, severity, kind = query.get("state", ""), query.get("severity", ""), query.get("kind", "")
-        return cls(
-            state if state in FILTERS else default_state,
-            severity if severity in Severity.values else "",
-            kind if kind in RuleKind.values else "",
-            uuid_in(query.get("run", "")),
-        )
-
-    def apply(self, events: QuerySet[Event]) -> QuerySet[Event]:
-        """The events that are shown, in any state."""
-        chosen = {"severity": self.severity, "kind": self.kind, "run": self.run}
-        return events.filter(**{name: value for name, value in chosen.items() if value})
-
-    def address(self, state: str, page: int = 1) -> str:
-        """The query of the same list in another state, or of another page of it."""
-        fields = {"severity": self.severity, "kind": self.kind, "run": self.run and str(self.run)}
-        fields["page"] = str(page) if page > 1 else ""
-        return urlencode({"state": state} | {name: value for name, value in fields.items() if value})
 
 
 @in_project()
 def alerts(request: HttpRequest, project: Project) -> HttpResponse:
-    """The alerts that match the filter, newest first, grouped by run, in pages."""
+    """The alerts that match the filter, newest first, grouped by run or by cause, in pages."""
     events = events_of(project)
     # Open alerts come first; without any, the page shows all.
     default = "open" if events.filter(state=EventState.OPEN).exists() else "all"
@@ -158,22 +62,22 @@ def alerts(request: HttpRequest, project: Project) -> HttpResponse:
     matching = chosen.apply(events)
     kinds = events.order_by("kind").values_list("kind", flat=True).distinct()
     newest = _in_state(matching, chosen.state).order_by("-opened_at", "-id")
-    shown = Paginator(newest, ALERTS_A_PAGE).get_page(request.GET.get("page"))
-    start = max(0, shown.start_index() - 1)
-    groups = _grouped(newest[start : shown.end_index()], Arms(project))
-    listed = [alert.event for group in groups for alert in group.alerts]
+    groups, shown = listed(newest, request.GET.get("page"), chosen.by, Arms(project))
+    events_shown = [event for group in groups for event in (*(a.event for a in group.alerts), *group.others)]
     context = {
         "groups": groups,
-        "choosable": sum(event.state == EventState.OPEN for event in listed),
+        "choosable": len({event.pk for event in events_shown if event.state == EventState.OPEN}),
         "pages": shown,
         "newer": chosen.address(chosen.state, shown.number - 1) if shown.has_previous() else "",
         "older": chosen.address(chosen.state, shown.number + 1) if shown.has_next() else "",
-        "with_charts": len(listed) <= MOST_CHARTS,
+        "with_charts": len(events_shown) <= MOST_CHARTS,
         "filter": chosen,
         "states": [
             (key, label, _in_state(matching, key).count(), chosen.address(key))
             for key, label in FILTERS.items()
         ],
+        "counted": "causes, those of most runs first" if chosen.by == BY_CAUSE else "alerts, newest first",
+        "groupings": [(key, label, chosen.address(chosen.state, by=key)) for key, label in GROUPINGS.items()],
         "severities": Severity.choices,
         "kinds": [(kind, RuleKind(kind).label) for kind in kinds],
         "runs": Run.objects.filter(events__in=events).distinct().order_by("-created_at")[:MOST_RUNS],
@@ -198,7 +102,7 @@ def alert(request: HttpRequest, project: Project, event_id: int) -> HttpResponse
     is_refresh = request.headers.get("HX-Target") == "alert"
     commands = Command.objects.filter(event=event).select_related("given_by", "event")
     context: dict[str, Any] = {
-        "alert": _alert(event),
+        "alert": Alert.of(event),
         "event": event,
         "arm": Arms(project).of(event.run),
         "tensors": event.evidence.get("tensors", []),
@@ -209,7 +113,7 @@ def alert(request: HttpRequest, project: Project, event_id: int) -> HttpResponse
         "commands": [command_entry(command) for command in commands.prefetch_related("results")],
         "orders": event.history.filter(kind=EntryKind.ORDERED),
         "diagnosis": suspected_cause(event.run_id, event.onset_step),
-        "silences": SILENCES,
+        "silences": muting.CHOICES,
         "longest_comment": lifecycle.LONGEST_COMMENT,
     }
     template = "pages/alerts/_alert_parts.html" if is_refresh else "pages/alerts/alert.html"
@@ -306,11 +210,8 @@ def _changed(event: Event, user: User, action: str, post: Mapping[str, str]) -> 
     if action == "acknowledge":
         return "Acknowledged" if lifecycle.acknowledge(event, user) else ""
     if action == "mute":
-        hours = post.get("hours", "")
-        if hours not in SILENCES:
-            raise lifecycle.LifeError("Choose how long to mute the alert.")
-        until = timezone.now() + timedelta(hours=int(hours))
-        return f"Muted for {SILENCES[hours]}" if lifecycle.mute(event, user, until) else ""
+        until, words = muting.muted_until(post, timezone.now())
+        return f"Muted {words}" if lifecycle.mute(event, user, until) else ""
     if action == "unmute":
         return "Unmuted" if lifecycle.unmute(event, user) else ""
     if action == "resolve":
@@ -383,26 +284,6 @@ def _event(project: Project, event_id: int) -> Event:
 
 def _in_state(events: QuerySet[Event], state: str) -> QuerySet[Event]:
     return events if state == "all" else events.filter(state=state)
-
-
-def _grouped(events: QuerySet[Event], arms: Arms) -> list[Group]:
-    """Events by run, in the order of each run's first one; the critical ones of a run come first."""
-    deliveries = Prefetch("deliveries", Delivery.objects.select_related("channel"))
-    comments = Prefetch("history", HistoryEntry.objects.filter(kind=EntryKind.COMMENT), to_attr="comments")
-    groups: dict[UUID, Group] = {}
-    listed = events.select_related("run", "rule", "acknowledged_by").prefetch_related(deliveries, comments)
-    for event in listed:
-        group = groups.setdefault(event.run_id, Group(event.run, arms.of(event.run)))
-        group.alerts.append(_alert(event))
-    for group in groups.values():
-        # The sort is stable: the newest first among those of a severity.
-        group.alerts.sort(key=lambda alert: alert.event.severity != Severity.CRITICAL)
-    return list(groups.values())
-
-
-def _alert(event: Event) -> Alert:
-    deliveries = list(event.deliveries.all())
-    return Alert(event, SEVERITIES[event.severity], EVENT_STATES[event.state], deliveries)
 
 
 def _count(value: object) -> int:

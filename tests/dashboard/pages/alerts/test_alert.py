@@ -63,7 +63,7 @@ def test_begins_with_what_happened_and_what_to_do(member: Visitor) -> None:
 
 def test_a_person_goes_through_the_life_of_an_alert(member: Visitor) -> None:
     event = make_event(member)
-    assert "Muted for 4 hours" in change(member, event, "mute", hours="4") and event.state == "muted"
+    assert "Muted for 4 hours" in change(member, event, "mute", until="4") and event.state == "muted"
     assert "Unmuted" in change(member, event, "unmute") and event.state == "open"
     assert "Acknowledged" in change(member, event, "acknowledge") and event.state == "acknowledged"
     assert "Nothing was changed" in change(member, event, "acknowledge")
@@ -83,7 +83,9 @@ def test_a_person_goes_through_the_life_of_an_alert(member: Visitor) -> None:
 @pytest.mark.parametrize(
     ("action", "fields", "message"),
     [
-        ("mute", {"hours": "9999"}, "Choose how long"),
+        ("mute", {"until": "9999"}, "Choose how long"),
+        ("mute", {"until": "own"}, "Enter the time"),
+        ("mute", {"until": "own", "time": "2020-01-01T09:00"}, "within the next"),
         ("mute", {}, "Choose how long"),
         ("comment", {"text": " "}, "1 to 2,000 characters"),
         ("comment", {"text": "x" * 2001}, "1 to 2,000 characters"),

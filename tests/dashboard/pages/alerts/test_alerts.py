@@ -88,7 +88,7 @@ def test_switching_a_rule_off_and_on(member: Visitor) -> None:
 def test_many_alerts_are_listed_in_pages(admin: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = make_event(admin), make_event(admin, severity="critical")
     assert 'aria-label="Pages"' not in html(admin, "alerts/")
-    monkeypatch.setattr("fp8scope_dashboard.pages.alerts.views.ALERTS_A_PAGE", 1)
+    monkeypatch.setattr("fp8scope_dashboard.pages.alerts.listing.ALERTS_A_PAGE", 1)
     first, second = html(admin, "alerts/?severity="), html(admin, "alerts/?page=2")
     assert f'id="event-{new.id}"' in first and f'id="event-{old.id}"' not in first
     assert f'id="event-{old.id}"' in second and "2 to 2 of 2 alerts" in second

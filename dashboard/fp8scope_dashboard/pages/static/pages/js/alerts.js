@@ -168,6 +168,12 @@ document.addEventListener("click", (event) => {
   showChosen();
 });
 
+// The time until which an alert is muted is one of the person's time zone. A refresh replaces the form's fields.
+document.addEventListener("submit", (event) => {
+  const zone = event.target.querySelector?.("[data-browser-zone]");
+  if (zone) zone.value = Intl.DateTimeFormat().resolvedOptions().timeZone || "UTC";
+}, true);
+
 // A new rule's quiet hours are those of the person's time zone.
 const zone = document.querySelector("[data-time-zone]");
 if (zone && zone.value === "UTC" && !document.querySelector('input[name="quiet"]')?.checked) {
