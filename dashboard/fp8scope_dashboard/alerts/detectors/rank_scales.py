@@ -2,12 +2,15 @@
 
 Ranks that reduce their amaxes (delayed scaling in data parallel training), and replicas of a weight, have the
 same scales. Ranks that scale their own batches never do. So a tensor is judged only once its ranks have
-agreed for a while: then a difference means that a reduction is missing or that replicas have parted.
+agreed for a while: then a difference means that a reduction is missing or that replicas have diverged.
+
+The card of ranks on the run's page measures the difference with `spread_of`, too, and from the same limit on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,10 +58,9 @@ def scale_disagreement(
     spread = np.full((len(steps), n), np.nan)
     for i, step in enumerate(steps.tolist()):
         scales = np.stack([waiting[rank][step] for rank in ranks])
-        with np.errstate(invalid="ignore", divide="ignore"):
-            logs = np.log2(np.where(scales > 0, scales, np.nan))
-        spread[i] = logs.max(axis=0) - logs.min(axis=0)
-    over, agreed = _parted(unpack(state.get("agreed"), n, np.int64(0)), spread, parameters)
+        # A tensor that a rank has not observed, or that was empty there, is not compared.
+        spread[i] = np.where((scales > 0).all(axis=0), spread_of(scales), np.nan)
+    over, agreed = _disagreeing(unpack(state.get("agreed"), n, np.int64(0)), spread, parameters)
     wording = Wording(
         "has different scales on the ranks", "have different scales on the ranks",
         lambda octaves, name: f"those of {name} differ by a factor of {as_factor(octaves)}",
@@ -95,7 +97,21 @@ def _waiting(
     return waiting
 
 
-def _parted(agreed: Int64s, spread: Floats, parameters: Parameters) -> tuple[NDArray[np.bool_], Int64s]:
+def spread_of(scales: NDArray[Any]) -> Floats:
+    """How far apart the ranks' scales of each tensor are, in powers of two: float[ranks, n] to float64[n].
+
+    NaN where fewer than two ranks have a positive scale.
+    """
+    known = np.isfinite(scales) & (scales > 0)
+    logs = np.log2(np.where(known, scales, 1.0).astype(np.float64))
+    high = np.where(known, logs, -np.inf).max(axis=0)
+    low = np.where(known, logs, np.inf).min(axis=0)
+    spread: Floats = np.full(scales.shape[1], np.nan)
+    np.subtract(high, low, out=spread, where=known.sum(axis=0) > 1)
+    return spread
+
+
+def _disagreeing(agreed: Int64s, spread: Floats, parameters: Parameters) -> tuple[NDArray[np.bool_], Int64s]:
     """Where ranks differ that have agreed before, bool[R, n], and the number of agreements, int64[n]."""
     over = np.zeros(spread.shape, bool)
     agreed = agreed.copy()

@@ -6,15 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import groupby
+from typing import Final
 
 import numpy as np
 from django.utils import timezone
 
+from fp8scope_dashboard.alerts.detectors.rank_scales import spread_of
+from fp8scope_dashboard.alerts.kinds.tensors import SCALE_DISAGREEMENT
 from fp8scope_dashboard.pages.badges import Badge
 from fp8scope_dashboard.runs.models import Run, RunState, Tensor, Writer
 from fp8scope_dashboard.runs.services import SILENT_AFTER
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry.codec import Float64s
+from fp8scope_dashboard.text.numbers import as_factor
 
 RANKS_SHOWN = 64
 ATTEMPTS_SHOWN = 50
@@ -22,8 +26,8 @@ ATTEMPTS_SHOWN = 50
 MOST_COMPARED = 256
 # Batches of the ranks arrive at different times, so a smaller lag is normal.
 LAGGING_STEPS = 50
-# Scales are float32.
-RELATIVE_TOLERANCE = 1e-6
+# In powers of two, as of the alert: its rule may have another limit, which is that project's choice.
+LEAST_SPREAD: Final = SCALE_DISAGREEMENT.parameters["octaves"].default
 NAMES_SHOWN = 3
 
 WRITING = Badge("Writing", "live", "pulse")
@@ -63,11 +67,12 @@ class Attempt:
     badge: Badge
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Disagreement:
     """Tensors whose scale differs between the ranks that stored `step`.
 
     `deviating`: the ranks that differ from a majority of more than half; empty if there is no majority.
+    `factor`: the largest of a tensor's scales over its smallest, of the tensor with the largest one.
     """
 
     step: int
@@ -76,6 +81,7 @@ class Disagreement:
     compared: int
     weights: bool
     deviating: list[int]
+    factor: str
 
 
 @dataclass(frozen=True)
@@ -181,7 +187,7 @@ def _attempts(run: Run, attempts: Sequence[tuple[int, list[Writer]]]) -> list[At
 
 
 def _disagreement(run: Run, ranks: Sequence[Rank]) -> Disagreement | None:
-    """Find scales that differ between ranks although they must be equal.
+    """Find scales that differ between ranks although they must be equal, as the alert measures it.
 
     All ranks hold the same weights, so the scales of weights must be equal. The scales of activations and
     gradients must be equal only if the recipe reduces amax over the ranks.
@@ -198,19 +204,22 @@ def _disagreement(run: Run, ranks: Sequence[Rank]) -> Disagreement | None:
     if len(scales) < 2 or not names:
         return None
     table = np.array(list(scales.values()))
-    seen = (~np.isnan(table)).sum(axis=0) > 1
-    low, high = np.nanmin(table[:, seen], axis=0), np.nanmax(table[:, seen], axis=0)
-    wrong = np.flatnonzero(seen)[high - low > RELATIVE_TOLERANCE * np.abs(high)]
+    spread = spread_of(table)
+    with np.errstate(invalid="ignore"):
+        wrong = np.flatnonzero(spread > LEAST_SPREAD)
     if not len(wrong):
         return None
+    # The furthest apart come first: they are the evidence.
+    wrong = wrong[np.argsort(-spread[wrong], kind="stable")]
     unequal = [names[i] for i in wrong]
     return Disagreement(
-        step,
-        len(unequal),
-        [name for _, name, _ in unequal[:NAMES_SHOWN]],
-        len(scales),
-        any(role == "weight" for _, _, role in unequal),
-        _deviating(table[:, wrong], list(scales))[:RANKS_SHOWN],
+        step=step,
+        count=len(unequal),
+        names=[name for _, name, _ in unequal[:NAMES_SHOWN]],
+        compared=len(scales),
+        weights=any(role == "weight" for _, _, role in unequal),
+        deviating=_deviating(table[:, wrong], list(scales))[:RANKS_SHOWN],
+        factor=as_factor(float(spread[wrong[0]])),
     )
 
 
@@ -218,6 +227,7 @@ def _deviating(scales: Float64s, ranks: Sequence[int]) -> list[int]:
     """Ranks, the rows of float64[ranks, tensors], whose scale differs from that of more than half of them."""
     # If there is a majority, the median is its value.
     median = np.nanmedian(scales, axis=0)
-    same = np.abs(scales - median) <= RELATIVE_TOLERANCE * np.abs(median)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        same = np.abs(np.log2(scales / median)) <= LEAST_SPREAD
     agreed = same.sum(axis=0) > len(ranks) / 2
     return [rank for rank, row in zip(ranks, ~same & ~np.isnan(scales) & agreed, strict=True) if row.any()]

@@ -11,6 +11,7 @@ from dashboard.helpers.visitors import Visitor
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import Project
+from fp8scope_dashboard.alerts.detectors.rank_scales import spread_of
 from fp8scope_dashboard.pages.run.ranks import FAILED, FINISHED, LAGGING, LOST, RANKS_SHOWN, WRITING, ranks_of
 from fp8scope_dashboard.runs import services
 from fp8scope_dashboard.runs.models import Run, RunState, Writer
@@ -93,7 +94,19 @@ def test_detects_weights_whose_scales_differ(run: Run) -> None:
         3,
         True,
     )
-    assert disagreement.deviating == [2]
+    assert disagreement.deviating == [2] and disagreement.factor == "2"
+
+
+def test_card_and_alert_measure_the_same(run: Run) -> None:
+    """What the alert takes for equal the card does, too."""
+    write(run, 0, 30)
+    write(run, 1, 30, scale=2.0 * 2**0.09)
+    assert ranks_of(run).disagreement is None
+    write(run, 2, 30, scale=2.0 * 2**0.2)
+    disagreement = ranks_of(run).disagreement
+    assert disagreement is not None and disagreement.deviating == [2]
+    scales = np.array([[2.0], [2.0 * 2**0.09], [2.0 * 2**0.2]])
+    assert spread_of(scales) == pytest.approx([0.2]) and disagreement.factor == "1.15"
 
 
 def test_compares_activations_if_the_recipe_reduces_amax(run: Run) -> None:
