@@ -59,12 +59,12 @@ PAGES: Final[Mapping[str, Page]] = {
         changes related_runs progress channels channel_list alert alerts_recent rules rule rule_new rule_trial
         score_differences shared_reports shared_report run_suggest tensor tensor_map tensor_picture
         tensor_ranking tensor_find compare_find compare_configuration console_lines console_text
-        project_events run_events
+        project_events run_events runs_figure
         """,
         read="viewer",
     ),
     # What people do for themselves: it changes nothing that others see.
-    **pages("compare_selected view_save", post="viewer"),
+    **pages("compare_selected view_save list_density", post="viewer"),
     # Its owner and administrators; the view of the walk belongs to somebody else.
     **pages("view_delete", post="admin"),
     **pages("shared_report_new", read="viewer", post="member"),
@@ -72,8 +72,8 @@ PAGES: Final[Mapping[str, Page]] = {
         """
         alert_change acknowledge_many acknowledge_undo token_create token_revoke command_new rule_create
         rule_save rule_switch rule_remove rule_try note_save note_preview artefact_new artefact_remove
-        share_link_new share_link_revoke shared_report_delete runs_change runs_undo delivery_again run_delete
-        baseline_new group_new choice_undo change_undo
+        share_link_new share_link_revoke shared_report_delete runs_change runs_undo run_colour delivery_again
+        run_delete baseline_new group_new choice_undo change_undo
         """,
         post="member",
     ),

@@ -4,9 +4,16 @@ from typing import ClassVar
 
 from django.contrib.auth.models import AbstractUser
 from django.contrib.postgres.fields import ArrayField
-from django.core.validators import MaxValueValidator, MinValueValidator
+from django.core.validators import MaxLengthValidator, MaxValueValidator, MinValueValidator
 from django.db import models
 from django.utils import timezone
+
+
+class Density(models.TextChoices):
+    """The height of rows in the list of runs."""
+
+    COMPACT = "compact"
+    COMFORTABLE = "comfortable"
 
 
 class User(AbstractUser):
@@ -15,6 +22,14 @@ class User(AbstractUser):
     time_zone = models.CharField(
         max_length=64, blank=True, default="", db_default="", help_text="For times on pages; empty: UTC."
     )
+    list_density = models.CharField(
+        max_length=16,
+        choices=Density.choices,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="Rows of the list of runs; empty: compact.",
+    )
 
 
 class Project(models.Model):
@@ -22,6 +37,13 @@ class Project(models.Model):
 
     slug = models.SlugField(max_length=64, unique=True)
     name = models.CharField(max_length=128)
+    description = models.TextField(
+        blank=True,
+        default="",
+        db_default="",
+        validators=[MaxLengthValidator(2_000)],
+        help_text="Shown with the project's name on the page of all projects.",
+    )
     margin = models.FloatField(
         default=0.0025,
         validators=[MinValueValidator(1e-6), MaxValueValidator(1.0)],
@@ -46,6 +68,8 @@ class Project(models.Model):
         help_text="Group that new FP8 runs are compared with if they name none; empty: none.",
     )
     created_at = models.DateTimeField(default=timezone.now)
+    # Archived projects are listed apart; their agents, rules and pages go on.
+    archived_at = models.DateTimeField(null=True, blank=True, editable=False)
 
     class Meta:
         ordering: ClassVar = ["slug"]

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, Literal
+
+from django.templatetags.static import static
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
 
 from fp8scope_dashboard.analysis.coverage import INCOMPLETE, PENDING, Judgement, Standing, is_dead, percent_of
 
@@ -18,6 +23,23 @@ class Badge:
     label: str
     tone: Tone
     icon: str
+
+
+def icon_html(name: str) -> SafeString:
+    """An icon of static/pages/img/icons.svg. It is decorative: text beside it has the meaning."""
+    return _icon(static("pages/img/icons.svg"), name)
+
+
+@lru_cache(maxsize=256)
+def _icon(address: str, name: str) -> SafeString:
+    return format_html('<svg class="icon" aria-hidden="true"><use href="{}#{}"></use></svg>', address, name)
+
+
+def badge_html(badge: Badge) -> SafeString:
+    """A badge as HTML."""
+    return format_html(
+        '<span class="badge badge--{}">{}{}</span>', badge.tone, icon_html(badge.icon), badge.label
+    )
 
 
 VERDICTS: Final[Mapping[str, Badge]] = {

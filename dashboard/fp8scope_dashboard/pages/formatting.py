@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from datetime import datetime, timedelta
+from statistics import median
 
 from fp8scope_dashboard.text.numbers import MINUS, THIN
 from fp8scope_dashboard.text.ticks import power_of_ten
@@ -22,6 +24,10 @@ GROUPED_UP_TO = 10**9
 NOTHING = "\N{EN DASH}"
 # In per cent: smaller differences of equal numbers come from rounding.
 ROUNDING = 1e-9
+# Columns: smaller numbers, or a wider range, are written with exponents; longer decimals nobody reads.
+SMALL = 1e-3
+WIDEST_COLUMN = 1e6
+MOST_DECIMALS = 6
 
 
 def number(value: float | None, digits: int = 4) -> str:
@@ -41,6 +47,64 @@ def number(value: float | None, digits: int = 4) -> str:
     else:
         text = f"{value:.{digits}g}"
     return text.replace("-", MINUS, 1) if text.startswith("-") else text
+
+
+def aligned(values: Sequence[float | None], digits: int = 4) -> list[str]:
+    """The values of a column with equal decimals, so that their digits stand below each other.
+
+    The decimals give the median `digits` significant digits. Values that are far from each other, very small
+    or very large have an exponent each, and equal digits before it.
+    """
+    sizes = [abs(value) for value in values if value is not None and math.isfinite(value) and value != 0]
+    if not sizes:
+        return [number(value) for value in values]
+    low, high = min(sizes), max(sizes)
+    if high < SMALL or high >= GROUPED_UP_TO or high / low > WIDEST_COLUMN:
+        return [_with_exponent(value, digits) for value in values]
+    needed = max(digits - 1 - _magnitude(median(sizes)), -_magnitude(low))
+    decimals = min(max(needed, 0), MOST_DECIMALS)
+    return [_fixed(value, decimals) for value in values]
+
+
+def aligned_differences(values: Sequence[tuple[float | None, str]]) -> list[str]:
+    """The signed differences of a column with equal decimals. Those in 'nats' are a column of their own."""
+    numbers = aligned([value if unit == "nats" else None for value, unit in values], 3)
+    sizes = [
+        100.0 * abs(value)
+        for value, unit in values
+        if unit != "nats" and value is not None and math.isfinite(value) and 100.0 * abs(value) >= ROUNDING
+    ]
+    decimals = 3 if sizes and min(sizes) < 0.1 else 2
+    texts = []
+    for (value, unit), text in zip(values, numbers, strict=True):
+        if value is None or not math.isfinite(value):
+            texts.append(number(value))
+        elif unit == "nats":
+            texts.append(f"+{text}" if value > 0 else text)
+        else:
+            size = 100.0 * abs(value)
+            sign = "±" if size < 0.5 * 10**-decimals else "+" if value > 0 else MINUS
+            body = f"{size:,.{decimals}f}".replace(",", THIN)
+            texts.append(f"{sign}{body}{THIN}%")
+    return texts
+
+
+def _magnitude(size: float) -> int:
+    return math.floor(math.log10(size))
+
+
+def _fixed(value: float | None, decimals: int) -> str:
+    if value is None or not math.isfinite(value):
+        return number(value)
+    text = f"{value:,.{decimals}f}".replace(",", THIN)
+    return text.replace("-", MINUS, 1)
+
+
+def _with_exponent(value: float | None, digits: int) -> str:
+    if value is None or not math.isfinite(value) or value == 0:
+        return number(value)
+    mantissa, _, exponent = f"{value:.{digits - 1}e}".partition("e")
+    return f"{mantissa}×{power_of_ten(int(exponent))}".replace("-", MINUS, 1)
 
 
 def with_spread(value: float, spread: float | None) -> str:

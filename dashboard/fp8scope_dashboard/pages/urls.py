@@ -15,7 +15,7 @@ from fp8scope_dashboard.pages.run import console_views, data, diagnosis_views, n
 from fp8scope_dashboard.pages.run import views as run
 from fp8scope_dashboard.pages.run.controls import views as run_controls
 from fp8scope_dashboard.pages.run.figures import views as figures
-from fp8scope_dashboard.pages.runs import actions
+from fp8scope_dashboard.pages.runs import actions, overlay
 from fp8scope_dashboard.pages.runs import views as run_list
 from fp8scope_dashboard.pages.scores import figures as evaluation_figures
 from fp8scope_dashboard.pages.scores import views as evaluations
@@ -54,10 +54,13 @@ urlpatterns: list[URLPattern] = [
     path(P + "find/change", actions.change, name="runs_change"),
     path(P + "find/compare", actions.compare_selected, name="compare_selected"),
     path(P + "find/changes/<uuid:action_id>/undo", actions.undo, name="runs_undo"),
+    path(P + "find/curves.json", overlay.runs_figure, name="runs_figure"),
+    path(P + "find/density", actions.list_density, name="list_density"),
     path(P + "views/save", actions.view_save, name="view_save"),
     path(P + "views/<int:view_id>/delete", actions.view_delete, name="view_delete"),
     path(P + "events", events.project_events, name="project_events"),
     path(RUN, run.run, name="run"),
+    path(RUN + "colour", actions.run_colour, name="run_colour"),
     path(RUN + "data/", data.run_data, name="run_data"),
     path(RUN + "data/delete", data.run_delete, name="run_delete"),
     path(RUN + "data/run.<slug:form>", data.run_export, name="run_export"),

@@ -102,6 +102,8 @@ class Run(models.Model):
     erase_at = models.DateTimeField(null=True, blank=True, editable=False)
     # Set when a person archives the run: the list of runs shows it only if asked to.
     archived_at = models.DateTimeField(null=True, blank=True, editable=False)
+    # A member's choice among the twelve colours of runs, from 1; None: the colour that follows from the id.
+    colour = models.PositiveSmallIntegerField(null=True, blank=True)
 
     objects: ClassVar[models.Manager["Run"]] = KeptRuns()
     with_deleted: ClassVar[models.Manager["Run"]] = models.Manager()
@@ -117,6 +119,16 @@ class Run(models.Model):
             models.Index(fields=["project", "recipe_name", "-created_at"]),
             models.Index(fields=["project", "config_digest"]),
             models.Index(fields=["project", "parent"]),
+            # Counts of the list of runs are read from this index alone: rows are wide, with configurations.
+            models.Index(
+                "project",
+                "precision",
+                "state",
+                "recipe_name",
+                "archived_at",
+                condition=models.Q(deleted_at=None),
+                name="run_counts",
+            ),
         ]
 
     def __str__(self) -> str:

@@ -18,6 +18,18 @@ COLOURS: dict[Slot, str] = {
     "fp8-2": "#b456ab",
     "fp8-3": "#a88a1c",
     "other": "#7d8899",
+    "run-1": "#2f86d0",
+    "run-2": "#e2702b",
+    "run-3": "#1f9d70",
+    "run-4": "#b456ab",
+    "run-5": "#a88a1c",
+    "run-6": "#e0455a",
+    "run-7": "#1b98a6",
+    "run-8": "#7d72e8",
+    "run-9": "#a5714a",
+    "run-10": "#73a02f",
+    "run-11": "#e05a9c",
+    "run-12": "#7d8899",
 }
 BROKEN = "#e0455a"
 
@@ -28,7 +40,7 @@ def sparkline(x: Floats, y: Floats, slot: Slot) -> str:
     Args:
         x: float64[N], increasing.
         y: float64[N], may hold NaN and infinities.
-        slot: the arm, which determines the colour.
+        slot: of the run or its arm, which determines the colour.
     """
     size = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" {size}>']

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import plotly.graph_objects as go
 
@@ -16,8 +16,30 @@ from fp8scope_dashboard.text.numbers import THIN
 from fp8scope_dashboard.text.ticks import WHOLE_BELOW
 
 ThemeName = Literal["light", "dark"]
-# Arms, and shades for the lines of a chart that are no arms.
-Slot = Literal["bf16", "fp8-1", "fp8-2", "fp8-3", "other", "shade-1", "shade-2", "shade-3"]
+# Arms, shades for the lines of a chart that are no arms, and colours of single runs.
+Slot = Literal[
+    "bf16",
+    "fp8-1",
+    "fp8-2",
+    "fp8-3",
+    "other",
+    "shade-1",
+    "shade-2",
+    "shade-3",
+    "run-1",
+    "run-2",
+    "run-3",
+    "run-4",
+    "run-5",
+    "run-6",
+    "run-7",
+    "run-8",
+    "run-9",
+    "run-10",
+    "run-11",
+    "run-12",
+]
+RUN_SLOTS: Final[tuple[Slot, ...]] = tuple(slot for slot in get_args(Slot) if slot.startswith("run-"))
 
 FONT: Final = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "Noto Sans", sans-serif'
 # FP8 groups also differ in their dashes.
@@ -30,6 +52,7 @@ DASHES: Final[Mapping[Slot, str]] = {
     "shade-1": "solid",
     "shade-2": "dash",
     "shade-3": "dot",
+    **dict.fromkeys(RUN_SLOTS, "solid"),
 }
 
 
@@ -71,6 +94,18 @@ THEMES: Final[Mapping[ThemeName, Theme]] = {
             "shade-1": "#27313f",
             "shade-2": "#566273",
             "shade-3": "#687485",
+            "run-1": "#0b63b5",
+            "run-2": "#bd4906",
+            "run-3": "#0f7a55",
+            "run-4": "#8e2f86",
+            "run-5": "#7a6200",
+            "run-6": "#c0213a",
+            "run-7": "#0a7480",
+            "run-8": "#5a4fcf",
+            "run-9": "#7b4a2b",
+            "run-10": "#4d7a12",
+            "run-11": "#c42d7c",
+            "run-12": "#4a5565",
         },
         good="#0f7a55",
         warning="#8a5800",
@@ -93,6 +128,18 @@ THEMES: Final[Mapping[ThemeName, Theme]] = {
             "shade-1": "#dfe5ee",
             "shade-2": "#a3aebf",
             "shade-3": "#8492a6",
+            "run-1": "#6fb4f2",
+            "run-2": "#ff9a57",
+            "run-3": "#4cc497",
+            "run-4": "#e08ad6",
+            "run-5": "#e0c24a",
+            "run-6": "#ff6f7f",
+            "run-7": "#4fc3cf",
+            "run-8": "#a59cff",
+            "run-9": "#d0a080",
+            "run-10": "#a3cf5c",
+            "run-11": "#ff8cc0",
+            "run-12": "#a9b4c4",
         },
         good="#4cc497",
         warning="#e3b04b",

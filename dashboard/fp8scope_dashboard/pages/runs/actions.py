@@ -13,11 +13,13 @@ from django.http import Http404, HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import redirect
 from django.urls import reverse
 
-from fp8scope_dashboard.accounts.models import Project, Role
+from fp8scope_dashboard.accounts.models import Density, Project, Role, User
 from fp8scope_dashboard.audit.log import actor_of, record
 from fp8scope_dashboard.audit.models import Action
-from fp8scope_dashboard.pages.access import POST, back_to, in_project, may, person
-from fp8scope_dashboard.pages.address_values import uuids_in
+from fp8scope_dashboard.notifications import run_changed
+from fp8scope_dashboard.pages.access import POST, back_to, in_project, may, person, run_of
+from fp8scope_dashboard.pages.address_values import uuids_in, whole_number
+from fp8scope_dashboard.pages.charts.run_colours import NAMES, colour_number
 from fp8scope_dashboard.pages.compare.runs import MOST_CHOSEN
 from fp8scope_dashboard.pages.formatting import count as count_text
 from fp8scope_dashboard.pages.runs import saved_views
@@ -96,6 +98,28 @@ def compare_selected(request: HttpRequest, project: Project) -> HttpResponse:
         fields = fields[:MOST_CHOSEN]
         messages.warning(request, f"Only the first {MOST_CHOSEN} runs are compared.")
     return redirect(f"{reverse('compare', args=[project.slug])}?{urlencode(fields)}")
+
+
+@in_project(methods=POST)
+def list_density(request: HttpRequest, project: Project) -> HttpResponse:
+    """Remember the height of rows for the user."""
+    density = request.POST.get("density", "")
+    if density in Density.values:
+        User.objects.filter(pk=person(request).pk).update(list_density=density)
+    return _back(request, project)
+
+
+@in_project(Role.MEMBER, methods=POST)
+def run_colour(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
+    """Choose the colour of a run by its number; without one, the run has that of its id again."""
+    run = run_of(project, run_id)
+    number = whole_number(request.POST.get("colour", ""), 2)
+    run.colour = number if number is not None and 1 <= number <= len(NAMES) else None
+    run.save(update_fields=["colour"])
+    name = NAMES[colour_number(run) - 1].lower()
+    record(actor_of(request), project, Action.RUNS_CHANGED, f"colour of {run.name}: {name}")
+    run_changed(run.pk, project.pk, "state")
+    return _back(request, project)
 
 
 @in_project(methods=POST)

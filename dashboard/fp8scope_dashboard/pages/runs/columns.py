@@ -10,8 +10,7 @@ from django.db.models import Case, Expression, F, IntegerField, Value, When
 from django.db.models.functions import Coalesce, Lower
 
 from fp8scope_dashboard.pages import glossary
-from fp8scope_dashboard.pages.formatting import NOTHING, number
-from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.pages.formatting import NOTHING
 from fp8scope_dashboard.runs.search.fields import duration_expression, text_of
 from fp8scope_dashboard.runs.search.json_paths import PathValue, entry_paths, finite_scalar
 
@@ -98,24 +97,12 @@ def columns_named(keys: Sequence[str]) -> list[Column]:
     return columns[:MOST_COLUMNS]
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A value in a column; `text` and `title` are those of columns that are not built in."""
+def entry_text(value: Any) -> tuple[str, str]:
+    """An entry of a configuration as a short text, and as the text of its tooltip.
 
-    column: Column
-    text: str = ""
-    title: str = ""
-
-
-def cell_of(column: Column, run: Run, extra: Mapping[str, Any]) -> Cell:
-    """The cell of a run. `extra` has the values of JSON entries by key of the column."""
-    if column.source == "":
-        return Cell(column)
-    value = (run.last_scalars or {}).get(column.entry) if column.source == "scalar" else extra.get(column.key)
+    Settings are shown as they were written: 0.0003, 1e-05.
+    """
     if value is None:
-        return Cell(column, NOTHING)
-    # Settings are shown as they were written: 0.0003, 1e-05. Measured values have few digits.
-    if column.source == "scalar" and isinstance(value, int | float) and not isinstance(value, bool):
-        return Cell(column, number(value), repr(value))
+        return NOTHING, ""
     text = text_of(value)
-    return Cell(column, text if len(text) <= CELL_LENGTH else f"{text[: CELL_LENGTH - 1]}…", text[:500])
+    return text if len(text) <= CELL_LENGTH else f"{text[: CELL_LENGTH - 1]}…", text[:500]

@@ -9,12 +9,14 @@ from functools import cached_property
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from django.core.paginator import Page, Paginator
-from django.db.models import Count, F, QuerySet
+from django.core.paginator import Paginator
+from django.db.models import Count, F, Q, QuerySet
 from django.http import QueryDict
 
 from fp8scope_dashboard.accounts.models import Project
+from fp8scope_dashboard.pages.address_values import uuid_in
 from fp8scope_dashboard.pages.runs.columns import DEFAULT, Column, column_named, columns_named
+from fp8scope_dashboard.pages.runs.paging import Order, RunPage
 from fp8scope_dashboard.runs.models import Run, RunState
 from fp8scope_dashboard.runs.search import Query, read, search, vocabulary_of
 from fp8scope_dashboard.runs.search.json_paths import PathValue
@@ -49,6 +51,9 @@ class ListState:
     open: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
     page: str = ""
+    # The page begins after a run, or ends before one.
+    after: str = ""
+    before: str = ""
 
     @classmethod
     def of(cls, query: QueryDict) -> ListState:
@@ -67,6 +72,8 @@ class ListState:
             open=tuple(query.getlist("open")[:MOST_OPEN]),
             columns=tuple(column.key for column in columns_named(query.getlist("col"))),
             page=query.get("page", ""),
+            after=_id_in(query, "after"),
+            before=_id_in(query, "before"),
         )
 
     @property
@@ -81,6 +88,8 @@ class ListState:
             ("by", self.by, ""),
             ("sort", self.sort, "-created"),
             ("page", self.page, ""),
+            ("after", self.after, ""),
+            ("before", self.before, ""),
         )
         return [
             *((name, value) for name, value, default in single if value != default),
@@ -95,22 +104,25 @@ class ListState:
     @property
     def fields_of_search(self) -> list[tuple[str, str]]:
         """What a form keeps that changes the search."""
-        return replace(self, search="", page="", open=()).fields()
+        return self.first_page(search="", open=()).fields()
 
     @property
     def fields_of_columns(self) -> list[tuple[str, str]]:
         """What a form keeps that changes the columns."""
-        return replace(self, columns=(), page="").fields()
+        return self.first_page(columns=()).fields()
 
     @property
     def fields_of_groups(self) -> list[tuple[str, str]]:
         """What a form keeps that changes the grouping."""
-        return replace(self, by="", open=(), page="", sort="-created").fields()
+        return self.first_page(by="", open=(), sort="-created").fields()
 
     def address(self, **changes: Any) -> str:
         """The link to the same list with changes; on its first page unless `page` is one of them."""
-        changed = replace(self, **{"page": "", **changes})
-        return f"?{changed.query()}"
+        return f"?{self.first_page(**changes).query()}"
+
+    def first_page(self, **changes: Any) -> ListState:
+        """The same list with changes; on its first page unless `page` is one of them."""
+        return replace(self, **{"page": "", "after": "", "before": "", **changes})
 
     def sorted_by(self, key: str) -> str:
         """The link that sorts by a column: the other way if the list is sorted by it already."""
@@ -126,6 +138,12 @@ class ListState:
         if self.sort.lstrip("-") != key:
             return "none"
         return "descending" if self.sort.startswith("-") else "ascending"
+
+
+def _id_in(query: QueryDict, name: str) -> str:
+    """The id of a run in an address; empty for other texts."""
+    run_id = uuid_in(query.get(name, ""))
+    return "" if run_id is None else str(run_id)
 
 
 def is_group(by: str) -> bool:
@@ -172,8 +190,28 @@ class Listing:
         self.runs: QuerySet[Run] = search(Run.objects.filter(project=project), self.query)
 
     @cached_property
+    def _everything(self) -> list[tuple[tuple[str, ...], bool, int]]:
+        """The number of all runs by the values of all facets, and by whether they are archived."""
+        columns = list(_FACET_COLUMNS.values())
+        runs = Run.objects.filter(project=self.project).annotate(is_archived=Q(archived_at__isnull=False))
+        rows = runs.order_by().values_list(*columns, "is_archived").annotate(runs=Count("*"))
+        return [(tuple(values), is_archived, count) for *values, is_archived, count in rows]
+
+    @property
+    def total(self) -> int:
+        """The number of runs of the project."""
+        return sum(count for _, _, count in self._everything)
+
+    @property
+    def archived(self) -> int:
+        """The number of archived runs of the project."""
+        return sum(count for _, is_archived, count in self._everything if is_archived)
+
+    @cached_property
     def _counts(self) -> list[tuple[tuple[str, ...], int]]:
         """The number of runs by the values of all facets: one pass over the runs instead of one for each."""
+        if not self.query.terms:
+            return [(values, count) for values, is_archived, count in self._everything if not is_archived]
         return self._counted(self.runs, tuple(FACETS))
 
     @property
@@ -181,23 +219,38 @@ class Listing:
         """The number of runs that match."""
         return sum(count for _, count in self._counts)
 
-    def page(self) -> Page[Run]:
+    def page(self) -> RunPage:
         """One page of runs in the order of the address."""
         paginator = Paginator(self.ordered(self.runs), RUNS_A_PAGE)
         # Known already; the paginator would count them once more.
         paginator.__dict__["count"] = self.matching
-        return paginator.get_page(self.state.page or None)
+        shown = paginator.get_page(self.state.page or None)
+        runs = self._beside_a_run() if shown.number > 1 else None
+        return RunPage(list(shown) if runs is None else runs, shown.number, paginator.num_pages)
+
+    def _beside_a_run(self) -> list[Run] | None:
+        """The runs of a page that begins after a run, or ends before one. None if the address has none."""
+        backwards = bool(self.state.before)
+        run_id = uuid_in(self.state.before or self.state.after)
+        if run_id is None:
+            return None
+        runs = self._order.beyond(self.runs, self.project, run_id, backwards=backwards)
+        if runs is None:
+            return None
+        shown = _with_entries(runs, self.state.shown)
+        rows = list(self._order.sort(shown, backwards=backwards)[:RUNS_A_PAGE])
+        return rows[::-1] if backwards else rows
 
     def ordered(self, runs: QuerySet[Run]) -> QuerySet[Run]:
         """Runs with what a row shows, in the order of the address; runs without a value are last."""
+        return self._order.sort(_with_entries(runs, self.state.shown))
+
+    @property
+    def _order(self) -> Order:
         key = self.state.sort.removeprefix("-")
         column = column_named(key)
-        order = column.order if column is not None and column.order is not None else F("created_at")
-        down = self.state.sort.startswith("-")
-        # The index of the start sorts no nulls last, and the start is never null.
-        last = None if key == "created" else True
-        by = order.desc(nulls_last=last) if down else order.asc(nulls_last=last)
-        return _with_entries(runs, self.state.shown).order_by(by, "-created_at", "id")
+        value = column.order if column is not None and column.order is not None else F("created_at")
+        return Order(value, self.state.sort.startswith("-"), is_start=key == "created")
 
     def facets(self) -> list[Facet]:
         """The facets. The counts of each are those without its own terms."""
@@ -234,7 +287,7 @@ class Listing:
 
     def _counted(self, runs: QuerySet[Run], fields: tuple[str, ...]) -> list[tuple[tuple[str, ...], int]]:
         columns = [_FACET_COLUMNS[field] for field in fields]
-        rows = runs.order_by().values_list(*columns).annotate(runs=Count("pk"))
+        rows = runs.order_by().values_list(*columns).annotate(runs=Count("*"))
         return [(row[:-1], row[-1]) for row in rows]
 
 

@@ -48,6 +48,12 @@ def suggestions(
     return _fields(head, minus, name, vocabulary) if name else []
 
 
+def metric_suggestions(text: str, vocabulary: Vocabulary) -> list[Suggestion]:
+    """The names of logged scalars that contain a text."""
+    names = [name for name in vocabulary.scalars if text.lower() in name.lower()]
+    return [_entry(name, name, "") for name in names[:MOST]]
+
+
 def _fields(head: str, minus: str, name: str, vocabulary: Vocabulary) -> list[Suggestion]:
     """The fields whose names begin with the typed one, then those that contain it."""
     fields = [

@@ -2,81 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from typing import Any
 from uuid import UUID
 
 import numpy as np
-from django.core.paginator import Page
-from django.db.models import Count, Q
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.utils.cache import patch_cache_control
 
 from fp8scope_dashboard.accounts.addresses import server_address
-from fp8scope_dashboard.accounts.models import Project
-from fp8scope_dashboard.alerts.models import Event, EventState
-from fp8scope_dashboard.analysis.judging import standing_now
-from fp8scope_dashboard.pages.access import in_project, page, person, run_of
-from fp8scope_dashboard.pages.badges import STATES, Badge, state_badge
-from fp8scope_dashboard.pages.charts.arms import Arm, Arms
+from fp8scope_dashboard.accounts.models import Density, Project, Role
+from fp8scope_dashboard.pages.access import in_project, may, page, person, run_of
+from fp8scope_dashboard.pages.charts.run_colours import NAMES, colour_slot
 from fp8scope_dashboard.pages.charts.sparkline import COLOURS, WIDTH, sparkline
 from fp8scope_dashboard.pages.compare.runs import MOST_CHOSEN
-from fp8scope_dashboard.pages.run.summary import Verdict, baseline_groups, verdict_of
-from fp8scope_dashboard.pages.runs.columns import BUILT_IN, DEFAULT, Cell, Column, cell_of
-from fp8scope_dashboard.pages.runs.groups import Group, groups_page
-from fp8scope_dashboard.pages.runs.listing import GROUPS, Listing, ListState, entries_of, group_label
+from fp8scope_dashboard.pages.runs.columns import BUILT_IN, DEFAULT
+from fp8scope_dashboard.pages.runs.groups import groups_page
+from fp8scope_dashboard.pages.runs.listing import GROUPS, Listing, ListState, group_label
+from fp8scope_dashboard.pages.runs.rows import Rows
 from fp8scope_dashboard.pages.runs.saved_views import views_of
-from fp8scope_dashboard.pages.runs.suggestions import suggestions
+from fp8scope_dashboard.pages.runs.suggestions import metric_suggestions, suggestions
 from fp8scope_dashboard.runs import bulk
 from fp8scope_dashboard.runs.models import DeletedRun, Run
 from fp8scope_dashboard.runs.search import MAX_LENGTH, vocabulary_of
 from fp8scope_dashboard.telemetry import queries
-
-
-class Row:
-    """One row of the list."""
-
-    def __init__(
-        self, run: Run, arm: Arm, baselines: set[str], open_events: int, columns: Iterable[Column]
-    ) -> None:
-        self.run = run
-        self.arm = arm
-        self.state: Badge = state_badge(standing_now(run))
-        self.verdict: Verdict = verdict_of(run, baselines)
-        self.open_events = open_events
-        shown = list(columns)
-        extra = entries_of(run, shown)
-        self.cells: list[Cell] = [cell_of(column, run, extra) for column in shown]
-        self.shows_difference = any(column.key == "difference" for column in shown)
-
-    @property
-    def progress(self) -> float | None:
-        if not self.run.total_steps or self.run.last_step is None:
-            return None
-        return min(100.0, 100.0 * self.run.last_step / self.run.total_steps)
-
-    @property
-    def duration(self) -> float:
-        end = self.run.finished_at or self.run.heartbeat_at
-        return (end - self.run.created_at).total_seconds()
-
-
-class Rows:
-    """Makes rows; what all of them need is read once."""
-
-    def __init__(self, project: Project, runs: Iterable[Run], columns: list[Column]) -> None:
-        self._runs = list(runs)
-        self._columns = columns
-        self._arms = Arms(project)
-        self._baselines = baseline_groups(project.pk)
-        self._opened = _open_events(self._runs)
-
-    def of(self, runs: Iterable[Run]) -> list[Row]:
-        """The rows of some of the runs."""
-        return [
-            Row(run, self._arms.of(run), self._baselines, self._opened.get(run.id, 0), self._columns)
-            for run in runs
-        ]
 
 
 @in_project()
@@ -84,12 +32,11 @@ def project(request: HttpRequest, project: Project) -> HttpResponse:
     """The runs of an address. A project without runs shows how to send the first."""
     state = ListState.of(request.GET)
     listing = Listing(project, state)
-    everything = Run.objects.filter(project=project).aggregate(
-        total=Count("pk"), archived=Count("pk", filter=Q(archived_at__isnull=False))
-    )
+    may_change = may(request, project, Role.MEMBER)
     context: dict[str, Any] = {
         "state": state,
-        **everything,
+        "total": listing.total,
+        "archived": listing.archived,
         "search": state.search[:MAX_LENGTH],
         "longest_search": MAX_LENGTH,
         "problems": listing.query.problems,
@@ -98,39 +45,55 @@ def project(request: HttpRequest, project: Project) -> HttpResponse:
         ],
         "name_order": (state.sorted_by("name"), state.direction("name")),
         "group_label": group_label(state.by) if state.by else "",
-        "states": STATES,
+        "density": person(request).list_density or Density.COMPACT,
+        "densities": Density.choices,
         "server_url": server_address(request),
         "undoable": bulk.undoable(project, person(request)),
-        **(_grouped(listing) if state.by else _listed(listing)),
+        **(_grouped(listing, may_change) if state.by else _listed(listing, may_change)),
     }
     if request.headers.get("HX-Target") == "runs":
         return page(request, project, "runs", "pages/runs/_runs.html", {**context, **_choices(listing)})
-    own = {"views": views_of(project, person(request)), "state_query": state.query()}
+    own = {
+        "views": views_of(project, person(request)),
+        "state_query": state.query(),
+        "colours": enumerate(NAMES, 1),
+    }
     return page(request, project, "runs", "pages/runs/runs.html", {**context, **_choices(listing), **own})
 
 
-def _listed(listing: Listing) -> dict[str, Any]:
-    shown = listing.page()
-    rows = Rows(listing.project, shown, listing.state.shown).of(shown)
-    return {"rows": rows, **_paging(listing, shown)}
+def _listed(listing: Listing, may_change: bool) -> dict[str, Any]:
+    shown, state = listing.page(), listing.state
+    rows = Rows(listing.project, shown.runs, state.shown, may_change=may_change).of(shown.runs)
+    newer = older = ""
+    if shown.has_previous and shown.runs:
+        # The first page needs no run beside it.
+        before = str(shown.runs[0].pk) if shown.number > 2 else ""
+        newer = state.address(page=str(shown.number - 1) if before else "", before=before)
+    if shown.has_next and shown.runs:
+        older = state.address(page=str(shown.number + 1), after=str(shown.runs[-1].pk))
+    return {"rows": rows, "newer": newer, "older": older, **_paging(listing, shown.number, shown.count)}
 
 
-def _grouped(listing: Listing) -> dict[str, Any]:
+def _grouped(listing: Listing, may_change: bool) -> dict[str, Any]:
+    state = listing.state
     groups, shown = groups_page(listing)
     members = [run for group in groups for run in group.members or ()]
-    rows = Rows(listing.project, members, listing.state.shown)
-    entries: list[tuple[Group, list[Row]]] = [(group, rows.of(group.members or ())) for group in groups]
+    rows = Rows(listing.project, members, state.shown, may_change=may_change)
     keys = ("name", "count", "loss", "created")
-    orders = {key: (listing.state.sorted_by(key), listing.state.direction(key)) for key in keys}
-    return {"groups": entries, "orders": orders, **_paging(listing, shown)}
-
-
-def _paging(listing: Listing, shown: Page[Any]) -> dict[str, Any]:
-    state, matching = listing.state, listing.matching
     return {
-        "pages": shown,
+        "groups": [(group, rows.of(group.members or ())) for group in groups],
+        "orders": {key: (state.sorted_by(key), state.direction(key)) for key in keys},
         "newer": state.address(page=str(shown.previous_page_number())) if shown.has_previous() else "",
         "older": state.address(page=str(shown.next_page_number())) if shown.has_next() else "",
+        **_paging(listing, shown.number, shown.paginator.num_pages),
+    }
+
+
+def _paging(listing: Listing, number: int, count: int) -> dict[str, Any]:
+    matching = listing.matching
+    return {
+        "page_number": number,
+        "page_count": count,
         "matching": matching,
         "comparable": 1 < matching <= MOST_CHOSEN,
         "most_compared": MOST_CHOSEN,
@@ -155,16 +118,15 @@ def _choices(listing: Listing) -> dict[str, Any]:
 
 @in_project()
 def suggest(request: HttpRequest, project: Project) -> JsonResponse:
-    """Suggestions for a search that is being typed, or for a column (`for=column`)."""
+    """Suggestions for a search that is being typed; `for` is "column" or "metric" for their fields."""
     text = request.GET.get("q", "").replace("\0", "")[:MAX_LENGTH]
     vocabulary = vocabulary_of(project)
-    offered = suggestions(project, text, vocabulary, names_only=request.GET.get("for") == "column")
+    wanted = request.GET.get("for")
+    if wanted == "metric":
+        offered = metric_suggestions(text, vocabulary)
+    else:
+        offered = suggestions(project, text, vocabulary, names_only=wanted == "column")
     return JsonResponse({"suggestions": offered})
-
-
-def _open_events(runs: Iterable[Run]) -> Mapping[UUID, int]:
-    events = Event.objects.filter(run__in=list(runs), state=EventState.OPEN).order_by()
-    return dict(events.values_list("run_id").annotate(Count("id")))
 
 
 @in_project(cacheable=True)
@@ -179,8 +141,7 @@ def spark(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
         return blank
     shown = run_of(project, run_id)
     slot = request.GET.get("slot", "")
-    # The list knows the colour already: finding it reads all groups of the project.
-    colour = slot if slot in COLOURS else Arms(project).of(shown).slot
+    colour = slot if slot in COLOURS else colour_slot(shown)
     series = queries.scalar(shown.id, "loss", points=WIDTH)
     image = sparkline(series.steps.astype(float), series.values, colour)
     answer = HttpResponse(image, content_type="image/svg+xml")

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
 from django import template
-from django.templatetags.static import static
 from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
 from fp8scope_dashboard.pages import formatting, glossary
+from fp8scope_dashboard.pages.badges import Badge, badge_html, icon_html
 from fp8scope_dashboard.pages.charts.arms import precision_label
+from fp8scope_dashboard.pages.charts.run_colours import colour_number
+from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.text import run_summary
 from fp8scope_dashboard.text.numbers import MINUS
 
@@ -122,15 +125,22 @@ def dotted(name: str) -> SafeString:
 
 @register.simple_tag
 def icon(name: str) -> SafeString:
-    """An icon of static/pages/img/icons.svg. It is decorative: text beside it has the meaning."""
-    address = static("pages/img/icons.svg")
-    return format_html('<svg class="icon" aria-hidden="true"><use href="{}#{}"></use></svg>', address, name)
+    """An icon; see badges.icon_html."""
+    return icon_html(name)
 
 
-@register.inclusion_tag("pages/_badge.html")
-def badge(content: Any) -> dict[str, Any]:
-    """Render a verdicts.Badge."""
-    return {"badge": content}
+@register.simple_tag
+def badge(content: Badge | Mapping[str, str]) -> SafeString:
+    """A badge, or what a stored document has of one; see badges.badge_html."""
+    if isinstance(content, Badge):
+        return badge_html(content)
+    return badge_html(Badge(content["label"], content["tone"], content["icon"]))  # type: ignore[arg-type]
+
+
+@register.simple_tag
+def run_dot(run: Run) -> SafeString:
+    """A dot in the colour of a run. It is decorative: its name is beside it."""
+    return format_html('<span class="run-dot run-colour--{}" aria-hidden="true"></span>', colour_number(run))
 
 
 @register.inclusion_tag("pages/_help.html")
