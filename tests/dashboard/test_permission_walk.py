@@ -59,7 +59,7 @@ PAGES: Final[Mapping[str, Page]] = {
         changes related_runs progress channels channel_list alert alerts_recent rules rule rule_new rule_trial
         score_differences shared_reports shared_report run_suggest tensor tensor_map tensor_picture
         tensor_ranking tensor_find compare_find compare_configuration console_lines console_text
-        project_events run_events runs_figure
+        project_events run_events runs_figure run_charts run_scatter run_parallel
         """,
         read="viewer",
     ),

@@ -8,6 +8,7 @@ import pytest
 from dashboard.helpers.many_runs import fill_project
 from dashboard.helpers.recording import Recorder, make_run
 from dashboard.helpers.seeding import Seeded, seed_project
+from e2e.helpers.accessibility import violations
 from e2e.helpers.tabs import OpenTab, Tab
 from helpers.live_servers import Server
 from playwright.sync_api import Route, expect
@@ -205,3 +206,46 @@ def test_the_chooser_finds_old_runs(open_tab: OpenTab, server: Server, seeded: S
     expect(tab.page.locator("#choices")).to_contain_text("found")
     expect(box).to_be_checked()
     tab.draw_everything()
+
+
+def test_eyes_choose_curves_and_colours_stay(open_tab: OpenTab, server: Server, seeded: Seeded) -> None:
+    """The chart of chosen runs, an eye, the colour of a run on another page, and the density of rows."""
+    tab = open_tab()
+    open_list(tab, server)
+    page = tab.page
+    page.get_by_role("button", name="Chart", exact=True).click()
+    lines = page.locator("#overlay-chart .legend .traces")
+    expect(lines).to_have_count(5)
+    run = seeded.healthy
+    page.locator(f"[data-eye='{run.pk}']").click()
+    expect(lines).to_have_count(4)
+    page.locator(f"[data-colour-of='{run.pk}']").click()
+    page.get_by_role("button", name="Olive", exact=True).click()
+    expect(page.locator(f"[data-run-dot='{run.pk}']")).to_have_class(re.compile("run-colour--10"))
+    expect(page.locator(f"[data-colour-of='{run.pk}']")).to_be_focused()
+    expect(page.locator(f"#spark-{run.pk}")).to_have_attribute("src", re.compile("slot=run-10"))
+    assert not violations(page)
+    page.reload()
+    expect(lines).to_have_count(4)
+    page.get_by_role("button", name="Comfortable").click()
+    expect(page.locator(".runs--comfortable")).to_be_visible()
+
+
+def test_settings_and_results(open_tab: OpenTab, server: Server, seeded: Seeded) -> None:
+    """A point of the scatter plot opens its run."""
+    for number, run in enumerate((seeded.healthy, *seeded.baselines)):
+        Run.objects.filter(pk=run.pk).update(config={"lr": 1e-4 * (number + 1), "depth": 12 + number % 2})
+    tab = open_tab()
+    open_list(tab, server)
+    page = tab.page
+    page.get_by_role("link", name="Settings and results").click()
+    page.locator("[name=setting]").select_option("config.lr")
+    expect(page.locator("#scatter .point")).to_have_count(4)
+    tab.draw_everything()
+    page.locator("#parallel summary, form[data-controls=parallel] summary").first.click()
+    page.get_by_role("checkbox", name="Precision").check()
+    expect(page.locator("#parallel .xtick text")).to_have_count(4)
+    box = page.locator("#scatter .point").first.bounding_box()
+    assert box is not None
+    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.wait_for_url(re.compile("/runs/[0-9a-f-]{36}/"))

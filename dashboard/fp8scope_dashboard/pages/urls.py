@@ -15,7 +15,7 @@ from fp8scope_dashboard.pages.run import console_views, data, diagnosis_views, n
 from fp8scope_dashboard.pages.run import views as run
 from fp8scope_dashboard.pages.run.controls import views as run_controls
 from fp8scope_dashboard.pages.run.figures import views as figures
-from fp8scope_dashboard.pages.runs import actions, overlay
+from fp8scope_dashboard.pages.runs import actions, overlay, result_views
 from fp8scope_dashboard.pages.runs import views as run_list
 from fp8scope_dashboard.pages.scores import figures as evaluation_figures
 from fp8scope_dashboard.pages.scores import views as evaluations
@@ -55,6 +55,9 @@ urlpatterns: list[URLPattern] = [
     path(P + "find/compare", actions.compare_selected, name="compare_selected"),
     path(P + "find/changes/<uuid:action_id>/undo", actions.undo, name="runs_undo"),
     path(P + "find/curves.json", overlay.runs_figure, name="runs_figure"),
+    path(P + "charts/", result_views.run_charts, name="run_charts"),
+    path(P + "charts/scatter.json", result_views.run_scatter, name="run_scatter"),
+    path(P + "charts/parallel.json", result_views.run_parallel, name="run_parallel"),
     path(P + "find/density", actions.list_density, name="list_density"),
     path(P + "views/save", actions.view_save, name="view_save"),
     path(P + "views/<int:view_id>/delete", actions.view_delete, name="view_delete"),

@@ -45,6 +45,9 @@ READ += [
     "console_lines",
     "console_text",
     "runs_figure",
+    "run_charts",
+    "run_scatter",
+    "run_parallel",
 ]
 # Redirects to an address that is listed here; test_tensors_views.py covers it.
 REDIRECTS = ["tensor_find"]

@@ -53,6 +53,9 @@ def add_report(visitor: Visitor, number: int) -> None:
 PAGES: dict[str, Callable[[Visitor, int], None]] = {
     "": add_run,
     "?by=group": add_run,
+    "?page=2": add_run,
+    "charts/": add_run,
+    "charts/scatter.json?setting=config.lr&result=loss": add_run,
     "compare/": add_run,
     "alerts/?state=all": add_alert,
     "rules/": add_alert,

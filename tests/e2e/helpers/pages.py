@@ -26,6 +26,7 @@ PAGES: Final[dict[str, dict[str, str]]] = {
         "with a drawer": "?tensor=0",
         "with a range": "?steps=40..60",
     },
+    "run_charts": {"": "", "of a search": "?q=precision:fp8", "without a match": "?q=nothing"},
     "run_data": {"": ""},
     "diagnosis": {"": ""},
     "readiness": {"": ""},

@@ -237,13 +237,13 @@ class Listing:
         runs = self._order.beyond(self.runs, self.project, run_id, backwards=backwards)
         if runs is None:
             return None
-        shown = _with_entries(runs, self.state.shown)
+        shown = with_entries(runs, self.state.shown)
         rows = list(self._order.sort(shown, backwards=backwards)[:RUNS_A_PAGE])
         return rows[::-1] if backwards else rows
 
     def ordered(self, runs: QuerySet[Run]) -> QuerySet[Run]:
         """Runs with what a row shows, in the order of the address; runs without a value are last."""
-        return self._order.sort(_with_entries(runs, self.state.shown))
+        return self._order.sort(with_entries(runs, self.state.shown))
 
     @property
     def _order(self) -> Order:
@@ -291,7 +291,7 @@ class Listing:
         return [(row[:-1], row[-1]) for row in rows]
 
 
-def _with_entries(runs: QuerySet[Run], columns: Sequence[Column]) -> QuerySet[Run]:
+def with_entries(runs: QuerySet[Run], columns: Sequence[Column]) -> QuerySet[Run]:
     """Runs annotated with `entry_I_J`: column I's value at its path J."""
     entries = {
         f"entry_{i}_{j}": PathValue(column.source, path)

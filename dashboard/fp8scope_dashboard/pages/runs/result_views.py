@@ -1,0 +1,111 @@
+"""The charts of a search: settings of its runs against their results."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+from django.http import HttpRequest, HttpResponse
+from django.urls import reverse
+
+from fp8scope_dashboard.accounts.models import Project
+from fp8scope_dashboard.pages.access import in_project, page
+from fp8scope_dashboard.pages.charts.answers import empty_answer, figure_answer
+from fp8scope_dashboard.pages.charts.run_colours import colour_slot
+from fp8scope_dashboard.pages.charts.series import Options
+from fp8scope_dashboard.pages.formatting import count
+from fp8scope_dashboard.pages.runs.columns import Column, column_named
+from fp8scope_dashboard.pages.runs.listing import Listing, ListState
+from fp8scope_dashboard.pages.runs.result_figures import parallel_figure, scatter_figure
+from fp8scope_dashboard.pages.runs.result_values import (
+    MOST_RUNS,
+    RESULTS,
+    SETTINGS,
+    axis_of,
+    differing_settings,
+    plotted,
+    read_runs,
+)
+from fp8scope_dashboard.runs.search import MAX_LENGTH
+
+MOST_AXES: Final = 8
+FIRST_AXES: Final = 5
+MOST_SCALARS: Final = 60
+MOST_SETTINGS: Final = 40
+NO_RUN: Final = "No run of the search has both values. Choose another setting or result, or search more runs."
+
+
+@in_project()
+def run_charts(request: HttpRequest, project: Project) -> HttpResponse:
+    """The page with the charts of a search."""
+    state = ListState.of(request.GET)
+    listing = Listing(project, state)
+    matching = listing.matching
+    settings = differing_settings(listing, MOST_SETTINGS)
+    scalars = [f"scalar.{name}" for name in listing.vocabulary.scalars if name != "loss"][:MOST_SCALARS]
+    context: dict[str, Any] = {
+        "state": state,
+        "search": state.search[:MAX_LENGTH],
+        "longest_search": MAX_LENGTH,
+        "problems": listing.query.problems,
+        "matching": matching,
+        "is_cut": matching > MOST_RUNS,
+        "most_runs": MOST_RUNS,
+        "results": _choices([*RESULTS, *scalars]),
+        "settings": _choices([*settings, *SETTINGS]),
+        "first_axes": ",".join(settings[:FIRST_AXES]),
+        "axes": [
+            (*choice, choice[0] in settings[:FIRST_AXES]) for choice in _choices([*settings, *SETTINGS])
+        ],
+        "list_address": f"{reverse('project', args=[project.slug])}{state.address(page='')}",
+    }
+    return page(request, project, "runs", "pages/runs/charts.html", context)
+
+
+def _choices(keys: list[str]) -> list[tuple[str, str]]:
+    """Keys with their titles."""
+    return [(key, column.title) for key in keys if (column := column_named(key)) is not None]
+
+
+@in_project()
+def run_scatter(request: HttpRequest, project: Project) -> HttpResponse:
+    """The results of the runs of a search over a setting."""
+    setting, result = plotted(request.GET.get("setting", "")), plotted(request.GET.get("result", ""))
+    if setting is None or result is None:
+        return empty_answer("Choose a setting and a result.")
+    runs = read_runs(_listing(request, project), [setting, result])
+    across, up = (axis_of(runs, [setting, result], column) for column in (setting, result))
+    shown = int(np.count_nonzero(np.isfinite(across.positions) & np.isfinite(up.positions)))
+    if not shown:
+        return empty_answer(NO_RUN)
+    options = Options.of(request.GET)
+    facts = [(run.name, colour_slot(run), reverse("run", args=[project.slug, run.pk])) for run in runs]
+    drawn = scatter_figure(across, up, facts, options.theme, compact=options.compact)
+    return figure_answer(
+        drawn, f"{up.title} over {across.title} of {count(shown)} of {count(len(runs))} runs."
+    )
+
+
+@in_project()
+def run_parallel(request: HttpRequest, project: Project) -> HttpResponse:
+    """The settings of the runs of a search as parallel axes, and a result as the last one."""
+    result = plotted(request.GET.get("result", ""))
+    chosen = [plotted(key) for key in request.GET.get("settings", "").split(",")[:MOST_AXES]]
+    settings: list[Column] = [column for column in chosen if column is not None]
+    if result is None or not settings:
+        return empty_answer("Choose a result, and the settings to show.")
+    columns = [*settings, result]
+    runs = read_runs(_listing(request, project), columns)
+    last = axis_of(runs, columns, result)
+    if last.texts or not np.isfinite(last.positions).any():
+        return empty_answer(NO_RUN)
+    axes = [axis_of(runs, columns, column) for column in settings]
+    options = Options.of(request.GET)
+    drawn = parallel_figure(axes, last, [run.name for run in runs], options.theme, compact=options.compact)
+    titles = ", ".join(axis.title for axis in axes)
+    shown = int(np.count_nonzero(np.isfinite(last.positions)))
+    return figure_answer(drawn, f"{titles} and {last.title} of {count(shown)} of {count(len(runs))} runs.")
+
+
+def _listing(request: HttpRequest, project: Project) -> Listing:
+    return Listing(project, ListState(search=request.GET.get("q", "").strip()))
