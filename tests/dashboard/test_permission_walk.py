@@ -78,9 +78,14 @@ PAGES: Final[Mapping[str, Page]] = {
         post="member",
     ),
     **pages(
-        "channel_create channel_change margins retention project_general member_add member_change",
+        """
+        channel_create channel_change margins retention project_general project_archive member_add
+        member_change
+        """,
         post="admin",
     ),
+    # Only administrators of the server make projects.
+    **pages("project_new", post="superuser"),
 }
 
 
@@ -117,6 +122,9 @@ ENDPOINTS: Final[Mapping[tuple[str, str], Endpoint]] = {
     ("GET", "rules"): Endpoint(Scope.READ),
     ("PUT", "rules"): Endpoint(Scope.ADMINISTER, {"version": 1, "rules": []}),
     ("DELETE", "runs/{run}"): Endpoint(Scope.ADMINISTER),
+    ("GET", "project"): Endpoint(Scope.READ),
+    ("PATCH", "project"): Endpoint(Scope.ADMINISTER, {"name": "n", "description": "d", "archived": True}),
+    ("POST", "projects"): Endpoint(Scope.ADMINISTER, {"slug": "new", "name": "New"}),
 }
 # The description of the API, without data.
 PUBLIC: Final = {"", "openapi.json", "docs"}
@@ -247,6 +255,9 @@ class Tokens:
 def expected_of_token(token: str, method: str, route: str, scope: Scope) -> str:
     if token in ("none", "session", "revoked"):
         return "sign in"
+    if route == "projects":
+        # Also the tokens that administer a project: they are not of an administrator of the server.
+        return "forbidden"
     if token == "elsewhere":
         # Registering a run that exists in another project is a conflict (409).
         return "hidden" if "{run}" in route and method != "PUT" else "allowed"

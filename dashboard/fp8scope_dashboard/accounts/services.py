@@ -49,13 +49,13 @@ _RANKS = {Role.VIEWER.value: 0, Role.MEMBER.value: 1, Role.ADMIN.value: 2}
 
 
 @transaction.atomic
-def create_project(slug: str, name: str, owner: User | None = None) -> Project:
+def create_project(slug: str, name: str, owner: User | None = None, *, description: str = "") -> Project:
     """Create a project with the default alert rules. The owner becomes its administrator.
 
     Raises:
         ValidationError: the slug is taken or invalid, or the name is empty or too long.
     """
-    project = Project(slug=slug, name=name)
+    project = Project(slug=slug, name=name, description=description)
     project.full_clean()
     project.save()
     if owner is not None:

@@ -49,6 +49,7 @@ def _run_action(options: argparse.Namespace, data: DataDir, is_running: bool) ->
     from fp8scope_dashboard.accounts.people import PeopleError
 
     actions = {"link": _link, "password": _password, "invite": _invite, "remove": _remove, "rekey": _rekey}
+    actions |= {"projects": _projects, "project": _project}
     try:
         actions[options.action](options, data)
     except PeopleError as error:
@@ -111,6 +112,38 @@ def _remove(options: argparse.Namespace, data: DataDir) -> None:
     remove_member(Actor(), membership, person_named(None) if keep else None)
     outcome = f" {theirs}: {'kept, as those of the administrator' if keep else 'revoked'}." if theirs else ""
     _note(f"Removed {options.name} from {project.slug}.{outcome} The project's settings page can undo it.")
+
+
+def _projects(options: argparse.Namespace, data: DataDir) -> None:
+    from fp8scope_dashboard.accounts.models import Project
+
+    for project in Project.objects.order_by("slug"):
+        print(f"{project.slug}\t{project.name}{' (archived)' if project.archived_at else ''}")
+
+
+def _project(options: argparse.Namespace, data: DataDir) -> None:
+    from fp8scope_dashboard.accounts import projects
+    from fp8scope_dashboard.accounts.people import person_named, project_named
+    from fp8scope_dashboard.audit.log import Actor, record
+    from fp8scope_dashboard.audit.models import Action
+
+    try:
+        if options.new:
+            owner = person_named(options.owner)
+            project = projects.make(
+                options.slug, options.name or options.slug, options.description or "", owner
+            )
+            changes = [f"made “{project.name}”"]
+        else:
+            project = project_named(options.slug)
+            changes = projects.change(
+                project, name=options.name, description=options.description, archived=options.archived
+            )
+    except projects.ProjectError as error:
+        raise AdminError(str(error)) from error
+    if changes:
+        record(Actor(), project, Action.PROJECT, ", ".join(changes))
+    _note(f"{project.slug}: {', '.join(changes) or 'nothing to change'}.")
 
 
 def _confirm(question: str) -> bool:
@@ -193,7 +226,7 @@ def _parser() -> argparse.ArgumentParser:
         help="the directory of `fp8scope up` (default: FP8SCOPE_DATA_DIR, else ~/.fp8scope)",
     )
     actions = parser.add_subparsers(
-        dest="action", required=True, metavar="{link,password,invite,remove,rekey}"
+        dest="action", required=True, metavar="{link,password,invite,remove,rekey,projects,project}"
     )
     link = actions.add_parser("link", help="print a one-time sign-in link for a user")
     password = actions.add_parser("password", help="set a user's password")
@@ -202,6 +235,17 @@ def _parser() -> argparse.ArgumentParser:
     actions.add_parser(
         "rekey", help="encrypt the channels' settings with the present secret key, after it was changed"
     )
+    actions.add_parser("projects", help="list the projects")
+    project = actions.add_parser("project", help="make, rename, describe or archive a project")
+    project.add_argument("slug", metavar="SLUG", help="its short name, as in its address")
+    project.add_argument("--new", action="store_true", help="make it")
+    project.add_argument("--owner", metavar="NAME", help="of a new one (default: the administrator)")
+    project.add_argument("--name", metavar="NAME")
+    project.add_argument("--description", metavar="TEXT")
+    project.add_argument(
+        "--archive", dest="archived", action="store_true", default=None, help="list it apart; it goes on"
+    )
+    project.add_argument("--unarchive", dest="archived", action="store_false", help="list it again")
     for command in (link, password):
         command.add_argument("--user", metavar="NAME", help="default: the administrator")
     password.add_argument(

@@ -51,7 +51,7 @@ NEEDED_SCOPE: Final = "fp8scope.scope"
 CAPABILITIES: Final = {
     Scope.WRITE: "register and write runs",
     Scope.READ: "read runs that other tokens registered, or rules",
-    Scope.ADMINISTER: "change alert rules or delete runs",
+    Scope.ADMINISTER: "change alert rules or the project, or delete runs",
 }
 
 

@@ -14,6 +14,7 @@ from fp8scope_dashboard.api.diagnosis import router as diagnosis
 from fp8scope_dashboard.api.errors import refusal_of
 from fp8scope_dashboard.api.exports import router as exports
 from fp8scope_dashboard.api.ingest import router as ingest
+from fp8scope_dashboard.api.projects import router as projects
 from fp8scope_dashboard.api.readiness import router as readiness
 from fp8scope_dashboard.api.rules import router as rules
 from fp8scope_dashboard.api.runs import router as runs
@@ -35,6 +36,7 @@ api.add_router("", control)
 api.add_router("", telemetry)
 api.add_router("", readiness)
 api.add_router("", rules)
+api.add_router("", projects)
 
 
 def refuse(request: HttpRequest, error: RefusalError) -> HttpResponse:

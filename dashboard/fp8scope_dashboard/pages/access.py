@@ -116,7 +116,7 @@ def frame(request: HttpRequest, project: Project, section: str) -> dict[str, Any
         **FRAMED,
         "project": project,
         "section": section,
-        "projects": projects_of(person(request)).order_by("name")[:MOST_PROJECTS],
+        "projects": projects_of(person(request)).filter(archived_at=None).order_by("name")[:MOST_PROJECTS],
         "open_alerts": open_alerts(project),
         "newest_alert": newest_alert(project),
         "changes_since": changes_since(request),

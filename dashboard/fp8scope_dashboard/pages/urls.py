@@ -49,6 +49,7 @@ RUN = P + "runs/<uuid:run_id>/"
 
 urlpatterns: list[URLPattern] = [
     path("", home.home, name="home"),
+    path("projects/new", home.project_new, name="project_new"),
     path(P, run_list.project, name="project"),
     path(P + "find/suggestions.json", run_list.suggest, name="run_suggest"),
     path(P + "find/change", actions.change, name="runs_change"),
@@ -139,6 +140,7 @@ urlpatterns: list[URLPattern] = [
     path(P + "channels/<int:channel_id>/again", channels.delivery_again, name="delivery_again"),
     path(P + "settings/", settings.settings, name="settings"),
     path(P + "settings/general", settings.general, name="project_general"),
+    path(P + "settings/archive", settings.archive, name="project_archive"),
     path(P + "settings/members/new", settings.member_add, name="member_add"),
     path(P + "settings/members/<int:member_id>", settings.member_change, name="member_change"),
     path(P + "settings/changes/<int:entry_id>/undo", audit.change_undo, name="change_undo"),

@@ -111,6 +111,23 @@ def test_a_password_set_here_signs_in_and_ends_other_sessions(up: Up) -> None:
     assert after.name() == "admin"
 
 
+def test_makes_renames_and_archives_projects(up: Up) -> None:
+    def project(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return admin("--data-dir", str(up.data_dir), *arguments)
+
+    made = project("project", "sweep", "--new", "--name", "A sweep", "--description", "Rates")
+    assert made.returncode == 0 and "made “A sweep”" in made.stderr
+    assert "sweep\tA sweep\n" in project("projects").stdout
+    changed = project("project", "sweep", "--name", "Another", "--archive")
+    assert "name “Another”, archived" in changed.stderr
+    assert "sweep\tAnother (archived)\n" in project("projects").stdout
+    assert "nothing to change" in project("project", "sweep", "--archive").stderr
+    again = project("project", "sweep", "--new")
+    assert again.returncode == 1 and "already exists" in again.stderr
+    missing = project("project", "nothing", "--archive")
+    assert missing.returncode == 1 and "there is no project 'nothing'" in missing.stderr
+
+
 def test_prompts_for_a_password_without_showing_it(up: Up) -> None:
     """On a terminal the password is asked for twice, without an echo."""
     command = [sys.executable, "-m", "fp8scope_dashboard.cli", "admin", "--data-dir", str(up.data_dir)]

@@ -72,10 +72,12 @@ MEMBER += ["delivery_again", "run_delete", "baseline_new", "group_new", "choice_
 FORMS = ["shared_report_new"]
 # Addresses outside of projects, with tests of their own.
 OTHERS = ["home", "shared", "alert_picture", "server_status", "server_status_json"]
+# Makes a project, so it is not in one; test_home.py covers it.
+MAKES = ["project_new"]
 # Their address is a secret, which `Addresses` does not make.
 SIGNED = ["shared", "alert_picture"]
 ADMIN = ["channel_create", "channel_change", "margins", "retention"]
-ADMIN += ["project_general", "member_add", "member_change"]
+ADMIN += ["project_general", "project_archive", "member_add", "member_change"]
 
 
 @pytest.fixture
@@ -89,14 +91,14 @@ def test_it_works(viewer: Visitor, addresses: Addresses) -> None:
 
 
 def test_every_address_is_listed_here() -> None:
-    listed = {*READ, *REDIRECTS, *STREAMS, *PERSONAL, *MEMBER, *ADMIN, *FORMS, *OTHERS}
+    listed = {*READ, *REDIRECTS, *STREAMS, *PERSONAL, *MEMBER, *ADMIN, *FORMS, *OTHERS, *MAKES}
     assert {entry.name for entry in urlpatterns} == listed
 
 
 def test_an_address_takes_only_its_own_methods(admin: Visitor, addresses: Addresses) -> None:
     addresses.of("project")
     own = {name: {"GET", "HEAD"} for name in (*READ, *REDIRECTS, *STREAMS, *OTHERS) if name not in SIGNED}
-    own |= {name: {"POST"} for name in (*PERSONAL, *MEMBER, *ADMIN)}
+    own |= {name: {"POST"} for name in (*PERSONAL, *MEMBER, *ADMIN, *MAKES)}
     own |= {name: {"GET", "HEAD", "POST"} for name in FORMS}
     for name, methods in own.items():
         for method in {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"} - methods:

@@ -13,7 +13,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.urls import reverse
 
-from fp8scope_dashboard.accounts import members, people
+from fp8scope_dashboard.accounts import members, people, projects
 from fp8scope_dashboard.accounts.addresses import server_address
 from fp8scope_dashboard.accounts.members import MOST_MEMBERS
 from fp8scope_dashboard.accounts.models import ApiToken, Membership, Project, Role, Scope, User
@@ -92,18 +92,32 @@ def _live_links() -> Coalesce:
 
 @in_project(Role.ADMIN, methods=POST)
 def general(request: HttpRequest, project: Project) -> HttpResponse:
-    """Change the project's name and its default baseline."""
-    project.name = request.POST.get("name", "").strip()
+    """Change the project's name, its description and its default baseline."""
     project.default_baseline = request.POST.get("default_baseline", "").strip()
     try:
-        project.full_clean()
-    except ValidationError as error:
-        messages.error(request, _problems(error))
+        changes = projects.change(
+            project, name=request.POST.get("name", ""), description=request.POST.get("description", "")
+        )
+    except projects.ProjectError as error:
+        messages.error(request, str(error))
     else:
-        project.save(update_fields=["name", "default_baseline"])
-        text = f"name “{project.name}”, default baseline “{project.default_baseline}”"
+        project.save(update_fields=["default_baseline"])
+        text = ", ".join([*changes, f"default baseline “{project.default_baseline}”"])
         record(actor_of(request), project, Action.PROJECT, text)
         messages.success(request, "Saved.")
+    return _settings(project, "general")
+
+
+@in_project(Role.ADMIN, methods=POST)
+def archive(request: HttpRequest, project: Project) -> HttpResponse:
+    """Archive the project (`archived=1`), or list it with the others again."""
+    wanted = request.POST.get("archived") == "1"
+    if changes := projects.change(project, archived=wanted):
+        record(actor_of(request), project, Action.PROJECT, ", ".join(changes))
+    said = (
+        "Archived: the project is listed apart, and everything in it goes on." if wanted else "Listed again."
+    )
+    messages.success(request, said)
     return _settings(project, "general")
 
 

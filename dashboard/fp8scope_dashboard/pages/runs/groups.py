@@ -118,6 +118,11 @@ def groups_page(listing: Listing) -> tuple[list[Group], Page[Any]]:
     return [_group(listing, keyed, row, alerts) for row in rows], page
 
 
+def worst_badge(rank: int | None) -> Badge:
+    """The badge of the worst verdict of some runs, from `columns.verdict_rank`."""
+    return NO_BASELINE if rank is None else _BADGES[VERDICT_ORDER[rank]]
+
+
 def _key(by: str) -> Any:
     """The value that runs are grouped by: NULL without one."""
     if by in _COLUMNS:
@@ -146,7 +151,6 @@ def _group(listing: Listing, keyed: Any, row: Mapping[str, Any], alerts: dict[st
     if is_open:
         same = keyed.filter(group_key__isnull=True) if value is None else keyed.filter(group_key=value)
         members = list(listing.ordered(same)[:MEMBERS])
-    worst = row["worst"]
     # Terms of one field are alternatives: the group's own replaces them.
     text = f"{listing.query.without(state.by).text} {term}".strip()
     return Group(
@@ -157,7 +161,7 @@ def _group(listing: Listing, keyed: Any, row: Mapping[str, Any], alerts: dict[st
         spread=row["spread"],
         lowest=row["lowest"],
         highest=row["highest"],
-        worst=NO_BASELINE if worst is None else _BADGES[VERDICT_ORDER[worst]],
+        worst=worst_badge(row["worst"]),
         alerts=alerts.get(value, 0),
         newest=row["newest"],
         search=text,
