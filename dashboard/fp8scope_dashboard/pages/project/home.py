@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 from django.contrib import messages
 from django.contrib.auth.decorators import login_required
@@ -86,11 +86,11 @@ def _states(shown: Sequence[Project]) -> list[ProjectState]:
             worst=Min(verdict_rank()),
         )
     )
-    facts = {row["project"]: row for row in counted}
+    facts: dict[int, dict[str, Any]] = {row["project"]: row for row in counted}
     alerts = open_alerts_by_project([project.pk for project in shown])
     states = []
     for project in shown:
-        row = facts.get(project.pk, {})
+        row: dict[str, Any] = facts.get(project.pk, {})
         running, worst = row.get("running", 0), row.get("worst")
         states.append(
             ProjectState(

@@ -40,7 +40,8 @@ def scatter_figure(
         runs: of each run its name, the slot of its colour, and the address of its page.
     """
     figure = new_figure(theme, compact=compact, height=400, x_title=setting.title, y_title=result.title)
-    shown = np.flatnonzero(np.isfinite(setting.positions) & np.isfinite(result.positions))
+    is_shown = np.isfinite(setting.positions) & np.isfinite(result.positions)
+    shown: list[int] = np.flatnonzero(is_shown).tolist()
     texts = [
         "<br>".join([_short(runs[i][0]), *(_labelled(axis, i) for axis in (setting, result))]) for i in shown
     ]
@@ -113,7 +114,7 @@ def parallel_figure(
         x: list[float | None] = []
         y: list[float | None] = []
         texts: list[str] = []
-        for run in members:
+        for run in members.tolist():
             known = np.flatnonzero(np.isfinite(places[:, run]))
             name = _short(names[run])
             x += [*known.astype(float).tolist(), None]

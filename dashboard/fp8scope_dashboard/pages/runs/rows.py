@@ -79,9 +79,13 @@ def _texts(
             shown = aligned_differences(values)
         elif column.key == "loss" or column.source == "scalar":
             name = column.entry or "loss"
-            scalars = [(run.last_scalars or {}).get(name) for run in runs]
-            shown = aligned([NON_FINITE.get(value, value) for value in scalars])
+            shown = aligned([_scalar(run, name) for run in runs])
         else:
             continue
         texts[column.key] = dict(zip((run.pk for run in runs), shown, strict=True))
     return texts
+
+
+def _scalar(run: Run, name: str) -> float | None:
+    value: float | str | None = (run.last_scalars or {}).get(name)
+    return NON_FINITE.get(value) if isinstance(value, str) else value

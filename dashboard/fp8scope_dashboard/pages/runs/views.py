@@ -16,6 +16,7 @@ from fp8scope_dashboard.pages.charts.run_colours import NAMES, colour_slot
 from fp8scope_dashboard.pages.charts.sparkline import COLOURS, WIDTH, sparkline
 from fp8scope_dashboard.pages.compare.runs import MOST_CHOSEN
 from fp8scope_dashboard.pages.runs.columns import BUILT_IN, DEFAULT
+from fp8scope_dashboard.pages.runs.first_run import WAYS, arrival_of
 from fp8scope_dashboard.pages.runs.groups import groups_page
 from fp8scope_dashboard.pages.runs.listing import GROUPS, Listing, ListState, group_label
 from fp8scope_dashboard.pages.runs.rows import Rows
@@ -48,6 +49,7 @@ def project(request: HttpRequest, project: Project) -> HttpResponse:
         "density": person(request).list_density or Density.COMPACT,
         "densities": Density.choices,
         "server_url": server_address(request),
+        "ways": WAYS,
         "undoable": bulk.undoable(project, person(request)),
         **(_grouped(listing, may_change) if state.by else _listed(listing, may_change)),
     }
@@ -71,7 +73,14 @@ def _listed(listing: Listing, may_change: bool) -> dict[str, Any]:
         newer = state.address(page=str(shown.number - 1) if before else "", before=before)
     if shown.has_next and shown.runs:
         older = state.address(page=str(shown.number + 1), after=str(shown.runs[-1].pk))
-    return {"rows": rows, "newer": newer, "older": older, **_paging(listing, shown.number, shown.count)}
+    arrival = None if state.search else arrival_of(listing.total, shown.runs)
+    return {
+        "rows": rows,
+        "arrival": arrival,
+        "newer": newer,
+        "older": older,
+        **_paging(listing, shown.number, shown.count),
+    }
 
 
 def _grouped(listing: Listing, may_change: bool) -> dict[str, Any]:

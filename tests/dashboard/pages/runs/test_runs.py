@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
@@ -9,6 +10,7 @@ import numpy as np
 from dashboard.helpers.recording import Recorder, make_run
 from dashboard.helpers.seeding import Seeded
 from dashboard.helpers.visitors import Visitor, html
+from django.utils import timezone
 from django.utils.html import escape
 
 from fp8scope_dashboard.pages.formatting import written
@@ -33,6 +35,26 @@ def test_without_runs_it_says_how_to_get_one(member: Visitor, viewer: Visitor) -
     # No index has the package: it is installed from a checkout.
     assert "pip install '.[torch]'" in page
     assert "Create a token" not in html(viewer), "a viewer cannot create tokens"
+
+
+def test_the_first_run_has_three_ways(member: Visitor) -> None:
+    page = html(member)
+    assert page.count("Waiting for the first row of a run") == 3
+    for words in ("fp8scope.convert(model", 'group="bf16", seed=1', "fp8scope run --convert delayed"):
+        assert escape(words) in page
+
+
+def test_the_first_run_that_arrives_is_announced(member: Visitor) -> None:
+    run = make_run(member.project, "gpt <fp8>")
+    page = html(member, **{"HX-Request": "true", "HX-Target": "runs"})
+    assert "“gpt &lt;fp8&gt;” has registered. It waits for its first row." in page and "Open the run" in page
+    Recorder(run).rows(np.arange(3), {"loss": np.ones(3)})
+    assert "The first rows of “gpt &lt;fp8&gt;” have arrived." in html(member)
+    Run.objects.filter(pk=run.pk).update(created_at=timezone.now() - timedelta(hours=1))
+    assert "have arrived" not in html(member)
+    for number in range(3):
+        make_run(member.project, f"run {number}")
+    assert "have arrived" not in html(member), "no longer a project with its first runs"
 
 
 def test_the_first_run_is_sent_to_the_address_of_the_visitor(member: Visitor, settings: Any) -> None:
