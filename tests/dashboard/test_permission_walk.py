@@ -72,8 +72,8 @@ PAGES: Final[Mapping[str, Page]] = {
         """
         alert_change acknowledge_many acknowledge_undo token_create token_revoke command_new rule_create
         rule_save rule_switch rule_remove rule_try note_save note_preview artefact_new artefact_remove
-        share_link_new share_link_revoke shared_report_delete runs_change runs_undo run_colour delivery_again
-        run_delete baseline_new group_new choice_undo change_undo
+        share_link_new share_link_revoke shared_report_delete runs_change runs_undo run_colour
+        comparison_margin delivery_again run_delete baseline_new group_new choice_undo change_undo
         """,
         post="member",
     ),

@@ -58,7 +58,9 @@ def compare(run_id: UUID) -> Comparison | None:
         theirs = [_planned(reading.curve, each) for reading, each in zip(others, baseline, strict=True)]
         report("Comparing the losses", 0.7)
         prior = project_prior(run)
-        result = compare_losses(ours, theirs, margin=run.project.margin, alpha=run.project.alpha, prior=prior)
+        result = compare_losses(
+            ours, theirs, margin=run.equivalence_margin, alpha=run.project.alpha, prior=prior
+        )
         judgement = conclude(result.verdict, coverage_of_loss(arm, baseline, ours, theirs, result))
         report("Computing costs and savings", 0.9)
         stored = result.as_dict()
@@ -104,7 +106,7 @@ def _own_differences(
     rest = compare_losses(
         [ours[i] for i in healthy],
         theirs,
-        margin=arm[0].project.margin,
+        margin=arm[0].equivalence_margin,
         alpha=arm[0].project.alpha,
         prior=prior,
     )

@@ -78,7 +78,7 @@ def compare_evaluations(run_id: UUID) -> list[EvaluationComparison]:
     for step in sorted(latest[run.id]):
         tasks = _inputs_at(step, run, siblings, baselines, latest, reached)
         checkpoint = checkpoints.get(step, _Checkpoint())
-        digest = _digest(tasks, checkpoint, run.project.alpha, run.project.margin)
+        digest = _digest(tasks, checkpoint, run.project.alpha, run.equivalence_margin)
         if any(known.get((*task.name, step)) != digest for task in tasks):
             computed += _compare_step(run, step, tasks, checkpoint, names, digest)
     if computed:
@@ -171,7 +171,7 @@ def _compare_step(
             for inputs in tasks
         ],
         alpha=run.project.alpha,
-        loss_margin=run.project.margin,
+        loss_margin=run.equivalence_margin,
         checkpoint=checkpoint.number,
         alpha_share=checkpoint.share,
     )

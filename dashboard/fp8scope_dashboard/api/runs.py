@@ -87,7 +87,7 @@ def register_run(request: HttpRequest, run: UUID, body: schemas.RunIn) -> Status
         "project": registered.project.slug,
         "url": services.page_url(registered, server_address(request)),
         "state": registered.state,
-        "margin": registered.project.margin,
+        "margin": registered.equivalence_margin,
         "accepts": ["console", "past_note", "past_artefact"],
     }
     return Status(201 if created else 200, answer)

@@ -8,7 +8,7 @@ from fp8scope_dashboard.pages.alerts import channels, rules
 from fp8scope_dashboard.pages.alerts import views as alerts
 from fp8scope_dashboard.pages.compare import views as compare
 from fp8scope_dashboard.pages.live import views as events
-from fp8scope_dashboard.pages.project import audit, home, server_status, settings
+from fp8scope_dashboard.pages.project import audit, comparison_margin, home, server_status, settings
 from fp8scope_dashboard.pages.readiness import views as readiness
 from fp8scope_dashboard.pages.reports import views as shared_reports
 from fp8scope_dashboard.pages.run import console_views, data, diagnosis_views, notes, related_views
@@ -64,6 +64,7 @@ urlpatterns: list[URLPattern] = [
     path(P + "views/<int:view_id>/delete", actions.view_delete, name="view_delete"),
     path(P + "events", events.project_events, name="project_events"),
     path(RUN, run.run, name="run"),
+    path(RUN + "margin", comparison_margin.comparison_margin, name="comparison_margin"),
     path(RUN + "colour", actions.run_colour, name="run_colour"),
     path(RUN + "data/", data.run_data, name="run_data"),
     path(RUN + "data/delete", data.run_delete, name="run_delete"),

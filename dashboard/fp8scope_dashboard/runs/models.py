@@ -104,6 +104,8 @@ class Run(models.Model):
     archived_at = models.DateTimeField(null=True, blank=True, editable=False)
     # A member's choice among the twelve colours of runs, from 1; None: the colour that follows from the id.
     colour = models.PositiveSmallIntegerField(null=True, blank=True)
+    # A member's choice for the comparison of this run and its seeds; None: the project's margin.
+    margin = models.FloatField(null=True, blank=True)
 
     objects: ClassVar[models.Manager["Run"]] = KeptRuns()
     with_deleted: ClassVar[models.Manager["Run"]] = models.Manager()
@@ -133,6 +135,11 @@ class Run(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def equivalence_margin(self) -> float:
+        """The relative difference of the loss below which this run counts as equivalent to its baseline."""
+        return self.project.margin if self.margin is None else self.margin
 
 
 class Choice(models.Model):

@@ -74,6 +74,7 @@ def register(
                 **_derived(fields),
                 **_default_baseline(project, fields),
             }
+            defaults["margin"] = _margin_of_seeds(project, defaults)
             run, created = Run.with_deleted.get_or_create(id=run_id, defaults=defaults)
     if run.project_id != project.pk:
         raise RunConflictError
@@ -106,6 +107,15 @@ def _default_baseline(project: Project, fields: Mapping[str, Any]) -> dict[str, 
     default = project.default_baseline
     takes_it = fields.get("precision") == "fp8" and not fields.get("baseline")
     return {"baseline": default} if default and takes_it and fields.get("group") != default else {}
+
+
+def _margin_of_seeds(project: Project, fields: Mapping[str, Any]) -> float | None:
+    """The margin that a member has chosen for the seeds of a new run, so that they share a verdict."""
+    group, baseline = fields.get("group"), fields.get("baseline")
+    if not group or not baseline:
+        return None
+    seeds = Run.objects.filter(project=project, group=group, baseline=baseline).order_by("-created_at")
+    return seeds.values_list("margin", flat=True).first()
 
 
 def _complete(run: Run, fields: Mapping[str, Any], replace_tags: bool) -> bool:

@@ -16,8 +16,12 @@ from fp8scope_dashboard.audit.models import Entry
 def send(project: Project, method: str, address: str, body: Any = None, user: User | None = None) -> Any:
     _, secret = create_token(project, "t", user, [Scope.ADMINISTER])
     client = Client(headers={"Authorization": f"Bearer {secret}"})
-    kind = {"content_type": "application/json"}
-    return client.generic(method, f"/api/v1/{address}", "" if body is None else json.dumps(body), **kind)
+    return client.generic(
+        method,
+        f"/api/v1/{address}",
+        "" if body is None else json.dumps(body),
+        content_type="application/json",
+    )
 
 
 def test_it_works(project: Project) -> None:

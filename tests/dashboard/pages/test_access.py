@@ -66,7 +66,7 @@ MEMBER = [
 MEMBER += ["rule_create", "rule_save", "rule_switch", "rule_remove", "rule_try"]
 MEMBER += ["note_save", "note_preview", "artefact_new", "artefact_remove"]
 MEMBER += ["share_link_new", "share_link_revoke", "shared_report_delete"]
-MEMBER += ["runs_change", "runs_undo", "run_colour"]
+MEMBER += ["runs_change", "runs_undo", "run_colour", "comparison_margin"]
 MEMBER += ["delivery_again", "run_delete", "baseline_new", "group_new", "choice_undo"]
 # Reading needs no role, writing does.
 FORMS = ["shared_report_new"]
@@ -145,7 +145,7 @@ def test_objects_of_another_project_are_not_found(stranger: Visitor, addresses: 
         *("alert_change", "rule_save", "rule_switch", "rule_remove", "token_revoke", "channel_change"),
         *("delivery_again", "member_change", "share_link_new", "share_link_revoke", "shared_report_delete"),
         *("delivery_again", "change_undo"),
-        *("runs_undo", "view_delete", "run_colour"),
+        *("runs_undo", "view_delete", "run_colour", "comparison_margin"),
         *("command_new", "run_delete", "baseline_new", "group_new", "choice_undo"),
         *("note_save", "note_preview", "artefact_new", "artefact_remove"),
     ):

@@ -130,7 +130,7 @@ def replay(run: Run, rule: Rule, report: Report = lambda share: None) -> list[Wo
         if not run.baseline:
             return []
         numbers = rules.saved_parameters(rule.kind, rule.parameters)
-        numbers |= {"margin": run.project.margin, "alpha": run.project.alpha}
+        numbers |= {"margin": run.equivalence_margin, "alpha": run.project.alpha}
         return _alerts([("", finding) for finding in baselines.follow(run, {}, numbers).findings])
     findings = []
     for number, stream in enumerate(streams):

@@ -340,7 +340,7 @@ def _read_baseline(work: Pass, streams: Sequence[Stream]) -> None:
     for rule in baseline_rules:
         parameters = {
             **rules.saved_parameters(rule.kind, rule.parameters),
-            "margin": work.run.project.margin,
+            "margin": work.run.equivalence_margin,
             "alpha": work.run.project.alpha,
         }
         followed = baselines.follow(work.run, states.get(str(rule.pk), {}), parameters)

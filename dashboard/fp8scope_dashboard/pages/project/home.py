@@ -86,7 +86,7 @@ def _states(shown: Sequence[Project]) -> list[ProjectState]:
             worst=Min(verdict_rank()),
         )
     )
-    facts: dict[int, dict[str, Any]] = {row["project"]: row for row in counted}
+    facts: dict[int, dict[str, Any]] = {row["project"]: dict(row) for row in counted}
     alerts = open_alerts_by_project([project.pk for project in shown])
     states = []
     for project in shown:

@@ -13,6 +13,7 @@ class Migration(migrations.Migration):
             name="colour",
             field=models.PositiveSmallIntegerField(blank=True, null=True),
         ),
+        migrations.AddField(model_name="run", name="margin", field=models.FloatField(blank=True, null=True)),
         AddIndexConcurrently(
             "run",
             models.Index(

@@ -1,0 +1,44 @@
+"""The margin of one comparison, in place of the project's."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from django.db import transaction
+
+from fp8scope_dashboard.notifications import run_changed
+from fp8scope_dashboard.runs.models import Run
+
+SMALLEST, LARGEST = 1e-6, 1.0
+# Jobs compare the first runs at once; the sweeps find the others.
+MOST_ANNOUNCED: Final = 50
+
+
+class MarginError(ValueError):
+    """The margin cannot be used; the message says why."""
+
+
+@transaction.atomic
+def choose_margin(run: Run, margin: float | None) -> int:
+    """Judge a run and its seeds by this margin; by the project's if it is None. Returns the number of runs.
+
+    Args:
+        margin: relative difference of the loss that counts as none.
+
+    Raises:
+        MarginError: the run is compared with nothing, or the margin is not between SMALLEST and LARGEST.
+    """
+    if not run.baseline:
+        raise MarginError("The run has no baseline, so it has no verdict with a margin.")
+    if margin is not None and not (math.isfinite(margin) and SMALLEST <= margin <= LARGEST):
+        raise MarginError(f"A margin is between {100 * SMALLEST:g} and {100 * LARGEST:g} %.")
+    same = Run.objects.filter(project_id=run.project_id, pk=run.pk)
+    if run.group:
+        # Seeds of one comparison share a verdict, so they share its margin.
+        same = Run.objects.filter(project_id=run.project_id, group=run.group, baseline=run.baseline)
+    changed = same.update(margin=margin)
+    for run_id in same.values_list("pk", flat=True)[:MOST_ANNOUNCED]:
+        run_changed(run_id, run.project_id, "state")
+    run.margin = margin
+    return changed
