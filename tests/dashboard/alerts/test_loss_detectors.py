@@ -210,6 +210,76 @@ def test_a_loss_that_explodes_from_its_first_steps_is_found() -> None:
     assert finding.onset_step in (2, 3) and finding.step < 20 and "times as high" in finding.message
 
 
+def test_a_loss_that_explodes_at_its_second_step_is_found() -> None:
+    """Before, the first two losses were accepted whatever they were."""
+    losses = np.concatenate([[2.86, 5614.0, 18809.0], np.linspace(12000.0, 900.0, 18)])
+    finding = run("loss_divergence", losses)[0]
+    assert finding.onset_step == 1 and finding.step < 14
+
+
+def renewed_targets(every: int, seed: int, gain: float = 0.97) -> np.ndarray:
+    """The loss of a value function that is trained on its own predictions, which are renewed at times.
+
+    The first target is the reward of 1. Each renewal adds nearly another reward to the targets, so that the
+    loss is about 1 again, and falls as the first time.
+    """
+    steps = np.arange(600)
+    losses = gain ** (steps // every) * np.exp(-(steps % every) / 18.0) + 0.03
+    return np.asarray(losses * np.exp(0.2 * np.random.default_rng(seed).normal(size=len(steps))))
+
+
+@pytest.mark.parametrize("every", [50, 80, 125])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_loss_whose_targets_are_renewed_is_no_divergence(every: int, seed: int) -> None:
+    assert run("loss_divergence", renewed_targets(every, seed)) == []
+
+
+def own_rises(chance: np.random.Generator) -> dict[str, np.ndarray]:
+    """Losses that rise from their first point on, or have no scale, by the name of their kind."""
+    steps = np.arange(400.0)
+    noise = chance.normal(size=400)
+    return {
+        "from 0, straight": 0.05 * steps + 0.1 + 0.05 * noise,
+        "large, ever slower": 120.0 * (1.0 - np.exp(-steps / 12.0)) + 8.0 + noise,
+        "from 0, ever slower": 6.0 * (1.0 - np.exp(-steps / 12.0)) + 0.2 + 0.1 * noise,
+        "from 0, with the square": 0.1 + 1e-3 * steps**2 + 0.05 * noise,
+        "slower, then again": 5.0 * (1.0 - np.exp(-steps / 8.0)) + 0.3 + 0.0002 * steps**2 + 0.1 * noise,
+        "through 0": -1.0 + 0.05 * steps + 0.2 * noise,
+        "about 0": 0.5 * noise,
+    }
+
+
+@pytest.mark.parametrize("name", own_rises(np.random.default_rng(0)))
+@pytest.mark.parametrize("seed", range(5))
+def test_a_loss_that_rises_by_itself_is_no_divergence(name: str, seed: int) -> None:
+    """The losses of actors and value functions in reinforcement learning."""
+    assert run("loss_divergence", own_rises(np.random.default_rng(seed))[name]) == []
+
+
+@pytest.mark.parametrize("name", ["from 0, straight", "from 0, ever slower", "through 0"])
+@pytest.mark.parametrize("at", [30, 63, 200])
+def test_a_loss_that_rises_by_itself_can_diverge(name: str, at: int) -> None:
+    losses = own_rises(np.random.default_rng(0))[name]
+    losses[at:] += 1000.0
+    finding = run("loss_divergence", losses)[0]
+    assert finding.onset_step == at and finding.step < at + 25
+
+
+def test_a_loss_that_grows_without_end_is_found() -> None:
+    """By half in each 20 points."""
+    noise = np.random.default_rng(0).normal(size=600)
+    losses = 2.0 * 1.5 ** (np.arange(600.0) / 20.0) * np.exp(0.05 * noise)
+    assert run("loss_divergence", losses)[0].step < 300
+
+
+def test_a_jump_of_what_was_learned_is_found_at_step_63() -> None:
+    losses = 2.6 + 8.4 * np.exp(-np.arange(300) / 15.0)
+    losses += np.random.default_rng(0).normal(0.0, 0.05, 300)
+    losses[63:] = 138.7
+    finding = run("loss_divergence", losses)[0]
+    assert finding.onset_step == 63 and finding.step <= 75
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_a_loss_that_rises_after_initialisation_is_no_divergence(seed: int) -> None:
     """It rises by 60 % for ten steps, or to five times its first value for four."""

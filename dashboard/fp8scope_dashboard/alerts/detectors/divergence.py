@@ -9,11 +9,18 @@ counts only if it is
   included), and by DESCENT of all that the loss has fallen since its first level;
 * above the highest level of the recent half of the run, by a quarter of the first and half of the second.
 
+A loss that has doubled since its first level, and never fallen far below that, rises by itself: that of an
+actor in reinforcement learning does, with what it learns. It must rise OWN_RISES times as far above its
+highest level as that is above its lowest, or explode.
+
 A rise that lasts enters the past and looks like a slow variation. So a gross one, of GROSS times the
 fraction, is judged by the levels up to the lowest recent one alone.
 
 A rise of that size is a divergence after `points` points. A rise of half that size is one if it keeps rising:
 its last third is above its middle third, which is above its first.
+
+While the past is as short as YOUNG points, a rise that stays below the first level must last four times as
+long, for the reason that `first_losses` has.
 
 The past is known after some 100 points. Until then the loss is judged against its first values
 (`first_losses`).
@@ -45,6 +52,10 @@ GROSS = 1.5
 SLOW_POINTS, SLOW_SHARE = 100, 0.05
 # Points after which the past is known.
 PAST_POINTS = levels.FINE * (levels.LEAST_LEVELS + levels.DELAY)
+# How often a loss that rises by itself may repeat its whole rise within the points that are not past yet.
+OWN_RISES = 2.0
+# Points up to which a past has not seen all that a loss does by itself.
+YOUNG = 2 * PAST_POINTS
 # A rise to more than this many times the level is written as a factor.
 MOST_PERCENT = 5.0
 # Share of its level, and deviations of a level, by which a settled loss may still change.
@@ -122,21 +133,30 @@ def _watch(
     changed = levels.add(state["levels"], loss)
     limit = state["limit"]
     elevated = limit is not None and median > limit
-    state["above"] = state["above"] + 1 if elevated else 0
-    if state["above"] >= parameters["points"]:
+    state["above"] = state["above"] + _weight(state, median) if elevated else 0
+    if state["above"] >= first_losses.FULL * parameters["points"]:
         return _open(state, _onset(state, limit, step), step, median)
     if elevated or not changed:
         return None
     past = levels.past(state["levels"])
     if past is None:
         return None
-    limit = min(_limit(past, 1.0, parameters), _gross_limit(state, parameters))
+    usual = _usual_rise(state, past)
+    limit = max(min(_limit(past, 1.0, parameters), _gross_limit(state, parameters)), usual)
     state.update(low=past.low, limit=limit, sigma=past.deviation)
+    if median <= usual:
+        return None
     points = _rising_points(state, past, median, parameters)
     if not points:
         return None
     state["limit"] = _limit(past, 0.5, parameters, high=past.low)
     return _open(state, step - round(points * _spacing(state, step)), step, median)
+
+
+def _weight(state: State, median: float) -> int:
+    """What a point above the limit counts: FULL, or 1 below the first level of a run with a short past."""
+    is_full = state["count"] > YOUNG or median > state["levels"]["first"]
+    return first_losses.FULL if is_full else 1
 
 
 def _early(state: State, step: int, loss: float, parameters: Mapping[str, float]) -> Finding | None:
@@ -206,6 +226,16 @@ def _gross_limit(state: State, parameters: Mapping[str, float]) -> float:
         return math.inf
     least = before.low + GROSS * parameters["fraction"] * abs(before.low)
     return max(least, _limit(before, 1.0, parameters))
+
+
+def _usual_rise(state: State, past: Past) -> float:
+    """The level up to which a loss that rises by itself may rise; minus infinity for other losses."""
+    low, high = levels.extremes(state["levels"])
+    first = abs(past.first)
+    has_fallen = past.first - low >= first_losses.LEARNED * first
+    if has_fallen or high - past.first < first_losses.UNLEARNED_RISE * first:
+        return -math.inf
+    return min(high + OWN_RISES * (high - low), first_losses.EXPLODED * max(1.0, first))
 
 
 def _open(state: State, onset: int, step: int, median: float, note: str = "") -> Finding:

@@ -1,13 +1,19 @@
 """Divergence in the first points of a run, before its past levels are known: judged against its first losses.
 
 The reference is the median of the first FIRST accepted losses; the lowest level is the lowest median of SPAN
-neighbours so far. A loss rises for some steps after initialisation in healthy runs. So the limit is
+neighbours so far. The limits are
 
-* while the loss has fallen by less than LEARNED of the reference: the reference and UNLEARNED_RISE of it;
-* after that: the lowest level and RISE of it, or LOST of what the loss had fallen, whichever is more.
+* once the loss has fallen by LEARNED of the reference, and by more than its noise: the lowest level and RISE
+  of it, or all of what the loss had fallen, whichever is more. A rise of LOST of that counts a quarter: it
+  must last four times as long. A loss that follows its own predictions (reinforcement learning) rises that
+  far whenever its targets are renewed, and falls again;
+* before that: UNLEARNED_RISE of the reference above it, at least LEAST_UNLEARNED, and as far above the
+  highest loss so far as that is above the lowest. A loss that rises from its first point on does so by
+  itself, and one that begins near 0 has no scale yet. But EXPLODED times the first losses, or that value
+  where they are smaller than 1, is too much for any loss.
 
 In both cases the rise is at least `sigmas` deviations of the noise, which the differences of neighbours show.
-Losses above the limit are not accepted, so that a divergence does not become its own reference.
+Losses above the lower limit are not accepted, so that a divergence does not become its own reference.
 """
 
 from __future__ import annotations
@@ -22,12 +28,19 @@ from fp8scope_dashboard.alerts.detectors.levels import DIFFERENCE_TO_DEVIATION
 FIRST = 5
 SPAN = 5
 LEARNED = 0.2
-UNLEARNED_RISE = 1.0
+# After the first FIRST losses, and among them.
+UNLEARNED_RISE, FIRST_RISE = 1.0, 4.0
+LEAST_UNLEARNED = 1.0
 RISE = 0.3
 LOST = 0.5
+EXPLODED = 100.0
+# What a point above the upper limit counts, in points above the lower one.
+FULL = 4
+# Deviations of the noise that a fall exceeds.
+LEARNED_SIGMAS = 4.0
 # Points after which a fall counts as learned: a few low batches at the beginning are none.
 LEARNED_POINTS = 16
-# Losses without which nothing is judged.
+# Losses before which only an explosion is judged.
 LEAST_ACCEPTED = 2
 
 
@@ -38,7 +51,8 @@ class EarlyRise:
     Attributes:
         onset: the step of its first loss above the limit.
         level: the median of the last SPAN losses.
-        reference: the level of the first losses; low, limit, sigma: see the module's docstring.
+        reference: the level of the first losses; low, sigma: see the module's docstring.
+        limit: the lower one of the limits.
     """
 
     onset: int
@@ -60,17 +74,17 @@ def is_rising(state: State) -> bool:
 
 
 def judge(state: State, step: int, loss: float, parameters: Mapping[str, float]) -> EarlyRise | None:
-    """Add a point; return the rise once the level has been above the limit for `points` points in a row.
+    """Add a point; return the rise once the level has been above the limits for `points` points in a row.
 
     Args:
         parameters: `sigmas`; `points`.
     """
     accepted: list[float] = state["accepted"]
     state["recent"] = [*state["recent"], loss][-SPAN:]
-    if len(accepted) < LEAST_ACCEPTED:
-        state["accepted"] = [*accepted, loss]
+    if not accepted:
+        state["accepted"] = [loss]
         return None
-    reference, low, limit, sigma = _limit(accepted, parameters["sigmas"])
+    reference, low, limit, upper, sigma = _limits(accepted, parameters["sigmas"])
     level = statistics.median(state["recent"])
     if loss <= limit:
         state["accepted"] = [*accepted, loss]
@@ -81,22 +95,31 @@ def judge(state: State, step: int, loss: float, parameters: Mapping[str, float])
         if loss <= limit:
             state["since"] = None
         return None
-    state["above"] += 1
-    if state["above"] < parameters["points"]:
+    state["above"] += FULL if level > upper else 1
+    if state["above"] < FULL * parameters["points"]:
         return None
     onset = step if state["since"] is None else int(state["since"])
     state.update(since=None, above=0, recent=[])
     return EarlyRise(onset, level, reference, low, limit, sigma)
 
 
-def _limit(accepted: list[float], sigmas: float) -> tuple[float, float, float, float]:
-    """The level of the first losses, the lowest level, the limit, and the deviation of the noise."""
+def _limits(accepted: list[float], sigmas: float) -> tuple[float, float, float, float, float]:
+    """The level of the first losses, the lowest level, both limits, and the deviation of the noise."""
     reference = statistics.median(accepted[:FIRST])
+    exploded = EXPLODED * max(1.0, *(abs(loss) for loss in accepted[:FIRST]))
+    if len(accepted) < LEAST_ACCEPTED:
+        return reference, reference, exploded, exploded, 0.0
     spans = range(max(len(accepted) - SPAN + 1, 1))
     low = min(reference, *(statistics.median(accepted[i : i + SPAN]) for i in spans))
     differences = [abs(b - a) for a, b in zip(accepted, accepted[1:], strict=False)]
     sigma = DIFFERENCE_TO_DEVIATION * statistics.median(differences)
-    if len(accepted) < LEARNED_POINTS or reference - low < LEARNED * abs(reference):
-        return reference, low, reference + max(UNLEARNED_RISE * abs(reference), sigmas * sigma), sigma
-    rise = max(RISE * abs(low), LOST * (reference - low), sigmas * sigma)
-    return reference, low, low + rise, sigma
+    learned, beyond_noise = reference - low, sigmas * sigma
+    least_learned = max(LEARNED * abs(reference), LEARNED_SIGMAS * sigma)
+    if len(accepted) >= LEARNED_POINTS and learned >= least_learned:
+        least = max(RISE * abs(low), beyond_noise)
+        return reference, low, low + max(LOST * learned, least), low + max(learned, least), sigma
+    share = UNLEARNED_RISE if len(accepted) >= FIRST else FIRST_RISE
+    risen = reference + max(share * abs(reference), LEAST_UNLEARNED, beyond_noise)
+    highest, lowest = max(accepted), min(accepted)
+    limit = max(risen, min(highest + (highest - lowest), exploded))
+    return reference, low, limit, limit, sigma

@@ -82,6 +82,12 @@ def past(state: State) -> Past | None:
     return Past(state["first"], min(both), max(both), spread)
 
 
+def extremes(state: State) -> tuple[float, float]:
+    """The lowest and the highest level of the whole past, which must not be empty."""
+    every = [*state["coarse"], *state["fine"]]
+    return min(every), max(every)
+
+
 def before_rise(state: State) -> Past | None:
     """The past up to its lowest recent level: a rise since then is not its own noise. None if that is short.
 
