@@ -189,11 +189,11 @@ def test_offsets_of_seeds_that_decay_in_the_warm_up_raise_few_alarms() -> None:
     assert wrong <= 2
 
 
-@pytest.mark.parametrize(("seeds", "least"), [(2, 9), (3, 10), (4, 10)])
-def test_batch_noise_of_seeds_does_not_hide_a_harm(seeds: int, least: int) -> None:
+@pytest.mark.parametrize("seeds", [1, 2, 3, 4])
+def test_batch_noise_of_seeds_does_not_hide_a_harm(seeds: int) -> None:
     """Noise that is not shared, 2 % a point, drops out of the products that estimate lasting offsets.
 
-    Two seeds may by chance part in such noise as if they wandered: a rise is then taken for that.
+    Where it hides how the seeds wander, they are taken to wander as seeds do.
     """
     chance = np.random.default_rng(13)
     found = 0
@@ -201,7 +201,7 @@ def test_batch_noise_of_seeds_does_not_hide_a_harm(seeds: int, least: int) -> No
         arms = 2.0 * (1.0 + 0.02 * chance.normal(size=(seeds + 1, 1500)))
         arms[0, 600:] *= 1.02
         found += bool(run(arms[0], arms[1:])[1])
-    assert found >= least
+    assert found == 10
 
 
 @pytest.mark.parametrize("seeds", [1, 3, 5])
@@ -343,14 +343,6 @@ RISES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
-# With one seed and no time before the rise, noise hides that it does not wander; see the next test.
-ALONE_FROM_THE_BEGINNING = {
-    (rise, deviation)
-    for rise in ("5 % from the warm-up on", "3 % over the whole run")
-    for deviation in (0.003, 0.02)
-}
-
-
 @pytest.mark.parametrize(
     ("rise", "deviation", "seeds"),
     [
@@ -358,7 +350,8 @@ ALONE_FROM_THE_BEGINNING = {
         for rise in RISES
         for deviation in (0.0005, 0.003, 0.02)
         for seeds in (1, 3)
-        if seeds > 1 or (rise, deviation) not in ALONE_FROM_THE_BEGINNING
+        # One seed, no time before the rise: seeds may wander as far, and noise hides whether they do.
+        if (rise, deviation, seeds) != ("3 % over the whole run", 0.02, 1)
     ],
 )
 def test_a_rise_does_not_count_as_its_own_noise(rise: str, deviation: float, seeds: int) -> None:

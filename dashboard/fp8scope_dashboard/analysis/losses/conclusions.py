@@ -112,7 +112,8 @@ def _may_have_wandered(measured: Measured, verdict: str, unit: str) -> bool:
     for step, (value, row) in enumerate(zip(difference.tolist(), deviations.T.tolist(), strict=True)):
         wandering.add(state, step, value, row)
     points = len(difference) - int(measured.looks.start[-1])
-    return wandering.explains(state, points, float(len(measured.ours)), len(measured.theirs))
+    runs, seeds = measured.counts
+    return wandering.explains(state, points, float(runs), seeds, measured.prior.spread)
 
 
 def _finals_of(measured: Measured) -> list[Floats]:

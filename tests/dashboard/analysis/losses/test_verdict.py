@@ -79,10 +79,10 @@ def test_the_needed_steps_decide() -> None:
 
     short = compare([noisy(400, 1.03, 1)], [noisy(400, 1.0, 2)])
     assert short.verdict == "worse"
-    close = compare([noisy(400, 1.008, 1)], [noisy(400, 1.0, 2)])
+    close = compare([noisy(400, 1.007, 1)], [noisy(400, 1.0, 2)])
     assert close.verdict == "cannot_tell" and close.needs is not None and close.needs["steps"] is not None
     more = 400 + 2 * close.needs["steps"]
-    assert compare([noisy(more, 1.008, 1)], [noisy(more, 1.0, 2)]).verdict == "worse"
+    assert compare([noisy(more, 1.007, 1)], [noisy(more, 1.0, 2)]).verdict == "worse"
 
 
 def test_looking_twenty_times_is_free() -> None:

@@ -58,6 +58,8 @@ Parameters = Mapping[str, float]
 # The smallest tolerance, in margins. A verdict judges the end of a run; in its course, runs of one
 # configuration part further, and come together again.
 MARGINS = 2.0
+# A rise that no wandering explains must be so many times as high as a lasting offset may be.
+SURE_LIMIT = 1.5
 # Noise that lasts is covered by the tolerance up to a standard deviation of the tolerance over DEVIATIONS.
 # That is less while few points show how much the run strays: by FEW over the number of points.
 DEVIATIONS, FEW = 4.6, 1000.0
@@ -221,6 +223,8 @@ def _fresh(parameters: Parameters) -> State:
         "length": None,
         "limit": None,
         "block": _empty_block(),
+        # By what factor the tolerance is wider while few points are known.
+        "caution": 1.0,
         "open": False,
         "not_finite": 0,
         "processes": 0,
@@ -290,6 +294,7 @@ def _model_noise(state: State, parameters: Parameters) -> None:
     # Runs that were equal for long have no offset of seeds to begin with.
     unlike = alone and state["equal"] < FIRST_POINTS
     caution = _caution(count, alone=alone, unlike=unlike, lasting=model.white is None)
+    state["caution"] = caution
     tolerance = caution * state["tolerance"] + WANDER_FACTOR * max(beyond, 0.0)
     budget = 0.5 * _budget(state, parameters)
     at_once = window_means.lasting(tolerance) + noise.reach(state["noise"])
@@ -355,11 +360,23 @@ def _add_point(state: State, step: int, delta: float, mean: float, parameters: P
     elif block is not None and _signs_decide(state, parameters) and total / points > state["limit"]:
         limit, window, window_mean = state["limit"], points, total / points
     else:
-        return _gross(state, step, mean, parameters)
+        return _sure(state, step, mean, parameters) or _gross(state, step, mean, parameters)
     runs = parameters.get("runs", 1.0)
-    if wandering.explains(state["wandering"], window, runs, state["seeds"]):
+    spread = parameters.get("spread", PUBLIC.spread)
+    if wandering.explains(state["wandering"], window, runs, state["seeds"], spread):
         return None
     return _opened(state, step, mean, window, window_mean, limit)
+
+
+def _sure(state: State, step: int, mean: float, parameters: Parameters) -> Change | None:
+    """Open for a rise that no wandering since its onset explains, whatever the noise was before that."""
+    runs, spread = parameters.get("runs", 1.0), parameters.get("spread", PUBLIC.spread)
+    limit = SURE_LIMIT * window_means.lasting(state["caution"] * state["tolerance"])
+    rise = wandering.sure_rise(state["wandering"], limit, runs, state["seeds"], spread)
+    if rise is None:
+        return None
+    state["means"]["limits"] = [min(bound, limit) for bound in state["means"]["limits"]]
+    return _opened(state, step, mean, *rise, limit)
 
 
 def _gross(state: State, step: int, mean: float, parameters: Parameters) -> Change | None:

@@ -19,6 +19,14 @@ those that are known well enough. A(m) is measured on the recent half of the blo
 directions, and on the deviations of the seeds from there on, in which no harm is. With f degrees of freedom
 it is taken to be as large as it may be: f / chi^2_f(UNCERTAIN) times the estimate.
 
+**Prior.** Loud noise that is not shared hides how the seeds wander: no m bounds s then. So s is at most that
+of a walk which has gone PRIOR_SPREADS spreads between seeds by now, unless A(m) shows more.
+
+**Sure rises.** Seeds that part in the warm-up and then stay look like noise that may grow for the whole run.
+A rise is also found where that noise hides it, if D exceeds SURE_QUANTILE deviations with A(m) m / q in place
+of A(1) / q. Unless the time before it (without its first third) shows that noise falls with the length, s is
+then the largest that some m allows, without the prior.
+
 A rise that begins with the first point has nothing before it. There D is the mean itself, and A(m) is
 measured on all blocks or on their recent half: a rise makes it larger, and a level that stands still is no
 walk.
@@ -32,7 +40,7 @@ Source: Allan (1966).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,6 +62,24 @@ QUANTILE, UNCERTAIN_ALONE, UNCERTAIN = 3.8, 0.07, 0.1
 # Degrees of freedom of a variance that counts: of the run alone, and with several seeds. Several lengths are
 # known well with seeds, and the least of their variances is too low by chance.
 LEAST_FREEDOM_ALONE, LEAST_FREEDOM = 3.0, 5.0
+
+
+# The prior of a walk: by so many spreads between seeds one seed has walked by now, at most. The variance
+# between seeds is below that with probability .99, by the public prior of 3 degrees of freedom:
+# sqrt(3 / chi^2_3(.01)).
+PRIOR_SPREADS = 5.11
+# The probability that the estimate of a walk beyond the prior is too low.
+SHOWN = 0.75
+# The walk is plain, and the prior does not count, where A(m) is so many times what noise alone may give it.
+PLAIN = 3.0
+
+
+# A rise that counts whatever the noise was in the warm-up: deviations; blocks before its onset; points of the
+# record, and the least of the window.
+SURE_QUANTILE, SURE_BLOCKS, SURE_POINTS, WINDOW_POINTS = 5.0, 32, 256, 32
+# The longest noise is known: its Allan variance is at most so much of the largest at the greatest length that
+# is known, and so much of that of single blocks at the next one. White noise has a quarter or less, and half.
+FALLEN, FALLEN_NEXT = 0.35, 0.75
 
 
 def fresh() -> State:
@@ -110,7 +136,7 @@ def restarted(state: State, step: int) -> State:
     }
 
 
-def explains(state: State, points: int, runs: float, seeds: int) -> bool:
+def explains(state: State, points: int, runs: float, seeds: int, spread: float) -> bool:
     """Whether the difference may have wandered up to the mean of so many latest points.
 
     The window begins with the block of the first of them. A rise that was refused is judged again with the
@@ -119,36 +145,69 @@ def explains(state: State, points: int, runs: float, seeds: int) -> bool:
     Args:
         runs: seeds that the difference is the mean of.
         seeds: of the baseline.
+        spread: prior spread between seeds, in the unit of the differences.
     """
     rows = state["rows"]
     if state["refused"] == [state["length"], len(rows)]:
         return True
+    stretch = _stretch(state, points, runs, seeds, spread)
+    if stretch is None:
+        return False
+    record, mean, last = stretch
+    explained = not (_exceeds_since_start(record, mean) or _exceeds(record, mean, last))
+    state["refused"] = [state["length"], len(rows)] if explained else None
+    return explained
+
+
+def sure_rise(state: State, limit: float, runs: float, seeds: int, spread: float) -> tuple[int, float] | None:
+    """The points and the mean of the latest blocks, if they are above a limit and far beyond any wandering.
+
+    It is asked for once with each block. The arguments are as for `explains`.
+    """
+    rows, length = state["rows"], state["length"]
+    if state["block"][0] or len(rows) < SURE_BLOCKS or length * len(rows) < SURE_POINTS:
+        return None
+    blocks = max(WINDOW_POINTS // length, 1)
+    while blocks <= len(rows) // 4:
+        mean = sum(row[0] for row in rows[-blocks:]) / blocks
+        stretch = _stretch(state, blocks * length, runs, seeds, spread) if mean > limit else None
+        if stretch is not None and _surely_exceeds(*stretch):
+            return blocks * length, mean
+        blocks *= 2
+    return None
+
+
+def _stretch(
+    state: State, points: int, runs: float, seeds: int, spread: float
+) -> tuple[_Record, float, int] | None:
+    """The record, the mean of the latest points and the blocks before them; None if these are too few."""
+    rows = state["rows"]
     count = len(rows) * state["length"] + state["block"][0]
     last = min((count - points) // state["length"], len(rows))
     if last < LEAST_BLOCKS:
-        return False
+        return None
     # From a deviation from the mean of K runs to a difference to the mean of K others.
     factor = (1.0 / runs + 1.0 / seeds) / (1.0 - 1.0 / seeds) if seeds > 1 else 0.0
     own, deviations = np.array([row[0] for row in rows], np.float64), _deviations(rows)
     points = count - last * state["length"]
     latest = float(own[last:].sum()) * state["length"] + (state["block"][2][0] if state["block"][0] else 0.0)
-    record = _Record(own, deviations, factor, count / state["length"], points / state["length"])
-    mean = latest / points
-    explained = not (_exceeds_since_start(record, mean) or _exceeds(record, mean, last))
-    state["refused"] = [state["length"], len(rows)] if explained else None
-    return explained
+    usual = PRIOR_SPREADS**2 * spread**2 * (1.0 / runs + 1.0 / seeds) * state["length"] / count
+    record = _Record(own, deviations, factor, usual, count / state["length"], points / state["length"])
+    return record, latest / points, last
 
 
 @dataclass(frozen=True)
 class _Record:
     """The blocks, own float64[M] and of seeds float64[K, M], and in blocks the points so far and the window.
 
-    `factor` is the variance of the difference over that of a seed's deviation.
+    `factor` is the variance of the difference over that of a seed's deviation; `usual` the variance of the
+    steps of a walk, as far as it is to be expected of any seeds.
     """
 
     own: Floats
     deviations: Floats
     factor: float
+    usual: float
     count: float
     window: float
 
@@ -215,11 +274,16 @@ def _known(record: _Record, begin: Indices, end: Indices) -> _Known:
     single, freedom = variances[1]
     surely, most = single * _ratio(freedom, 1.0 - uncertain), single * _ratio(freedom, uncertain)
     steps = [np.where(freedom >= least, 3.0 * most, np.inf)]
+    shown = np.full_like(single, record.usual)
     for m, (variance, degrees) in variances.items():
         if m > 1:
             walk = np.maximum(variance * _ratio(degrees, uncertain) - surely / m, 0.0)
             steps.append(np.where(degrees >= least, 3.0 * walk / m, np.inf))
-    return _Known(most, np.min(steps, axis=0))
+            seen = 3.0 * (variance * _ratio(degrees, SHOWN) - most / m) / m
+            shown = np.maximum(shown, np.where(degrees >= least, seen, 0.0))
+            is_plain = (degrees >= least) & (variance > PLAIN * most / m)
+            shown = np.where(is_plain, np.inf, shown)
+    return _Known(most, np.minimum(np.min(steps, axis=0), shown))
 
 
 def _ratio(freedom: Floats, level: float) -> Floats:
@@ -248,15 +312,55 @@ def _exceeds(record: _Record, mean: float, last: int) -> bool:
     """
     onsets = np.arange(LEAST_BLOCKS, last + 1)
     known = _known(record, onsets // 2, onsets)
-    sums = np.concatenate([[0.0], np.cumsum(record.own)])
-    blocks = 1
-    while blocks <= last:
-        before = onsets >= blocks
-        at = onsets[before]
-        rise = mean - (sums[at] - sums[at - blocks]) / blocks
-        since = record.count - at - 2.0 / 3.0 * record.window + blocks / 3.0
+    for before, blocks, rise, since in _rises(record, mean, onsets):
         noise = known.noise[before] * (1.0 / record.window + 1.0 / blocks)
         if bool((rise > QUANTILE * np.sqrt(noise + known.walk[before] * since)).any()):
             return True
-        blocks *= 2
     return False
+
+
+def _surely_exceeds(record: _Record, mean: float, last: int) -> bool:
+    """Whether it is above what wandering and noise that lasts for a while explain together.
+
+    Noise that lasts for m blocks has the Allan variance A(m) there. A mean of q blocks has as much of it, or
+    A(m) m / q of it if it is longer. If A has not fallen at the longest m, the noise may be a walk there.
+    """
+    onsets = np.arange(SURE_BLOCKS, last + 1)
+    if not len(onsets):
+        return False
+    known, variances = _known(record, onsets // 2, onsets), _variances(record, onsets // 3, onsets)
+    enough = {m: freedom >= LEAST_FREEDOM_ALONE for m, (_, freedom) in variances.items()}
+    seen = [np.where(enough[m], variance, 0.0) for m, (variance, _) in variances.items()]
+    longest = seen[0]
+    for variance, is_known in zip(seen, enough.values(), strict=True):
+        longest = np.where(is_known, variance, longest)
+    falls = (longest <= FALLEN * np.max(seen, axis=0)) & (seen[1] <= FALLEN_NEXT * seen[0])
+    lasting = {
+        m: np.where(enough[m], variance * _ratio(freedom, UNCERTAIN), 0.0)
+        for m, (variance, freedom) in variances.items()
+    }
+    most = np.max([3.0 * variance / m for m, variance in lasting.items()], axis=0)
+    walk = np.where(falls, known.walk, most)
+    window = np.max([v * min(m / record.window, 1.0) for m, v in lasting.items()], axis=0)
+    for before, blocks, rise, since in _rises(record, mean, onsets):
+        noise = window + np.max([v * min(m / blocks, 1.0) for m, v in lasting.items()], axis=0)
+        if bool((rise > SURE_QUANTILE * np.sqrt(noise[before] + walk[before] * since)).any()):
+            return True
+    return False
+
+
+def _rises(
+    record: _Record, mean: float, onsets: Indices
+) -> Iterator[tuple[NDArray[np.bool_], int, Floats, Floats]]:
+    """By the number of blocks before them: the onsets that have these, the rise of the mean above these, and
+    the length of a walk in between.
+    """
+    sums = np.concatenate([[0.0], np.cumsum(record.own)])
+    blocks = 1
+    while blocks <= onsets[-1]:
+        before = onsets >= blocks
+        at = onsets[before]
+        rise = np.asarray(mean - (sums[at] - sums[at - blocks]) / blocks, np.float64)
+        walked = np.asarray(record.count - at - 2.0 / 3.0 * record.window + blocks / 3.0, np.float64)
+        yield before, blocks, rise, walked
+        blocks *= 2
