@@ -19,6 +19,9 @@ from fp8scope_dashboard.diagnosis.tensors import Floats, Int64s, TensorRows
 LEAST_LEAP: Final = 0.05
 LEAP: Final = 8.0
 LEAST_WEIGHTS: Final = 4
+# Growth in so many successive rows, each by at most a quarter, is no leap.
+GROWING_ROWS: Final = 8
+MOST_RATE: Final = 0.32
 LEAST_ROWS: Final = 16
 # Powers of two by which the moments change between two sampled steps, beyond what gradients explain.
 MOMENTS_JUMP: Final = 3.0
@@ -56,7 +59,8 @@ def examine(
         return Finding("optimizer", "unknown", "Neither weights nor the optimizer's state were observed.")
     first = trouble.episodes[0].certain_from if trouble.episodes else None
     if rows is not None and leap is not None and (first is None or leap[0] <= first + SLACK):
-        return _leaps(rows, *leap)
+        rate = _growth_after(rows, leap[0])
+        return _leaps(rows, *leap) if rate is None else _grows(rows, leap[0], rate)
     if jump is not None and (first is None or jump[0] <= first + SLACK):
         low, high, bits = jump
         between = f"between the steps {low:,} and {high:,}"
@@ -100,6 +104,31 @@ def leap_of(rows: TensorRows) -> tuple[int, float] | None:
         if median[i] > max(LEAST_LEAP, LEAP * usual):
             return int(rows.steps[i + 1]), float(median[i])
     return None
+
+
+def _growth_after(rows: TensorRows, step: int) -> float | None:
+    """Powers of two by which most weights grow in each step from this one on; None if it was a leap.
+
+    A broken state leaps by far, and the next steps are unlike the first.
+    """
+    at = int(np.searchsorted(rows.steps, step))
+    if at + GROWING_ROWS > len(rows.steps):
+        return None
+    with np.errstate(divide="ignore", invalid="ignore"):
+        amax = np.log2(rows.amax[rows.roles == "weight"][:, at - 1 : at + GROWING_ROWS])
+    medians = np.median(np.nan_to_num(np.diff(amax, axis=1), posinf=0.0, neginf=0.0), axis=0)
+    rate, least = float(np.median(medians)), float(medians.min())
+    return rate if 0.0 < rate <= MOST_RATE and least >= 0.5 * rate and medians.max() <= 2.0 * rate else None
+
+
+def _grows(rows: TensorRows, step: int, rate: float) -> Finding:
+    names = tuple(tensor.name for tensor in rows.tensors if tensor.role == "weight")[:3]
+    sentence = (
+        f"The weights grow by {100.0 * (2.0**rate - 1.0):.0f} % in each step from step {step:,} on, and the "
+        "optimizer does not shrink them."
+    )
+    advice = "Check what changes the weights from this step on, and lower the learning rate."
+    return Finding("optimizer", "cause", sentence, "weight_growth", step, names, advice)
 
 
 def _leaps(rows: TensorRows, step: int, bits: float) -> Finding:

@@ -47,6 +47,17 @@ def test_weights_that_leap_before_the_loss_are_the_cause() -> None:
     assert "The weights leap at step 71" in finding.sentence
 
 
+def test_weights_that_grow_in_each_step_do_not_leap() -> None:
+    """By 5 % in each step was a broken state of the optimizer."""
+    table = rows()
+    amax = table.amax.copy()
+    weight = table.roles == "weight"
+    amax[weight, 70:] *= 1.05 ** np.arange(1, amax.shape[1] - 69)
+    finding = weights.examine(replace(table, amax=amax), None, None, RunTrouble())
+    assert (finding.outcome, finding.cause, finding.onset) == ("cause", "weight_growth", 71)
+    assert "grow by 5 % in each step from step 71 on" in finding.sentence
+
+
 def test_weights_that_leap_after_the_loss_are_not() -> None:
     broken = rows()
     broken.amax[1::3, 90:] *= 1.5

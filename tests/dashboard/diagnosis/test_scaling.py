@@ -148,6 +148,19 @@ def test_a_loss_scale_is_one_factor_on_all_gradients() -> None:
     assert common_factor(replace(table, amax=table.amax * 2.0**12), rows()) is None
 
 
+def test_a_layer_whose_weight_jumps_divides_the_gradients_of_all_others() -> None:
+    """A weight of 256 times was 'the loss scale is wrong: all gradients are 2^5 times smaller'."""
+    table = rows()
+    amax = table.amax.copy()
+    amax[of(table, "grad_output"), 69:] /= 2.0**5
+    (weight,) = (i for i in of(table, "layers.2.") if table.tensors[i].role == "weight")
+    amax[weight, 69:] *= 2.0**8
+    spoilt = replace(table, amax=amax, scale=448.0 / amax)
+    for reference in (rows(), None):
+        assert common_factor(spoilt, reference) is None
+        assert look(spoilt, reference=reference).cause != "loss_scale"
+
+
 def test_a_constant_loss_scale_is_a_cause_only_if_it_does_harm() -> None:
     table = rows()
     amax = table.amax.copy()

@@ -3,7 +3,8 @@
 A loss scale multiplies every `grad_output` by the same power of two, and no input and no weight. So the log2
 of the ratio of amaxes (FP8 over BF16 at the same step, or after over before) is the same number for all
 gradients and about 0 for the other tensors. Nothing else does that: a diverging training changes all roles,
-and changes layers differently.
+and changes layers differently; one layer with wrong weights may divide the gradients of all others, but then
+its weights differ.
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ def _against(rows: TensorRows, reference: TensorRows) -> CommonFactor | None:
     if not len(runs) or lengths.max() < min(LEAST_ROWS, len(steps)):
         return None
     begin, end = runs[int(np.argmax(lengths >= min(LEAST_ROWS, len(steps))))]
+    if _differs(ratios[rows.roles == "weight", begin]):
+        return None
     before = bits[max(0, begin - 1 - LEAST_ROWS) : max(0, begin - 1)]
     jumps = len(before) >= LEAST_ROWS // 2 and float(np.median(np.abs(before))) <= SPREAD
     return CommonFactor(float(np.median(bits[begin:end])), int(steps[begin]), "BF16", jumps)
@@ -94,7 +97,8 @@ def _jump(rows: TensorRows) -> CommonFactor | None:
             continue
         levels = _medians(after, 1) - _medians(before, 1)
         lasting, agrees = _common(levels[:, None], gradients)
-        if agrees[0] and abs(lasting[0]) >= LEAST_FACTOR:
+        is_factor = agrees[0] and abs(lasting[0]) >= LEAST_FACTOR
+        if is_factor and not _differs(levels[rows.roles == "weight"]):
             return CommonFactor(float(lasting[0]), int(rows.steps[at]), "the steps before", True)
     return None
 
@@ -111,6 +115,11 @@ def _common(
     with np.errstate(invalid="ignore"):
         agree = enough & (spread <= SPREAD) & (np.abs(others) <= SPREAD)
     return np.nan_to_num(median), agree
+
+
+def _differs(bits: Floats) -> bool:
+    """Whether one of these tensors differs by a factor that no loss scale gives it."""
+    return bool((np.abs(bits[np.isfinite(bits)]) >= LEAST_FACTOR).any())
 
 
 def _medians(values: Floats, axis: int) -> Floats:
