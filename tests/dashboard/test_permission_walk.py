@@ -59,14 +59,16 @@ PAGES: Final[Mapping[str, Page]] = {
         changes related_runs progress channels channel_list alert alerts_recent rules rule rule_new rule_trial
         score_differences shared_reports shared_report run_suggest tensor tensor_map tensor_picture
         tensor_ranking tensor_find compare_find compare_configuration console_lines console_text
-        project_events run_events runs_figure run_charts run_scatter run_parallel
+        panel_figure panel_form project_events run_events runs_figure run_charts run_scatter run_parallel
         """,
         read="viewer",
     ),
     # What people do for themselves: it changes nothing that others see.
-    **pages("compare_selected view_save list_density", post="viewer"),
+    **pages(
+        "compare_selected view_save list_density panel_save panels_change panel_view_save", post="viewer"
+    ),
     # Its owner and administrators; the view of the walk belongs to somebody else.
-    **pages("view_delete", post="admin"),
+    **pages("view_delete panel_view_delete", post="admin"),
     **pages("shared_report_new", read="viewer", post="member"),
     **pages(
         """
@@ -80,7 +82,7 @@ PAGES: Final[Mapping[str, Page]] = {
     **pages(
         """
         channel_create channel_change margins retention project_general project_archive member_add
-        member_change
+        member_change panel_view_default
         """,
         post="admin",
     ),

@@ -8,6 +8,7 @@ from fp8scope_dashboard.pages.alerts import channels, rules
 from fp8scope_dashboard.pages.alerts import views as alerts
 from fp8scope_dashboard.pages.compare import views as compare
 from fp8scope_dashboard.pages.live import views as events
+from fp8scope_dashboard.pages.panels import views as panels
 from fp8scope_dashboard.pages.project import audit, comparison_margin, home, server_status, settings
 from fp8scope_dashboard.pages.readiness import views as readiness
 from fp8scope_dashboard.pages.reports import views as shared_reports
@@ -92,6 +93,13 @@ urlpatterns: list[URLPattern] = [
     path(RUN + "artefacts/<int:artefact_id>/remove", notes.artefact_remove, name="artefact_remove"),
     path(RUN + "loss.svg", run_list.spark, name="spark"),
     path(RUN + "figures/<slug:name>.json", figures.figure, name="figure"),
+    path(RUN + "charts/figure.json", panels.panel_figure_view, name="panel_figure"),
+    path(RUN + "charts/panel", panels.panel_form, name="panel_form"),
+    path(RUN + "charts/panel/save", panels.panel_save, name="panel_save"),
+    path(RUN + "charts/change", panels.panels_change, name="panels_change"),
+    path(RUN + "charts/views/save", panels.panel_view_save, name="panel_view_save"),
+    path(RUN + "charts/views/<int:view_id>/delete", panels.panel_view_delete, name="panel_view_delete"),
+    path(RUN + "charts/views/<int:view_id>/default", panels.panel_view_default, name="panel_view_default"),
     path(RUN + "commands", run_controls.commands, name="run_commands"),
     path(RUN + "commands/new", run_controls.command_new, name="command_new"),
     path(RUN + "reports", run_controls.reports, name="run_reports"),

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
+from django.db.models.functions import Now
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import ApiToken, Project, User
@@ -256,22 +257,37 @@ class BulkAction(models.Model):
 
 
 class SavedView(models.Model):
-    """A named state of the list of runs: search, columns, order and grouping, as the query of its address.
+    """A named state of a page: of the list of runs, or of the charts of a run.
 
-    Only its owner sees it, unless it is shared with the project.
+    Of the list it has search, columns, order and grouping as the `query` of its address; of the charts, the
+    `panels` in their order. Only its owner sees it, unless it is shared with the project. The default of the
+    project is what people see who have no view of their own.
     """
+
+    class Page(models.TextChoices):
+        RUNS = "runs"
+        CHARTS = "charts"
 
     project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="saved_views")
     owner = models.ForeignKey(User, on_delete=models.CASCADE, related_name="+")
     name = models.CharField(max_length=80)
+    page = models.CharField(max_length=16, choices=Page.choices, default=Page.RUNS, db_default=Page.RUNS)
     query = models.CharField(max_length=2000, blank=True, default="")
+    panels = models.JSONField(default=list, blank=True, db_default=models.Value([], models.JSONField()))
     shared = models.BooleanField(default=False)
+    is_default = models.BooleanField(default=False, db_default=False)
     created_at = models.DateTimeField(default=timezone.now)
+    changed_at = models.DateTimeField(default=timezone.now, db_default=Now())
 
     class Meta:
         ordering: ClassVar = ["name", "id"]
         constraints: ClassVar = [
-            models.UniqueConstraint(fields=["project", "owner", "name"], name="saved_view_once"),
+            models.UniqueConstraint(fields=["project", "owner", "page", "name"], name="saved_view_once"),
+            models.UniqueConstraint(
+                fields=["project", "page"],
+                condition=models.Q(is_default=True),
+                name="saved_view_default_once",
+            ),
         ]
 
 

@@ -57,6 +57,9 @@ class Addresses:
         self.view = SavedView.objects.create(
             project=visitor.project, owner=visitor.user, name="v", query="q=x", shared=True
         )
+        self.charts = SavedView.objects.create(
+            project=visitor.project, owner=visitor.user, name="c", page="charts", shared=True
+        )
         self.entry = record(Actor(visitor.user), visitor.project, Action.RULES, "none", rules=[])
         self.channel = Channel.objects.create(
             project=visitor.project, name="c", sealed=encrypt_json({"url": "https://x.test"})
@@ -79,7 +82,7 @@ class Addresses:
             "member_id": self.member.pk,
             "action": "acknowledge",
             "action_id": self.change.pk,
-            "view_id": self.view.pk,
+            "view_id": self.charts.pk if page.startswith("panel_") else self.view.pk,
             "entry_id": self.entry.pk,
             "index": 0,
             "rank": 0,

@@ -48,11 +48,14 @@ READ += [
     "run_charts",
     "run_scatter",
     "run_parallel",
+    "panel_figure",
+    "panel_form",
 ]
 # Redirects to an address that is listed here; test_tensors_views.py covers it.
 REDIRECTS = ["tensor_find"]
 # What people do for themselves; it changes nothing that others see.
 PERSONAL = ["compare_selected", "view_save", "view_delete", "list_density"]
+PERSONAL += ["panel_save", "panels_change", "panel_view_save", "panel_view_delete"]
 STREAMS = ["project_events", "run_events"]
 MEMBER = [
     "alert_change",
@@ -77,7 +80,7 @@ MAKES = ["project_new"]
 # Their address is a secret, which `Addresses` does not make.
 SIGNED = ["shared", "alert_picture"]
 ADMIN = ["channel_create", "channel_change", "margins", "retention"]
-ADMIN += ["project_general", "project_archive", "member_add", "member_change"]
+ADMIN += ["project_general", "project_archive", "member_add", "member_change", "panel_view_default"]
 
 
 @pytest.fixture

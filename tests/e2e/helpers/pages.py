@@ -27,6 +27,7 @@ PAGES: Final[dict[str, dict[str, str]]] = {
         "with a range": "?steps=40..60",
     },
     "run_charts": {"": "", "of a search": "?q=precision:fp8", "without a match": "?q=nothing"},
+    "panel_form": {"": "?metric=loss"},
     "run_data": {"": ""},
     "diagnosis": {"": ""},
     "readiness": {"": ""},

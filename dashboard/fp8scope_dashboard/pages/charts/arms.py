@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from django.db.models import Min
 
 from fp8scope_dashboard.accounts.models import Project
-from fp8scope_dashboard.pages.charts.theme import Slot
+from fp8scope_dashboard.pages.charts.theme import PALETTE, Slot
 from fp8scope_dashboard.runs.models import Run
 
-FP8_SLOTS: tuple[Slot, ...] = ("fp8-1", "fp8-2", "fp8-3")
+FP8_SLOTS: tuple[Slot, ...] = PALETTE[1:]
 # The most groups, and runs without a group, with an assigned colour.
 MOST_GROUPS = 1_000
 

@@ -51,11 +51,13 @@ def curves_figure(
     x_title: str = "step",
     y_title: str = "",
     marks: Sequence[Mark] = (),
+    is_dated: bool = False,
 ) -> go.Figure:
     """Draw curves in one chart.
 
     Values outside `y_range` and values that are not finite are marked at the edge, with the value in the
-    hover text. A log axis leaves out values <= 0 and contains all others.
+    hover text. A log axis leaves out values <= 0 and contains all others. With `is_dated`, x counts the
+    milliseconds of a clock.
     """
     figure = new_figure(theme, compact=compact, height=height, x_title=x_title, y_title=y_title)
     named: set[str] = set()
@@ -72,6 +74,8 @@ def curves_figure(
         figure.update_xaxes(**steps_axis(first, last))
     elif last > first:
         figure.update_xaxes(range=[first, last])
+    if is_dated:
+        figure.update_xaxes(type="date")
     for curve in curves:
         _mark_hidden_values(figure, curve, theme, y_range)
     draw_marks(figure, marks, theme, axis="y2", height=BOTTOM)

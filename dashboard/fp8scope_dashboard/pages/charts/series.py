@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Final, Literal, get_args
 from uuid import UUID
 
 import numpy as np
 from django.http import QueryDict
+from django.utils import timezone
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.alerts.models import Event, Severity
@@ -22,12 +24,15 @@ from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry.downsample import keep
 
-Axis = Literal["step", "tokens", "time"]
+Axis = Literal["step", "tokens", "time", "wall"]
 AXIS_TITLES: Final[dict[Axis, str]] = {
     "step": "step",
     "tokens": "tokens seen",
     "time": "minutes since the first step",
+    "wall": "time of day",
 }
+# Axes for which the times of the steps are read.
+TIMED: Final[tuple[Axis, ...]] = ("time", "wall")
 
 POINTS, COMPACT_POINTS = 1_200, 500
 # The most alerts that are marked in a loss chart.
@@ -109,11 +114,11 @@ def scalar_curves(
     labels = arm_labels(arms, runs)
     curves = []
     for run in sorted(runs, key=lambda run: run.id not in background):
-        part = _part_of(run.id, name, options)
-        is_timed = options.axis == "time"
+        part = part_of(run.id, name, options)
+        is_timed = options.axis in TIMED
         series = queries.scalar(run.id, name, first=part.first, last=part.last, points=points, timed=is_timed)
         if len(series):
-            x = _axis(run.id, series, options, part)
+            x = axis_values(run.id, series, options, part)
             curves.append(
                 _curve(run, labels[str(run.id)], arms, x, series.values, options, run.id in background)
             )
@@ -146,21 +151,22 @@ def _curve(
     span = default_span(len(y))
     if options.smooth and span > 1:
         averaged = centred_average(y, span)
-        smooth_x, smooth_y = _downsampled(x, averaged, options.points)
-    raw_x, raw_y = _downsampled(x, y, options.points)
+        smooth_x, smooth_y = downsampled(x, averaged, options.points)
+    raw_x, raw_y = downsampled(x, y, options.points)
     return Curve(run.name, label, arms.of(run).slot, raw_x, raw_y, smooth_x, smooth_y, quiet)
 
 
-def _downsampled(
+def downsampled(
     x: NDArray[np.float64], y: NDArray[np.float64], points: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """At most so many points of a line that look like all of them."""
     # By position, not by x, because steps, tokens and times may be unevenly spaced.
     indices = keep(np.arange(len(y)), y, points)
     return x[indices], y[indices]
 
 
 @dataclass(frozen=True)
-class _Part:
+class Part:
     """The steps of a run that a chart shows, and the time from which it counts; None is that of the first."""
 
     first: int | None
@@ -168,29 +174,41 @@ class _Part:
     begin: np.datetime64 | None = None
 
 
-def _part_of(run_id: UUID, name: str, options: Options) -> _Part:
+def part_of(run_id: UUID, name: str, options: Options) -> Part:
     """The steps in the range of a chart; for tokens or time, to the next known points outside of it."""
     if options.span is None:
-        return _Part(options.first, options.last)
-    is_timed = options.axis == "time"
+        return Part(options.first, options.last)
+    is_timed = options.axis in TIMED
     measure = queries.scalar(run_id, name if is_timed else "tokens", points=RANGE_POINTS, timed=is_timed)
     if not len(measure):
         # Without tokens the axis shows steps.
-        return _Part(step_of(str(options.span[0])), step_of(str(options.span[1])))
-    x = _minutes(measure, measure.times[0]) if is_timed else measure.values
+        return Part(step_of(str(options.span[0])), step_of(str(options.span[1])))
+    x = _times(measure, options.axis, measure.times[0]) if is_timed else measure.values
     # A run that has gone back to an earlier step can have times that decrease.
     low, high = (int(np.searchsorted(np.fmax.accumulate(x), bound)) for bound in options.span)
     first, last = measure.steps[max(low - 1, 0)], measure.steps[min(high, len(x) - 1)]
-    return _Part(int(first), int(last), measure.times[0])
+    return Part(int(first), int(last), measure.times[0])
 
 
-def _minutes(series: queries.Series, begin: np.datetime64) -> NDArray[np.float64]:
-    return np.asarray((series.times - begin) / np.timedelta64(60, "s"), np.float64)
+def _times(series: queries.Series, axis: Axis, begin: np.datetime64) -> NDArray[np.float64]:
+    """Minutes since the first step, or milliseconds of the clock in the reader's time zone."""
+    if axis == "time":
+        return np.asarray((series.times - begin) / np.timedelta64(60, "s"), np.float64)
+    since_1970 = (series.times - np.datetime64(0, "us")) / np.timedelta64(1, "ms")
+    return np.asarray(since_1970 + _zone_milliseconds(begin), np.float64)
 
 
-def _axis(run_id: UUID, series: queries.Series, options: Options, part: _Part) -> NDArray[np.float64]:
-    if options.axis == "time":
-        return _minutes(series, series.times[0] if part.begin is None else part.begin)
+def _zone_milliseconds(begin: np.datetime64) -> float:
+    """How far the reader's clocks were ahead of UTC when the run began, also for the rest of the run."""
+    moment = datetime.fromtimestamp(float(begin.astype("datetime64[us]").astype(np.int64)) / 1e6, UTC)
+    ahead = timezone.localtime(moment).utcoffset()
+    return 0.0 if ahead is None else 1_000.0 * ahead.total_seconds()
+
+
+def axis_values(run_id: UUID, series: queries.Series, options: Options, part: Part) -> NDArray[np.float64]:
+    """The horizontal positions of a series that is not empty, in the units of the axis."""
+    if options.axis in TIMED:
+        return _times(series, options.axis, series.times[0] if part.begin is None else part.begin)
     if options.axis == "tokens":
         tokens = queries.scalar(run_id, "tokens", first=part.first, last=part.last, timed=False)
         if len(tokens):

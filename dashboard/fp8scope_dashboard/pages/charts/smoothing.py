@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
@@ -32,6 +33,25 @@ def centred_average(values: Floats, span: int) -> Floats:
     finite = np.isfinite(values)
     sums = _around(np.where(finite, values, 0.0), half)
     weights = _around(finite.astype(np.float64), half)
+    result = np.full(len(values), np.nan)
+    np.divide(sums, weights, out=result, where=finite)
+    return result
+
+
+def exponential_average(values: Floats, weight: float) -> Floats:
+    """Average of float64[N] in which each earlier value counts `weight` times as much as the next one.
+
+    The first values are not drawn towards 0. Values that are not finite have no weight, and the result is NaN
+    at their positions.
+
+    Raises:
+        ValueError: the weight is below 0, or 1 or more.
+    """
+    if not 0.0 <= weight < 1.0:
+        raise ValueError(f"weight must be from 0 to below 1, not {weight}")
+    finite = np.isfinite(values)
+    sums = scipy.signal.lfilter([1.0], [1.0, -weight], np.where(finite, values, 0.0))
+    weights = scipy.signal.lfilter([1.0], [1.0, -weight], finite.astype(np.float64))
     result = np.full(len(values), np.nan)
     np.divide(sums, weights, out=result, where=finite)
     return result

@@ -10,10 +10,12 @@ from django.http import QueryDict
 from django.urls import reverse
 from django.utils.safestring import SafeString, mark_safe
 
+from fp8scope_dashboard.accounts.models import User
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.control.models import Report, ReportKind
 from fp8scope_dashboard.pages.charts.series import step_of
 from fp8scope_dashboard.pages.configuration_differences import Differences, differences, flat, lasting
+from fp8scope_dashboard.pages.panels.content import charts_context
 from fp8scope_dashboard.pages.run.console import console_context
 from fp8scope_dashboard.pages.run.controls import content as run_controls
 from fp8scope_dashboard.pages.run.efficiency import recent_figures
@@ -32,7 +34,7 @@ MOST_ERRORS: Final = 32
 SECONDARY: Final = ("tokens_per_second", "step_seconds", "mfu", "memory_peak")
 MOST_ENTRIES: Final = 2_000
 # What is kept in the addresses of the tabs.
-KEPT: Final = ("steps", "tensor")
+KEPT: Final = ("steps", "tensor", "view")
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Tab:
 
     label: str
     template: str
-    context: Callable[[Run, QueryDict], dict[str, Any]]
+    context: Callable[[Run, QueryDict, User], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ def typed_range(run: Run, query: QueryDict) -> str:
     return f"{page}?{kept.urlencode(safe='.')}" if kept else page
 
 
-def _overview(run: Run, query: QueryDict) -> dict[str, Any]:
+def _overview(run: Run, query: QueryDict, user: User) -> dict[str, Any]:
     others = [name for name in queries.scalar_names(run.id) if name not in ("loss", "tokens", "grad_norm")]
     return {
         "is_live": run.state == RunState.RUNNING,
@@ -121,17 +123,17 @@ def _overview(run: Run, query: QueryDict) -> dict[str, Any]:
     }
 
 
-def _tensors(run: Run, query: QueryDict) -> dict[str, Any]:
+def _tensors(run: Run, query: QueryDict, user: User) -> dict[str, Any]:
     return {**range_of(query), **tensors_context(run, query)}
 
 
-def _efficiency(run: Run, query: QueryDict) -> dict[str, Any]:
+def _efficiency(run: Run, query: QueryDict, user: User) -> dict[str, Any]:
     names = [name for name in queries.scalar_names(run.id) if name not in ("loss", "tokens")]
     names.sort(key=lambda name: (SECONDARY.index(name) if name in SECONDARY else len(SECONDARY), name))
     return {"efficiency": recent_figures(run), "scalars": names, **range_of(query)}
 
 
-def _ranks(run: Run, query: QueryDict) -> dict[str, Any]:
+def _ranks(run: Run, query: QueryDict, user: User) -> dict[str, Any]:
     return {"ranks": ranks_of(run)}
 
 
@@ -143,13 +145,13 @@ def compared_run(run: Run) -> Run | None:
     return chosen[-1] if chosen else None
 
 
-def _configuration(run: Run, query: QueryDict) -> dict[str, Any]:
+def _configuration(run: Run, query: QueryDict, user: User) -> dict[str, Any]:
     other = compared_run(run)
     compared = _compared(run, other, _settings)
     return {"other": other, "compared": compared, "how_to": HOW_TO_SET_BASELINE}
 
 
-def _environment(run: Run, query: QueryDict) -> dict[str, Any]:
+def _environment(run: Run, query: QueryDict, user: User) -> dict[str, Any]:
     other = compared_run(run)
     compared = _compared(run, other, lambda each: lasting(each.environment) if other else each.environment)
     return {"other": other, "compared": compared}
@@ -174,7 +176,7 @@ def _process_of(writer: Writer) -> str:
     return f"Rank {writer.rank}{start}" + (f" on {writer.hostname}" if writer.hostname else "")
 
 
-def _console(run: Run, query: QueryDict) -> dict[str, Any]:
+def _console(run: Run, query: QueryDict, user: User) -> dict[str, Any]:
     failed = Writer.objects.filter(run=run, failed=True).exclude(error="").order_by("attempt", "rank")
     return {
         "errors": [
@@ -204,12 +206,13 @@ def notes_context(run: Run) -> dict[str, Any]:
     }
 
 
-def _notes(run: Run, query: QueryDict) -> dict[str, Any]:
+def _notes(run: Run, query: QueryDict, user: User) -> dict[str, Any]:
     return notes_context(run)
 
 
 TABS: Final[dict[str, Tab]] = {
     "overview": Tab("Overview", "pages/run/_overview.html", _overview),
+    "charts": Tab("Charts", "pages/panels/_charts.html", charts_context),
     "tensors": Tab("Tensors", "pages/run/_tensors.html", _tensors),
     "efficiency": Tab("Efficiency", "pages/run/_efficiency.html", _efficiency),
     "ranks": Tab("Ranks", "pages/run/_ranks.html", _ranks),

@@ -12,7 +12,7 @@ from django.shortcuts import redirect
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.analysis.judging import standing_now
-from fp8scope_dashboard.pages.access import FRAMED, in_project, page, run_of
+from fp8scope_dashboard.pages.access import FRAMED, in_project, page, person, run_of
 from fp8scope_dashboard.pages.badges import state_badge
 from fp8scope_dashboard.pages.charts.arms import Arms
 from fp8scope_dashboard.pages.early_head import with_early_head
@@ -28,7 +28,7 @@ SEEDS_COMPARED: Final = 8
 # Of the template run.html.
 FILES: Final = {
     "page_styles": ["pages/css/run.css"],
-    "page_scripts": ["pages/js/run.js", "pages/js/console.js"],
+    "page_scripts": ["pages/js/run.js", "pages/js/console.js", "pages/js/panels.js"],
 }
 # The parts that refresh themselves, by the id that htmx sends.
 HEAD, SUMMARY, CARDS, TENSORS, TAB = "run-head", "run-summary", "run-cards", "tensors-card", "run-tab"
@@ -53,7 +53,7 @@ def run(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponseBas
         context = {"run": shown, "summary": summarise(shown)}
         return page(request, project, "runs", "pages/run/_cards.html", context)
     if part == TENSORS:
-        context = {"run": shown, **tabs.TABS["tensors"].context(shown, request.GET)}
+        context = {"run": shown, **tabs.TABS["tensors"].context(shown, request.GET, person(request))}
         return page(request, project, "runs", "pages/tensors/_tensors.html", context)
     if "first" in request.GET or "last" in request.GET:
         return redirect(tabs.typed_range(shown, request.GET))
@@ -75,7 +75,7 @@ def _tab_context(request: HttpRequest, shown: Run, name: str) -> dict[str, Any]:
         "tab": name,
         "tabs": tabs.links_of(shown, name, request.GET),
         "template": tabs.TABS[name].template,
-        **tabs.TABS[name].context(shown, request.GET),
+        **tabs.TABS[name].context(shown, request.GET, person(request)),
     }
     if name == "overview":
         context |= {**_strip(shown), **progress_context([shown.id])}

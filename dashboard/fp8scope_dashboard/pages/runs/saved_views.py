@@ -22,7 +22,7 @@ class ViewError(ValueError):
 
 def views_of(project: Project, user: User) -> QuerySet[SavedView]:
     """The user's views and the shared ones, by name."""
-    seen = SavedView.objects.filter(Q(owner=user) | Q(shared=True), project=project)
+    seen = SavedView.objects.filter(Q(owner=user) | Q(shared=True), project=project, page=SavedView.Page.RUNS)
     return seen.select_related("owner").order_by("name", "id")
 
 
@@ -40,10 +40,14 @@ def save(project: Project, user: User, name: str, query: str, *, shared: bool) -
     kept = state.address(open=()).removeprefix("?")
     if len(kept) > QUERY_LENGTH:
         raise ViewError("The view is too long to be saved: shorten the search, or show fewer columns.")
-    own = SavedView.objects.filter(project=project, owner=user)
+    own = SavedView.objects.filter(project=project, owner=user, page=SavedView.Page.RUNS)
     if own.count() >= MOST_VIEWS and not own.filter(name=name).exists():
         raise ViewError(f"You have {MOST_VIEWS} views: delete one first.")
     view, _ = SavedView.objects.update_or_create(
-        project=project, owner=user, name=name, defaults={"query": kept, "shared": shared}
+        project=project,
+        owner=user,
+        page=SavedView.Page.RUNS,
+        name=name,
+        defaults={"query": kept, "shared": shared},
     )
     return view

@@ -7,7 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8scope_dashboard.pages.charts.smoothing import LONGEST_SPAN, centred_average, default_span
+from fp8scope_dashboard.pages.charts.smoothing import (
+    LONGEST_SPAN,
+    centred_average,
+    default_span,
+    exponential_average,
+)
 
 
 def test_it_works() -> None:
@@ -56,3 +61,14 @@ def test_default_spans_are_usable(points: int) -> None:
 
 def test_an_empty_curve_stays_empty() -> None:
     assert len(centred_average(np.zeros(0), 3)) == 0
+
+
+def test_an_exponential_average_is_that_of_its_definition() -> None:
+    values = np.array([1.0, 3.0, np.nan, 5.0])
+    first, second = 1.0, (0.5 * 1.0 + 3.0) / 1.5
+    last = (0.125 * 1.0 + 0.25 * 3.0 + 5.0) / 1.375
+    np.testing.assert_allclose(exponential_average(values, 0.5), [first, second, np.nan, last])
+    np.testing.assert_allclose(exponential_average(np.full(50, 7.0), 0.99), 7.0)
+    for weight in (-0.1, 1.0):
+        with pytest.raises(ValueError, match="weight"):
+            exponential_average(values, weight)

@@ -102,6 +102,9 @@ const shortened = (name, most) => {
   return `${letters.slice(0, head).join("")}…${letters.slice(letters.length - (most - 1 - head)).join("")}`;
 };
 
+// A number, or the milliseconds of a time as plotly writes it: its axes of times know no time zones.
+const numberOf = (value) => (Number.isNaN(Number(value)) ? Date.parse(`${String(value).replace(" ", "T")}Z`) : Number(value));
+
 // The new range of an axis after an action of plotly: null is the whole range, undefined is no change.
 const rangeAfter = (change, letter) => {
   for (const [key, value] of Object.entries(change)) {
@@ -109,7 +112,8 @@ const rangeAfter = (change, letter) => {
     if (!axis) continue;
     if (change[`${axis}.autorange`]) return null;
     const range = Array.isArray(change[`${axis}.range`]) ? change[`${axis}.range`] : [change[`${axis}.range[0]`], change[`${axis}.range[1]`]];
-    if (key.includes(".range") && value !== undefined) return range.map(Number).every(Number.isFinite) ? range.map(Number) : undefined;
+    const ends = range.map(numberOf);
+    if (key.includes(".range") && value !== undefined) return ends.every(Number.isFinite) ? ends : undefined;
   }
   return undefined;
 };
@@ -172,10 +176,15 @@ class Figure {
     return new Map(forms.flatMap((form) => [...new FormData(form)]).filter(([name]) => name !== "csrfmiddlewaretoken"));
   }
 
+  // The unit of the horizontal axis, which a control or the chart's own address chooses.
+  unit() {
+    return this.controls().get("x") ?? new URL(this.element.dataset.figure, location.href).searchParams.get("x") ?? "step";
+  }
+
   // The name of the horizontal axis in the address. Only steps are the same in all charts.
   axis() {
     const { id, dataset } = this.element;
-    const unit = this.controls().get("x") ?? "step";
+    const unit = this.unit();
     return unit === "step" ? dataset.axis || `${id}.range` : `${id}.${unit}`;
   }
 
@@ -199,7 +208,7 @@ class Figure {
     url.searchParams.set("theme", isDark() ? "dark" : "light");
     if (this.compact) url.searchParams.set("compact", "1");
     if (this.zoom && "zoom" in this.element.dataset) {
-      const isOverSteps = (this.controls().get("x") ?? "step") === "step";
+      const isOverSteps = this.unit() === "step";
       const [from, to] = isOverSteps ? [Math.floor(this.zoom[0]), Math.ceil(this.zoom[1])] : this.zoom;
       url.searchParams.set(isOverSteps ? "first" : "from", from);
       url.searchParams.set(isOverSteps ? "last" : "to", to);
@@ -277,6 +286,8 @@ class Figure {
       const { data, layout } = answer.figure;
       this.meta = layout.meta;
       this.keepRanges(layout);
+      // A drag on a phone scrolls the page; a narrow chart beside others is zoomed with the mouse as any.
+      if (layout.dragmode === false && matchMedia("(pointer: fine)").matches) layout.dragmode = "zoom";
       const most = Math.max(16, Math.floor((this.element.clientWidth - LEGEND_LINE) / LETTER));
       for (const trace of data) if (trace.name) trace.name = shortened(trace.name, most);
       this.element.style.setProperty("--figure-height", `${layout.height}px`);

@@ -1,0 +1,1 @@
+"""Panels that people arrange: charts of any logged scalars on the page of a run."""

@@ -1,0 +1,180 @@
+"""What the tab of charts shows: the panels of a view, and all scalars of the run in groups."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from django.http import QueryDict
+from django.urls import reverse
+
+from fp8scope_dashboard.accounts.models import User
+from fp8scope_dashboard.db.regular_expressions import MAX_LENGTH, PatternError, matching
+from fp8scope_dashboard.pages.address_values import whole_number
+from fp8scope_dashboard.pages.panels import saved
+from fp8scope_dashboard.pages.panels.figure import title_of
+from fp8scope_dashboard.pages.panels.groups import Group, groups_of
+from fp8scope_dashboard.pages.panels.panel import PIXELS, Panel, panels_of
+from fp8scope_dashboard.runs.models import Run, SavedView
+from fp8scope_dashboard.telemetry import queries
+
+# Charts of a group at once, and of one that was opened as a whole.
+MAX_SHOWN, MAX_OPENED = 24, 1_000
+# Of a scalar that is no panel of a view.
+USUAL: Final = Panel(height="small")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One chart of the tab.
+
+    Attributes:
+        id: of its element; another one if it shows something else.
+        panel: the id in the view; empty if it is a scalar of a group.
+        metric: the scalar of a group.
+        edit: the query of its form.
+    """
+
+    id: str
+    title: str
+    address: str
+    size: int
+    width: int = 1
+    height: str = "small"
+    panel: str = ""
+    metric: str = ""
+    edit: str = ""
+    is_pinned: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """Charts under one heading. `more`: how many of the group are not shown; `all_address` shows them."""
+
+    title: str
+    cells: list[Cell]
+    total: str
+    more: int = 0
+    all_address: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A view in the list of views."""
+
+    view: SavedView
+    address: str
+    remark: str
+    is_own: bool
+    is_current: bool
+
+
+def charts_context(run: Run, query: QueryDict, user: User) -> dict[str, Any]:
+    """What the tab needs."""
+    views = list(saved.views_of(run.project, user))
+    asked = whole_number(query.get("view", ""))
+    view = saved.opened(views, user, asked)
+    panels = panels_of(view.panels) if view is not None else []
+    logged = queries.scalar_names(run.id)
+    text = query.get("find", "").strip()[: MAX_LENGTH + 1]
+    shown, problem = _matching(logged, text)
+    number = str(view.pk) if view is not None else ""
+    own = [_cell(run, panel, number) for panel in panels]
+    return {
+        "view": view,
+        "is_own_view": view is not None and view.owner_id == user.pk,
+        "views": [_choice(run, each, view, user) for each in views],
+        "view_remark": "This view is not shared with you, or was deleted." if asked and view is None else "",
+        "find": text,
+        "find_problem": problem,
+        "max_find": MAX_LENGTH,
+        "pinned": [cell for cell in own if cell.is_pinned],
+        "arranged": [cell for cell in own if not cell.is_pinned],
+        "sections": [_section(run, group, query, number) for group in groups_of(shown)],
+        "logged": len(logged),
+    }
+
+
+def tab_address(run: Run, **fields: str) -> str:
+    """The address of the tab, with these fields."""
+    query = QueryDict(mutable=True)
+    query.update({"tab": "charts", **{name: value for name, value in fields.items() if value}})
+    return f"{reverse('run', args=[run.project.slug, run.pk])}?{query.urlencode()}"
+
+
+def _matching(logged: Sequence[str], text: str) -> tuple[list[str], str]:
+    """The scalars that a search finds, and what is wrong with it."""
+    if not text:
+        return list(logged), ""
+    try:
+        return matching(logged, text), ""
+    except PatternError as error:
+        return [name for name in logged if text.casefold() in name.casefold()], str(error)
+
+
+def _section(run: Run, group: Group, query: QueryDict, shown_view: str) -> Section:
+    is_opened = query.get("group") == group.name
+    shown = group.metrics[: MAX_OPENED if is_opened else MAX_SHOWN]
+    view = query.get("view", "") if whole_number(query.get("view", "")) is not None else ""
+    total = f"{len(group.metrics):,} chart{'' if len(group.metrics) == 1 else 's'}"
+    return Section(
+        title=group.name,
+        name=group.name,
+        cells=[_metric_cell(run, name, shown_view) for name in shown],
+        total=total,
+        more=len(group.metrics) - len(shown),
+        all_address=tab_address(run, group=group.name, view=view, find=query.get("find", "")[:MAX_LENGTH]),
+    )
+
+
+def _metric_cell(run: Run, name: str, view: str) -> Cell:
+    panel = Panel(metrics=(name,), height=USUAL.height)
+    return Cell(
+        id=f"chart-{_digest(name)}",
+        title=title_of(panel),
+        address=_address(run, panel),
+        size=PIXELS[panel.height],
+        metric=name,
+        edit=urlencode({"metric": name, "view": view}),
+    )
+
+
+def _cell(run: Run, panel: Panel, view: str) -> Cell:
+    address = _address(run, panel)
+    return Cell(
+        id=f"panel-{panel.id}-{_digest(address)}",
+        title=title_of(panel),
+        address=address,
+        size=PIXELS[panel.height],
+        width=panel.width,
+        height=panel.height,
+        panel=panel.id,
+        edit=urlencode({"panel": panel.id, "view": view}),
+        is_pinned=panel.is_pinned,
+    )
+
+
+def _address(run: Run, panel: Panel) -> str:
+    return f"{reverse('panel_figure', args=[run.project.slug, run.pk])}?{panel.query.urlencode()}"
+
+
+def _choice(run: Run, view: SavedView, current: SavedView | None, user: User) -> Choice:
+    is_own = view.owner_id == user.pk
+    remarks = ["the project’s default"] if view.is_default else ["shared"] if view.shared else []
+    if not is_own:
+        remarks.append(f"by {view.owner.username}")
+    return Choice(
+        view=view,
+        address=tab_address(run, view=str(view.pk)),
+        remark=", ".join(remarks),
+        is_own=is_own,
+        is_current=current is not None and view.pk == current.pk,
+    )
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:10]
