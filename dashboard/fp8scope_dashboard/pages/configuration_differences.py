@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final
@@ -21,8 +21,11 @@ DEEPEST: Final = 12
 # Runs with a column each; of more, each row lists its values with the number of runs.
 MOST_SIDE_BY_SIDE: Final = 6
 MOST_VALUES: Final = 12
+# From so many values on that all differ, only their ends are shown.
+MIN_FOLDED: Final = 4
 # Longer values are folded.
 SHORT: Final = 80
+MAX_END: Final = 24
 LONGEST: Final = 4_000
 _COLUMNS: Final = ("config", "recipe", "environment")
 _FIELDS: Final = ("precision", "group", "baseline", "seed", "total_steps")
@@ -36,9 +39,13 @@ _MISSING: Final = object()
 
 @dataclass(frozen=True)
 class Value:
-    """A value as text; `short` is its beginning if it is long. `text` is None where the run has no entry."""
+    """A value as text; `short` is its beginning if it is long. `text` is None where the run has no entry.
+
+    `number` is that of a numeric value.
+    """
 
     text: str | None
+    number: float | None = None
 
     @property
     def is_long(self) -> bool:
@@ -68,6 +75,18 @@ class EntryRow:
     @property
     def differs(self) -> bool:
         return len(self.distinct) > 1
+
+    @property
+    def folded(self) -> str:
+        """Values of which no two runs have the same, such as `12 different: 48 … 59`; else empty."""
+        if len(self.distinct) < MIN_FOLDED or len(self.distinct) < len(self.values):
+            return ""
+        numbers = [(shared.value.number, shared.value) for shared in self.distinct]
+        if any(number is None for number, _ in numbers):
+            ends = sorted(shared.value.short for shared in self.distinct if shared.value.text is not None)
+        else:
+            ends = [value.short for _, value in sorted(numbers, key=lambda pair: pair[0] or 0.0)]
+        return f"{len(self.distinct):,} different: {_end(ends[0])} … {_end(ends[-1])}" if ends else ""
 
     @property
     def more(self) -> int:
@@ -131,18 +150,34 @@ def _rank(key: str) -> tuple[int, str]:
 
 
 def _row(key: str, configurations: Sequence[tuple[str, Mapping[str, Any]]]) -> EntryRow:
-    values, having = [], dict[str | None, list[str]]()
-    shown: dict[str | None, Value] = {}
+    values, having = [], dict[Hashable, list[str]]()
+    shown: dict[Hashable, Value] = {}
     for name, entries in configurations:
         entry = entries.get(key, _MISSING)
-        identity = None if entry is _MISSING else json.dumps(_by_value(entry), sort_keys=True)
-        value = Value(None if entry is _MISSING else _text(entry))
-        having.setdefault(identity, []).append(name)
-        shown.setdefault(identity, value)
-        values.append(value)
+        identity = _identity(entry)
+        if identity not in having:
+            having[identity] = []
+            shown[identity] = Value(None if entry is _MISSING else _text(entry), _number(entry))
+        having[identity].append(name)
+        values.append(shown[identity])
     ranked = sorted(having.items(), key=lambda item: -len(item[1]))
     distinct = tuple(Shared(shown[identity], tuple(runs)) for identity, runs in ranked)
     return EntryRow(key, tuple(values), distinct)
+
+
+def _identity(entry: Any) -> Hashable:
+    """Equal for equal values; most entries are plain, and many runs have thousands of them."""
+    if entry is _MISSING or entry is None or isinstance(entry, str | bool):
+        return type(entry), entry
+    return json.dumps(_by_value(entry), sort_keys=True)
+
+
+def _end(text: str) -> str:
+    return text if len(text) <= MAX_END else f"{text[:MAX_END]}…"
+
+
+def _number(entry: Any) -> float | None:
+    return float(entry) if isinstance(entry, int | float) and not isinstance(entry, bool) else None
 
 
 def flat(value: Any, prefix: str = "", depth: int = 1) -> Iterator[tuple[str, Any]]:

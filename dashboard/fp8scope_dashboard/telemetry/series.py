@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -25,7 +25,7 @@ from fp8scope_dashboard.telemetry.rank_merge import (
     sources,
 )
 from fp8scope_dashboard.telemetry.rollups.read import Rolled
-from fp8scope_dashboard.telemetry.writers import Interval, Stored, stored_of
+from fp8scope_dashboard.telemetry.writers import Interval, Stored, stored_of, stored_of_runs
 
 # Up to this many rows, a thinned line is chosen from all of them; beyond, from the extremes of buckets.
 MAX_ROWS: Final = 131_072
@@ -73,27 +73,31 @@ def scalar(
         points: thin the line to at most this many points; by default, return every step.
         timed: pass False if you do not need times; it is faster, and the times may be NaT.
     """
-
-    def exact(between: list[Interval], stored: Stored) -> Series:
-        parts = list(rows.scalar_parts(run_id, name, *between, known=stored.sources, timed=timed))
-        if not parts:
-            return _no_series()
-        merged = data_hash_across_ranks(parts) if name == DATA_HASH else first_of_each_step(parts)
-        return Series(merged.steps, merged.values[name], merged.times)
-
-    return _line(run_id, SCALAR + name, 0, exact, first, last, points)
+    return scalars([run_id], name, first=first, last=last, points=points, timed=timed)[run_id]
 
 
 def scalars(
-    run_ids: Iterable[UUID],
+    run_ids: Sequence[UUID],
     name: str,
     *,
     first: int | None = None,
     last: int | None = None,
     points: int | None = None,
+    timed: bool = True,
 ) -> dict[UUID, Series]:
     """Return the same scalar of several runs; see `scalar`."""
-    return {run_id: scalar(run_id, name, first=first, last=last, points=points) for run_id in run_ids}
+
+    def read(run_id: UUID, stored: Stored) -> Series:
+        def exact(between: list[Interval], stored: Stored) -> Series:
+            parts = list(rows.scalar_parts(run_id, name, *between, known=stored.sources, timed=timed))
+            if not parts:
+                return _no_series()
+            merged = data_hash_across_ranks(parts) if name == DATA_HASH else first_of_each_step(parts)
+            return Series(merged.steps, merged.values[name], merged.times)
+
+        return _line(run_id, SCALAR + name, 0, exact, (first, last), points, stored)
+
+    return {run_id: read(run_id, stored) for run_id, stored in stored_of_runs(run_ids).items()}
 
 
 def tensor_series(
@@ -125,7 +129,8 @@ def tensor_series(
         seen = ~unseen
         return Series(merged.steps[seen], values[seen], merged.times[seen])
 
-    return _line(run_id, TENSOR + statistic, tensor_index, exact, first, last, points)
+    within = (first, last)
+    return _line(run_id, TENSOR + statistic, tensor_index, exact, within, points, stored_of(run_id))
 
 
 def _line(
@@ -133,14 +138,14 @@ def _line(
     name: str,
     tensor: int,
     exact: Exact,
-    first: int | None,
-    last: int | None,
+    within: tuple[int | None, int | None],
     points: int | None,
+    stored: Stored,
 ) -> Series:
     """Read every row of a short or unthinned range; otherwise the extremes of buckets, and both ends."""
-    stored = stored_of(run_id)
     if stored.steps is None:
         return _no_series()
+    first, last = within
     low = stored.steps[0] if first is None else max(first, stored.steps[0])
     high = stored.steps[1] if last is None else min(last, stored.steps[1])
     if low > high:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
 import numpy as np
@@ -56,15 +57,31 @@ class Stored:
 
 def stored_of(run_id: UUID) -> Stored:
     """Read `Stored` from one snapshot."""
+    return stored_of_runs([run_id])[run_id]
+
+
+def stored_of_runs(run_ids: Sequence[UUID]) -> dict[UUID, Stored]:
+    """Read `Stored` of several runs in one query."""
     rows = sql.fetch(
         """
-        SELECT uuid, rank, attempt, first_step, last_step, catalogue, raw_from
+        SELECT w.run_id, uuid, rank, attempt, first_step, last_step, catalogue, raw_from
         FROM runs_writer w LEFT JOIN telemetry_rolling r ON r.run_id = w.run_id
-        WHERE w.run_id = %(run)s
-        ORDER BY rank, attempt DESC, created_at DESC, uuid
+        WHERE w.run_id = ANY(%(runs)s::uuid[])
+        ORDER BY w.run_id, rank, attempt DESC, created_at DESC, uuid
         """,
-        {"run": run_id},
+        {"runs": list(run_ids)},
     )
+    by_run: dict[UUID, list[_Row]] = {run_id: [] for run_id in run_ids}
+    for run_id, *row in rows:
+        by_run[run_id].append(tuple(row))
+    return {run_id: _stored(of_run) for run_id, of_run in by_run.items()}
+
+
+_Row = tuple[Any, ...]
+
+
+def _stored(rows: Sequence[_Row]) -> Stored:
+    """`Stored` of the writers of one run, by authority."""
     cuts = cutoffs((attempt, first) for _, _, attempt, first, _, _, _ in rows)
     writers = {
         uuid: Source(

@@ -152,3 +152,20 @@ def test_says_which_configurations_are_too_large(monkeypatch: pytest.MonkeyPatch
     large = make_run(project, "large", config={f"key {i}": i * 7919 for i in range(400)})
     found = differences_of([large, make_run(project, "small", config={"a": 1})])
     assert found.unread == ("large",) and [row.key for row in found.rows] == ["config.a"]
+
+
+def test_values_that_all_differ_are_folded() -> None:
+    def folded(*values: Any) -> str:
+        entries = [(f"run {number}", {"key": value}) for number, value in enumerate(values)]
+        return differences(entries).rows[0].folded
+
+    assert folded(59, 48, 100.5, 9) == "4 different: 9 … 100.5", "numbers by size"
+    assert folded(*(f"name {number}" for number in range(12))) == "12 different: name 0 … name 9"
+    assert folded("x" * 200, "a", "b", "c") == f"4 different: a … {'x' * 24}…"
+    assert folded(1, 2, 3) == "" and folded(1, 2, 3, 4, 4) == ""
+
+
+def test_equal_values_of_any_type_are_one() -> None:
+    entries = [("a", {"k": 1, "b": True}), ("b", {"k": 1.0, "b": 1}), ("c", {"k": 1, "b": "true"})]
+    rows = {row.key: row for row in differences(entries, everything=True).rows}
+    assert not rows["k"].differs and len(rows["b"].distinct) == 3

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from django.db.models import Min
 
@@ -25,6 +26,12 @@ class Arm:
     label: str
     slot: Slot
     group: str
+
+
+class ArmReader(Protocol):
+    """What knows the arm of a run, and so the colour that it has in a chart."""
+
+    def of(self, run: Run) -> Arm: ...
 
 
 class Arms:
@@ -55,12 +62,42 @@ class Arms:
         return "other"
 
 
+class ComparedArms:
+    """The arms of compared runs, told apart: twelve of them have colours of their own.
+
+    An arm keeps the colour that it has in the project, unless an earlier one of the comparison has the same.
+    """
+
+    def __init__(self, arms: Arms, runs: Iterable[Run]) -> None:
+        self._arms = arms
+        self._slots: dict[str, Slot] = {}
+        for run in runs:
+            if (key := _key(run)) not in self._slots:
+                self._slots[key] = self._free(arms.of(run).slot)
+
+    def _free(self, wanted: Slot) -> Slot:
+        """The slot, or if it is taken the first free one; with more arms than colours, it is shared."""
+        taken = set(self._slots.values())
+        return (
+            wanted if wanted not in taken else next((slot for slot in PALETTE if slot not in taken), wanted)
+        )
+
+    def of(self, run: Run) -> Arm:
+        """The arm that a run belongs to."""
+        arm = self._arms.of(run)
+        return replace(arm, slot=self._slots.get(_key(run), arm.slot))
+
+
+def _key(run: Run) -> str:
+    return f"{run.precision}/{run.group}" if run.group else str(run.pk)
+
+
 def precision_label(precision: str) -> str:
     """A precision's usual spelling."""
     return PRECISIONS.get(precision.lower(), precision)
 
 
-def arm_labels(arms: Arms, runs: Iterable[Run]) -> dict[str, str]:
+def arm_labels(arms: ArmReader, runs: Iterable[Run]) -> dict[str, str]:
     """Legend labels by run id: the arm's label, with the number of runs if there are several."""
     listed = [(run, arms.of(run)) for run in runs]
     sizes: dict[str, int] = {}

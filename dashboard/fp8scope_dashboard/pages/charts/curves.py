@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -11,7 +12,17 @@ from numpy.typing import NDArray
 
 from fp8scope_dashboard.pages.charts.marks import Mark, draw_marks, stretches
 from fp8scope_dashboard.pages.charts.ranges import Range
-from fp8scope_dashboard.pages.charts.theme import DASHES, Slot, Theme, escaped, faded, new_figure, steps_axis
+from fp8scope_dashboard.pages.charts.theme import (
+    DASHES,
+    Slot,
+    Theme,
+    base_layout,
+    escaped,
+    faded,
+    make_room_for_legend,
+    steps_axis,
+    unchecked_figure,
+)
 
 Floats = NDArray[np.float64]
 
@@ -59,38 +70,64 @@ def curves_figure(
     hover text. A log axis leaves out values <= 0 and contains all others. With `is_dated`, x counts the
     milliseconds of a clock.
     """
-    figure = new_figure(theme, compact=compact, height=height, x_title=x_title, y_title=y_title)
-    named: set[str] = set()
+    layout = base_layout(theme, compact=compact, height=height, x_title=x_title, y_title=y_title)
+    parts = _Parts()
+    named: dict[str, None] = {}
     arms = {curve.arm for curve in curves if not curve.quiet}
     for curve in curves:
         # Dashes distinguish arms; a single line is solid.
         dash = DASHES[curve.slot] if len(arms) > 1 else "solid"
-        _draw(figure, curve, theme, dash, log=log, legend=curve.arm not in named)
-        named.add(curve.arm)
+        _draw(parts, curve, theme, dash, log=log, legend=curve.arm not in named)
+        named[curve.arm] = None
     ends = [(float(curve.x[0]), float(curve.x[-1])) for curve in curves if len(curve.x)]
     first, last = min((end[0] for end in ends), default=0.0), max((end[1] for end in ends), default=0.0)
     # Marks at the ends would make plotly widen the axis.
     if x_title == "step" and ends:
-        figure.update_xaxes(**steps_axis(first, last))
+        layout["xaxis"] |= steps_axis(first, last)
     elif last > first:
-        figure.update_xaxes(range=[first, last])
+        layout["xaxis"] |= {"range": [first, last]}
     if is_dated:
-        figure.update_xaxes(type="date")
+        layout["xaxis"] |= {"type": "date"}
     for curve in curves:
-        _mark_hidden_values(figure, curve, theme, y_range)
-    draw_marks(figure, marks, theme, axis="y2", height=BOTTOM)
+        _mark_hidden_values(parts, curve, theme, y_range)
+    draw_marks(parts, marks, theme, axis="y2", height=BOTTOM)
     if log:
-        figure.update_yaxes(type="log", minor={"ticks": ""}, dtick=_decades(curves))
+        layout["yaxis"] |= {"type": "log", "minor": {"ticks": ""}, "dtick": _decades(curves)}
     elif y_range is not None:
-        figure.update_yaxes(range=list(y_range), autorange=False)
-    figure.update_layout(
-        showlegend=len(named) > 1,
-        yaxis2={"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True, "type": "linear"},
-    )
-    return figure
+        layout["yaxis"] |= {"range": list(y_range), "autorange": False}
+    layout |= {
+        "shapes": parts.shapes,
+        "showlegend": len(named) > 1,
+        "yaxis2": {
+            "overlaying": "y",
+            "range": [0, 1],
+            "visible": False,
+            "fixedrange": True,
+            "type": "linear",
+        },
+    }
+    if len(named) > 1:
+        make_room_for_legend(layout, named, compact=compact)
+    return unchecked_figure(parts.traces, layout)
 
 
-def _draw(figure: go.Figure, curve: Curve, theme: Theme, dash: str, *, log: bool, legend: bool) -> None:
+@dataclass
+class _Parts:
+    """What is added to a figure."""
+
+    traces: list[dict[str, Any]] = field(default_factory=list)
+    shapes: list[dict[str, Any]] = field(default_factory=list)
+
+    def add_scatter(self, **trace: Any) -> None:
+        self.traces.append(
+            {"type": "scatter", **{key: value for key, value in trace.items() if value is not None}}
+        )
+
+    def add_shape(self, **shape: Any) -> None:
+        self.shapes.append(shape)
+
+
+def _draw(figure: _Parts, curve: Curve, theme: Theme, dash: str, *, log: bool, legend: bool) -> None:
     colour = theme.arms[curve.slot]
     has_smooth = len(curve.smooth_x) > 0
     width = 1.2 if curve.quiet else 2.2
@@ -138,7 +175,7 @@ def _draw(figure: go.Figure, curve: Curve, theme: Theme, dash: str, *, log: bool
         )
 
 
-def _mark_hidden_values(figure: go.Figure, curve: Curve, theme: Theme, y_range: Range | None) -> None:
+def _mark_hidden_values(figure: _Parts, curve: Curve, theme: Theme, y_range: Range | None) -> None:
     """Mark values that are not finite with crosses, and values outside the range with triangles."""
     broken = ~np.isfinite(curve.y)
     text = ["NaN" if np.isnan(value) else "infinite" for value in curve.y]
@@ -154,7 +191,7 @@ def _mark_hidden_values(figure: go.Figure, curve: Curve, theme: Theme, y_range: 
 
 
 def _edge_marks(
-    figure: go.Figure,
+    figure: _Parts,
     curve: Curve,
     mask: NDArray[np.bool_],
     text: Sequence[str],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Literal, get_args
@@ -15,7 +15,7 @@ from django.utils import timezone
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.alerts.models import Event, Severity
-from fp8scope_dashboard.pages.charts.arms import Arms, arm_labels
+from fp8scope_dashboard.pages.charts.arms import ArmReader, arm_labels
 from fp8scope_dashboard.pages.charts.curves import Curve
 from fp8scope_dashboard.pages.charts.marks import Mark
 from fp8scope_dashboard.pages.charts.smoothing import centred_average, default_span
@@ -87,7 +87,7 @@ class Options:
 
 def loss_curves(
     runs: Sequence[Run],
-    arms: Arms,
+    arms: ArmReader,
     options: Options,
     *,
     quiet: Iterable[UUID] = (),
@@ -100,7 +100,7 @@ def loss_curves(
 def scalar_curves(
     runs: Sequence[Run],
     name: str,
-    arms: Arms,
+    arms: ArmReader,
     options: Options,
     *,
     quiet: Iterable[UUID] = (),
@@ -112,17 +112,30 @@ def scalar_curves(
     """
     background = set(quiet)
     labels = arm_labels(arms, runs)
+    ordered = sorted(runs, key=lambda run: run.id not in background)
+    parts = {run.id: part_of(run.id, name, options) for run in ordered}
+    read = _read(parts, name, points, is_timed=options.axis in TIMED)
     curves = []
-    for run in sorted(runs, key=lambda run: run.id not in background):
-        part = part_of(run.id, name, options)
-        is_timed = options.axis in TIMED
-        series = queries.scalar(run.id, name, first=part.first, last=part.last, points=points, timed=is_timed)
+    for run in ordered:
+        series = read[run.id]
         if len(series):
-            x = axis_values(run.id, series, options, part)
-            curves.append(
-                _curve(run, labels[str(run.id)], arms, x, series.values, options, run.id in background)
-            )
+            x = axis_values(run.id, series, options, parts[run.id])
+            label = labels[str(run.id)]
+            curves.append(_curve(run, label, arms, x, series.values, options, run.id in background))
     return curves
+
+
+def _read(
+    parts: Mapping[UUID, Part], name: str, points: int | None, *, is_timed: bool
+) -> dict[UUID, queries.Series]:
+    """The scalar of each run; those of the same steps are read together."""
+    runs: dict[tuple[int | None, int | None], list[UUID]] = {}
+    for run_id, part in parts.items():
+        runs.setdefault((part.first, part.last), []).append(run_id)
+    read: dict[UUID, queries.Series] = {}
+    for (first, last), ids in runs.items():
+        read |= queries.scalars(ids, name, first=first, last=last, points=points, timed=is_timed)
+    return read
 
 
 def alert_marks(run: Run) -> list[Mark]:
@@ -141,7 +154,7 @@ def alert_marks(run: Run) -> list[Mark]:
 def _curve(
     run: Run,
     label: str,
-    arms: Arms,
+    arms: ArmReader,
     x: NDArray[np.float64],
     y: NDArray[np.float64],
     options: Options,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import html
 import io
+import math
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,6 +40,8 @@ TITLE_PIXELS: Final = 28
 # The height of a row of the legend, and the width beside it in a file.
 LEGEND_PIXELS: Final = 20
 LEGEND_MARGINS: Final = 80
+# Of the margin above a chart: what a menu and one row of a legend take.
+LEGEND_ROOM: Final = 28
 SYMBOLS: Final[Mapping[str, str]] = {
     "circle": "M-1 0A1 1 0 1 0 1 0A1 1 0 1 0 -1 0Z",
     "square": "M-.9-.9H.9V.9H-.9Z",
@@ -110,7 +113,9 @@ class _Drawing:
         # Plotly puts the legend above the margin that a figure asks for.
         self.legend = self._legend_rows()
         # Further rows of the legend make a file higher, so that its panels keep their height.
-        added = (TITLE_PIXELS if title and width else 0) + LEGEND_PIXELS * max(0, len(self.legend) - 1)
+        room = max(0.0, float(margin.t or 0) - LEGEND_ROOM)
+        rows = max(0.0, LEGEND_PIXELS * max(0, len(self.legend) - 1) - room)
+        added = (TITLE_PIXELS if title and width else 0) + math.ceil(rows)
         self.top = float(margin.t or 0) + added + (9 if self.legend else 0)
         self.full_height = self.height + added
         bottom = self.full_height - float(margin.b or 36)
@@ -252,7 +257,7 @@ class _Drawing:
         across, down = self._units(panel, x, y)
         parts = []
         for part in stretches(np.isfinite(across) & np.isfinite(down)):
-            points = " ".join(f"{across[i]:.0f} {down[i]:.0f}" for i in part)
+            points = _joined(across[part.start : part.stop], down[part.start : part.stop])
             # A line without length is a dot, with its round ends.
             parts.append(f"M{points}" if len(part) > 1 else f"M{points}h0")
         width = float(trace.line.width or 2)
@@ -263,7 +268,7 @@ class _Drawing:
     def _area(self, panel: _Panel, x: Floats, y: Floats, trace: Any) -> str:
         across, down = self._units(panel, x, y)
         seen = np.isfinite(across) & np.isfinite(down)
-        points = " ".join(f"{a:.0f} {b:.0f}" for a, b in zip(across[seen], down[seen], strict=True))
+        points = _joined(across[seen], down[seen])
         return (
             self._stretched(panel, f'<path d="M{points}Z"{self._fill(trace.fillcolor)}/>') if points else ""
         )
@@ -567,3 +572,8 @@ def _plain(text: str | None) -> str:
     """Plotly's texts may have tags; those of exponents become raised digits."""
     raised = re.sub(r"<sup>(-?\d+)</sup>", lambda match: superscript(match[1]), str(text or ""))
     return html.unescape(re.sub(r"<[^>]*>", "", raised))
+
+
+def _joined(across: Floats, down: Floats) -> str:
+    """The points of a path as text, in whole units."""
+    return " ".join(map(str, np.rint(np.column_stack([across, down])).astype(np.int64).ravel().tolist()))

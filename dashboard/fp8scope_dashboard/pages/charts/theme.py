@@ -6,7 +6,7 @@ has the same colour on every page, and its seeds share it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
@@ -87,6 +87,9 @@ DASHES: Final[Mapping[Slot, str]] = {
 }
 
 
+# Of a legend: the usual width on a phone and on a desktop, an entry without its name, a letter and a row.
+LEGEND_WIDTHS: Final = (180.0, 860.0)
+ENTRY_PIXELS, LETTER_PIXELS, LEGEND_ROW_PIXELS = 48.0, 6.6, 19
 # Fewer steps than this have a tick each.
 FEW_STEPS: Final = 8
 
@@ -303,3 +306,26 @@ def base_layout(
         },
         "yaxis": {**axis, "title": {**title, "text": "" if compact else y_title}},
     }
+
+
+def make_room_for_legend(layout: dict[str, Any], names: Iterable[str], *, compact: bool) -> None:
+    """Raise a figure by the further rows of its legend above it, so that its curves keep their height."""
+    room, rows = 0.0, 0
+    for name in names:
+        width = ENTRY_PIXELS + LETTER_PIXELS * len(name)
+        if width > room:
+            rows += 1
+            room = LEGEND_WIDTHS[0] if compact else LEGEND_WIDTHS[1]
+        room -= width
+    added = LEGEND_ROW_PIXELS * max(0, rows - 1)
+    layout["height"] += added
+    layout["margin"] = {**layout["margin"], "t": layout["margin"]["t"] + added}
+
+
+def unchecked_figure(traces: list[dict[str, Any]], layout: dict[str, Any]) -> go.Figure:
+    """A figure of dictionaries that are right.
+
+    Plotly checks each property, which takes most of the time of a figure with many lines. Tests check them
+    instead.
+    """
+    return go.Figure(data=traces, layout=layout, _validate=False)

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.pages.charts.ranges import central_range
-from fp8scope_dashboard.pages.charts.theme import DASHES, Slot, Theme, escaped, faded, new_figure
+from fp8scope_dashboard.pages.charts.theme import (
+    DASHES,
+    Slot,
+    Theme,
+    escaped,
+    faded,
+    make_room_for_legend,
+    new_figure,
+)
 
 Floats = NDArray[np.float64]
 
 # Limits of the delta chart's range, in tolerances.
 LEAST_TOLERANCES, MOST_TOLERANCES = 1.6, 4.0
+# The bands of more curves would hide each other.
+MAX_BANDS: Final = 3
 
 
 @dataclass(frozen=True)
@@ -54,13 +65,17 @@ def delta_figure(
         for side in (tolerance, -tolerance):
             figure.add_hline(y=side, line={"color": theme.good, "width": 1.4, "dash": "dash"})
     low, high = _range(curves, max([margin, *tolerances]))
+    are_few = len(curves) <= MAX_BANDS
     for curve in curves:
-        _draw(figure, curve, theme, (2.0 * low - high, 2.0 * high - low), nats=nats)
+        _draw(figure, curve, theme, (2.0 * low - high, 2.0 * high - low), nats=nats, has_band=are_few)
         _mark_outside(figure, curve, low, high, theme, nats=nats)
     for first, last in {curve.window for curve in curves if curve.window is not None}:
         figure.add_vrect(x0=first, x1=last, fillcolor=faded(theme.muted, 0.1), line_width=0, layer="below")
     figure.update_yaxes(tickformat="+.3~g" if nats else ".2~%", range=[low, high])
-    figure.update_layout(showlegend=True)
+    room = {"height": figure.layout.height, "margin": figure.layout.margin.to_plotly_json()}
+    make_room_for_legend(room, [curve.name for curve in curves], compact=compact)
+    # The curve under the pointer shows its band; see figure.js.
+    figure.update_layout(showlegend=True, hovermode="x unified" if are_few else "closest", **room)
     return figure
 
 
@@ -90,9 +105,18 @@ def _mark_outside(
 
 
 def _draw(
-    figure: go.Figure, curve: DeltaCurve, theme: Theme, limits: tuple[float, float], *, nats: bool
+    figure: go.Figure,
+    curve: DeltaCurve,
+    theme: Theme,
+    limits: tuple[float, float],
+    *,
+    nats: bool,
+    has_band: bool,
 ) -> None:
-    """Draw a curve and its band, which is far wider than the chart after few points: it ends at `limits`."""
+    """Draw a curve and its band, which is far wider than the chart after few points: it ends at `limits`.
+
+    Without `has_band` the band is hidden until somebody points at the curve.
+    """
     colour = theme.arms[curve.slot]
     figure.add_scatter(
         x=np.concatenate([curve.x, curve.x[::-1]]),
@@ -105,6 +129,8 @@ def _draw(
         showlegend=False,
         legendgroup=curve.name,
         name=f"{curve.name}, interval",
+        visible=has_band,
+        meta="band",
     )
     figure.add_scatter(
         x=curve.x,

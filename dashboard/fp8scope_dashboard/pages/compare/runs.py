@@ -19,6 +19,8 @@ from fp8scope_dashboard.runs.search import read, search, vocabulary_of
 MOST_CHOSEN: Final = 200
 # Without a choice, so few that each line can be told apart.
 MOST_SUGGESTED: Final = 12
+# Of a run, these are read where they are shown.
+LARGE_COLUMNS: Final = ("config", "environment", "summary", "error")
 
 
 @dataclass(frozen=True)
@@ -50,15 +52,18 @@ class Chosen:
         return query
 
 
-def chosen_runs(project: Project, query: QueryDict) -> Chosen:
-    """The runs in the address; ids of other projects' runs are ignored."""
+def chosen_runs(project: Project, query: QueryDict, *, compared: bool = True) -> Chosen:
+    """The runs in the address, with their comparisons if `compared`; ids of other projects are ignored."""
+    every = _all(project) if compared else Run.objects.filter(project=project).select_related("project")
     if "q" in query:
         asked = read(query.get("q", ""), vocabulary_of(project))
-        matching = search(_all(project), asked)
+        matching = search(every, asked)
         return Chosen(_newest(matching, MOST_CHOSEN), matching.count(), asked.text, asked.problems)
     ids = uuids_in(query.getlist("runs"), 2 * MOST_CHOSEN)
-    listed = _all(project).filter(pk__in=ids)
-    return Chosen(list(listed.order_by("created_at", "id")[:MOST_CHOSEN]), listed.count())
+    listed = every.filter(pk__in=ids)
+    runs = list(listed.defer(*LARGE_COLUMNS).order_by("created_at", "id")[:MOST_CHOSEN])
+    # Only a choice that is cut off has more.
+    return Chosen(runs, listed.count() if len(runs) == MOST_CHOSEN else len(runs))
 
 
 def suggested_runs(project: Project) -> Chosen:
@@ -81,7 +86,5 @@ def _all(project: Project) -> QuerySet[Run]:
 
 def _newest(runs: QuerySet[Run], most: int) -> list[Run]:
     """The newest runs, oldest first."""
-    newest = list(
-        runs.defer("config", "environment", "summary", "error").order_by("-created_at", "id")[:most]
-    )
+    newest = list(runs.defer(*LARGE_COLUMNS).order_by("-created_at", "id")[:most])
     return sorted(newest, key=lambda run: (run.created_at, run.id))

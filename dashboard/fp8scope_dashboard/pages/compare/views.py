@@ -13,9 +13,10 @@ from django.http import HttpRequest, HttpResponse, QueryDict
 from django.views.decorators.gzip import gzip_page
 
 from fp8scope_dashboard.accounts.models import Project
+from fp8scope_dashboard.pages import glossary
 from fp8scope_dashboard.pages.access import in_project, page
 from fp8scope_dashboard.pages.charts.answers import empty_answer, figure_answer
-from fp8scope_dashboard.pages.charts.arms import Arm, Arms
+from fp8scope_dashboard.pages.charts.arms import Arm, ArmReader, Arms, ComparedArms
 from fp8scope_dashboard.pages.charts.curves import curves_figure
 from fp8scope_dashboard.pages.charts.ranges import loss_range
 from fp8scope_dashboard.pages.charts.series import AXIS_TITLES, Options, loss_curves
@@ -28,7 +29,11 @@ from fp8scope_dashboard.pages.progress import progress_context
 from fp8scope_dashboard.pages.run.quantities import cost_line
 from fp8scope_dashboard.pages.run.summary import HOW_TO_SET_BASELINE, Verdict, baseline_groups, verdict_of
 from fp8scope_dashboard.pages.tensors.difference_map import difference_figure
-from fp8scope_dashboard.pages.tensors.differences import common_statistics, difference_map
+from fp8scope_dashboard.pages.tensors.differences import (
+    common_statistics,
+    difference_map,
+    most_different_statistic,
+)
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.runs.search import MAX_LENGTH, read, search, vocabulary_of
 from fp8scope_dashboard.text.numbers import count
@@ -43,6 +48,8 @@ LEAST_POINTS: Final = 100
 # With more verdicts, each takes a line of a table.
 MOST_CARDS: Final = 6
 MOST_DELTAS: Final = 24
+# Own differences of more runs of a group are folded.
+MAX_OWN: Final = 15
 # Runs that can be chosen for the map of tensors.
 MOST_PAIRS: Final = 60
 
@@ -70,6 +77,15 @@ class Card:
     seeds: list[Card] = field(default_factory=list)
 
     @property
+    def own_range(self) -> str:
+        """A line that stands for the own differences of many runs; empty if they are few."""
+        own = [card.verdict.own for card in self.seeds if card.verdict.own is not None]
+        if len(self.seeds) <= MAX_OWN or not own:
+            return ""
+        low, high = (difference(end, self.verdict.unit, signed=True) for end in (min(own), max(own)))
+        return f"{count(len(self.seeds), 'run')}: own differences from {low} to {high}"
+
+    @property
     def is_group(self) -> bool:
         """Whether the verdict is that of a group of several runs."""
         return bool(self.seeds) or self.verdict.is_of_group
@@ -78,8 +94,8 @@ class Card:
 @in_project()
 def compare(request: HttpRequest, project: Project) -> HttpResponse:
     """Selected runs: losses, deltas, verdicts, and what differs in their tensors and configurations."""
-    arms = Arms(project)
     chosen = _chosen(project, request.GET)
+    arms = ComparedArms(Arms(project), chosen.runs)
     baselines = baseline_groups(project.pk)
     cards = [
         Card(run, arms.of(run), verdict_of(run, baselines), result, cost_line(result.get("quantities") or {}))
@@ -158,7 +174,7 @@ def compare_configuration(request: HttpRequest, project: Project) -> HttpRespons
     return page(request, project, "compare", template, context)
 
 
-def _choices(project: Project, chosen: Chosen, arms: Arms, text: str) -> dict[str, Any]:
+def _choices(project: Project, chosen: Chosen, arms: ArmReader, text: str) -> dict[str, Any]:
     """The chosen runs, and those that a search finds; without a search the newest."""
     query = read(text, vocabulary_of(project))
     ids = {run.id for run in chosen.runs}
@@ -182,7 +198,7 @@ def _choices(project: Project, chosen: Chosen, arms: Arms, text: str) -> dict[st
 def compare_figure(request: HttpRequest, project: Project, name: str) -> HttpResponse:
     """`loss` or `delta` of the runs in the address, or the map of the `tensors` of two of them."""
     options = Options.of(request.GET)
-    runs = chosen_runs(project, request.GET).runs
+    runs = chosen_runs(project, request.GET, compared=name == "delta").runs
     if name == "tensors":
         return _tensors(runs, request.GET, options)
     return _loss(project, runs, options) if name == "loss" else _delta(project, runs, options)
@@ -194,7 +210,8 @@ def _loss(project: Project, runs: Sequence[Run], options: Options) -> HttpRespon
     if len(runs) > FEW_RUNS:
         quiet, options = [run.id for run in runs], replace(options, smooth=False)
         points = max(LEAST_POINTS, MOST_POINTS // len(runs))
-    curves = loss_curves(runs, Arms(project), options, quiet=quiet, points=points)
+    arms = ComparedArms(Arms(project), runs)
+    curves = loss_curves(runs, arms, options, quiet=quiet, points=points)
     if not curves:
         return empty_answer("Select runs to compare their losses.")
     drawn = curves_figure(
@@ -213,7 +230,7 @@ def _loss(project: Project, runs: Sequence[Run], options: Options) -> HttpRespon
 
 
 def _delta(project: Project, runs: Sequence[Run], options: Options) -> HttpResponse:
-    arms = Arms(project)
+    arms = ComparedArms(Arms(project), runs)
     curves, margins = [], [project.margin]
     results = [(run, result) for run in runs if (result := _result(run)).get("curve", {}).get("x")]
     nats = _in_nats([result for _, result in results])
@@ -260,7 +277,7 @@ def _in_nats(results: Sequence[dict[str, Any]]) -> bool:
     return bool(drawn) and all(result.get("unit") == "nats" for result in drawn)
 
 
-def _delta_curve(run: Run, arms: Arms, result: dict[str, Any], curve: dict[str, Any]) -> DeltaCurve:
+def _delta_curve(run: Run, arms: ArmReader, result: dict[str, Any], curve: dict[str, Any]) -> DeltaCurve:
     x, delta, low, high = (np.asarray(curve[key], np.float64) for key in ("x", "delta", "low", "high"))
     window = result.get("window")
     return DeltaCurve(
@@ -286,7 +303,8 @@ def _tensors(runs: Sequence[Run], query: QueryDict, options: Options) -> HttpRes
     if not known:
         return empty_answer(f"{a.name} and {b.name} have no statistic in common.")
     statistic = query.get("statistic", "")
-    statistic = statistic if statistic in known else known[0]
+    if statistic not in known:
+        statistic = most_different_statistic(a, b, known, first=options.first, last=options.last)
     compared = difference_map(a, b, statistic, first=options.first, last=options.last)
     if compared is None:
         return empty_answer(f"{a.name} and {b.name} have no tensor and step in common with this statistic.")
@@ -309,7 +327,7 @@ def _tensors(runs: Sequence[Run], query: QueryDict, options: Options) -> HttpRes
     summary = (
         f"{b.name} against {a.name}: {compared.names[0]} differs most, by {size} near step "
         f"{count_text(int(compared.step_edges[column]))}. {count_text(compared.different)} of "
-        f"{count_text(compared.compared)} tensors differ"
+        f"{count_text(compared.compared)} tensors differ in {glossary.title(statistic)}"
         + (f"; the {len(compared.names)} that differ most are shown." if more else ".")
     )
     return figure_answer(drawn, summary)
@@ -337,7 +355,7 @@ def _chosen(project: Project, query: QueryDict) -> Chosen:
     return chosen if chosen.runs or chosen.search else suggested_runs(project)
 
 
-def _offers(runs: Sequence[Run], arms: Arms) -> list[Offer]:
+def _offers(runs: Sequence[Run], arms: ArmReader) -> list[Offer]:
     offers: dict[str, Offer] = {}
     for run in runs:
         arm = arms.of(run)

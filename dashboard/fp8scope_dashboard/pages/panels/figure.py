@@ -18,8 +18,6 @@ from fp8scope_dashboard.pages.panels.panel import PIXELS, Panel
 
 # The most lines that the description names.
 MAX_DESCRIBED: Final = 4
-# Names in a row of the legend, and the height of a row.
-NAMES_COMPACT, NAMES_WIDE, ROW_PIXELS = 2, 6, 19
 
 
 def panel_figure(
@@ -32,7 +30,7 @@ def panel_figure(
         y_range=None if options.zoomed else _range(panel, curves),
         log=panel.log,
         compact=options.compact,
-        height=PIXELS[panel.height] + _legend_pixels(len(curves), options.compact),
+        height=PIXELS[panel.height],
         x_title=AXIS_TITLES[options.axis],
         y_title="",
         marks=marks if options.axis == "step" else (),
@@ -54,12 +52,6 @@ def title_of(panel: Panel) -> str:
     """The title of a panel: of one metric, the one that the glossary has."""
     plain = len(panel.metrics) == 1 and not (panel.title or panel.formula or panel.pattern)
     return glossary.title(panel.metrics[0]) if plain and panel.metrics[0] in glossary.GLOSSARY else panel.name
-
-
-def _legend_pixels(lines: int, is_compact: bool) -> int:
-    """The height of the legend beyond its first row, so that it takes nothing from the curves."""
-    a_row = NAMES_COMPACT if is_compact else NAMES_WIDE
-    return ROW_PIXELS * (math.ceil(lines / a_row) - 1) if lines > 1 else 0
 
 
 def _range(panel: Panel, curves: Sequence[Curve]) -> Range | None:

@@ -24,6 +24,10 @@ PREFERRED: Final = ("overflow_rate", "underflow_rate", "amax", "scale", "noise_t
 LEFT_OUT: Final = frozenset(
     {"numel", "saturated", "nonfinite", "underflow", "subnormal", "blocks", "saturated_blocks"}
 )
+# To find the statistic that differs most: the most telling ones, in few columns.
+MOST_STATISTICS, FEW_COLUMNS = 8, 24
+# The limit of the default rules of saturation.
+RATE: Final = 1e-3
 # A value that is zero in only one of two runs: as far as this many powers of two.
 FARTHEST: Final = 24.0
 
@@ -56,7 +60,13 @@ def common_statistics(first: Run, second: Run) -> list[str]:
 
 
 def difference_map(
-    a: Run, b: Run, statistic: str, *, first: int | None = None, last: int | None = None
+    a: Run,
+    b: Run,
+    statistic: str,
+    *,
+    first: int | None = None,
+    last: int | None = None,
+    columns: int = COLUMNS,
 ) -> DifferenceMap | None:
     """Compare two runs over the steps that both have; None if there are none, or no common tensors."""
     ranges = [queries.step_range(run.pk) for run in (a, b)]
@@ -67,7 +77,7 @@ def difference_map(
     if high < low:
         return None
     # With equal bounds the columns of both maps have equal edges.
-    maps = [queries.heatmap(run.pk, statistic, first=low, last=high, columns=COLUMNS) for run in (a, b)]
+    maps = [queries.heatmap(run.pk, statistic, first=low, last=high, columns=columns) for run in (a, b)]
     rows = [{name: i for i, name in enumerate(each.names)} for each in maps]
     names = [name for name in maps[0].names if name in rows[1]]
     if not names or not np.array_equal(maps[0].step_edges, maps[1].step_edges):
@@ -84,6 +94,35 @@ def difference_map(
         len(names),
         len(most_different(values, len(names))),
     )
+
+
+def most_different_statistic(
+    a: Run, b: Run, statistics: Sequence[str], *, first: int | None = None, last: int | None = None
+) -> str:
+    """The statistic in which a tensor differs most, and not only for a while; of none, the first.
+
+    Rates are counted in the limit of the default rule, others in factors of two.
+    """
+    sizes: dict[str, float] = {}
+    for statistic in statistics[:MOST_STATISTICS]:
+        differs = difference_map(a, b, statistic, first=first, last=last, columns=FEW_COLUMNS)
+        if differs is not None:
+            sizes[statistic] = lasting_difference(differs.values) / (RATE if differs.is_rate else 1.0)
+    return max(sizes, key=lambda name: sizes[name]) if sizes else statistics[0]
+
+
+def lasting_difference(values: Floats) -> float:
+    """The largest difference of a row of float64[T, C] that lasts: always, or in the last half or quarter.
+
+    It is the magnitude of a median, so that spikes and fluctuations do not count. NaN is no value.
+    """
+    columns = values.shape[1]
+    lasting = 0.0
+    for part in (values, values[:, columns // 2 :], values[:, 3 * columns // 4 :]):
+        seen = part[~np.isnan(part).all(axis=1)]
+        if seen.size:
+            lasting = max(lasting, float(np.max(np.abs(np.nanmedian(seen, axis=1)))))
+    return lasting
 
 
 def compared(a: Floats, b: Floats, *, subtract: bool) -> Floats:

@@ -114,3 +114,5 @@ def test_escapes_names() -> None:
 def test_every_variant_becomes_json(theme: Any, compact: bool) -> None:
     figure = curves_figure([curve([1.0, np.nan, np.inf])], theme, compact=compact, y_range=(0, 2))
     assert '"NaN"' in figure.to_json()
+    # Plotly checks what `unchecked_figure` did not.
+    assert go.Figure(figure.to_dict()).to_plotly_json().keys() == figure.to_plotly_json().keys()

@@ -21,7 +21,13 @@ from fp8scope_dashboard.pages.charts.arms import FP8_SLOTS
 from fp8scope_dashboard.pages.charts.theme import THEMES
 from fp8scope_dashboard.pages.compare import runs as compared_runs
 from fp8scope_dashboard.pages.compare.runs import MOST_CHOSEN
-from fp8scope_dashboard.pages.compare.views import FEW_RUNS, MOST_CARDS, MOST_OFFERED, MOST_POINTS
+from fp8scope_dashboard.pages.compare.views import (
+    FEW_RUNS,
+    MAX_OWN,
+    MOST_CARDS,
+    MOST_OFFERED,
+    MOST_POINTS,
+)
 from fp8scope_dashboard.pages.formatting import written
 from fp8scope_dashboard.runs.models import Run
 
@@ -234,3 +240,73 @@ def test_draws_the_differences_of_tensors(admin: Visitor, seeded: Seeded) -> Non
     assert "empty" in admin.client.get(address, {"runs": str(seeded.healthy.id)}).json()
     page = html(admin, f"compare/?runs={seeded.healthy.id}&runs={seeded.faulty.id}")
     assert 'name="statistic"' in page and "compare-tensors" in page
+
+
+def many_groups(admin: Visitor, groups: int, seeds: int = 1) -> list[Run]:
+    """FP8 groups with some steps each, and a precision that the project has no colour for."""
+    runs = []
+    for number in range(groups):
+        for seed in range(seeds):
+            precision = "fp16" if number < 2 else "fp8"
+            name, group = f"run {number} {seed}", f"g{number}"
+            run = make_run(admin.project, name, precision=precision, group=group, seed=seed)
+            Recorder(run).rows(np.arange(5), {"loss": 3.0 - 0.1 * np.arange(5)})
+            runs.append(run)
+    return runs
+
+
+def copy_comparison(seeded: Seeded, run: Run) -> None:
+    """Give the run the comparison of the healthy one."""
+    comparison = Comparison.objects.get(run=seeded.healthy)
+    comparison.pk = run.pk
+    comparison.run = run
+    comparison._state.adding = True
+    comparison.save()
+
+
+def test_twelve_groups_have_colours_of_their_own(admin: Visitor) -> None:
+    runs = many_groups(admin, 12)
+    data = figure(admin, "loss", runs)["figure"]["data"]
+    legend = [trace for trace in data if trace.get("showlegend") is not False]
+    assert len({trace["line"]["color"] for trace in legend}) == 12
+    ours = figure(admin, "loss", runs[-1:])["figure"]["data"]
+    alone = next(trace["line"]["color"] for trace in ours if trace.get("showlegend") is not False)
+    assert alone == legend[-1]["line"]["color"], "a group keeps the colour that it has in the project"
+
+
+def test_the_legend_takes_nothing_from_the_chart(admin: Visitor) -> None:
+    def plotted(layout: dict[str, Any]) -> float:
+        return float(layout["height"] - layout["margin"]["t"] - layout["margin"]["b"])
+
+    runs = many_groups(admin, 12)
+    few, many = (figure(admin, "loss", chosen)["figure"]["layout"] for chosen in (runs[:2], runs))
+    assert plotted(many) >= plotted(few) and many["height"] > few["height"]
+
+
+def test_only_few_curves_show_their_bands(admin: Visitor, seeded: Seeded) -> None:
+    def bands(runs: list[Run]) -> tuple[list[bool], str]:
+        drawn = figure(admin, "delta", runs)["figure"]
+        shown = [trace["visible"] for trace in drawn["data"] if trace.get("meta") == "band"]
+        return shown, drawn["layout"]["hovermode"]
+
+    assert bands([seeded.healthy, seeded.faulty]) == ([True, True], "x unified")
+    copies = []
+    for number in range(4):
+        run = make_run(admin.project, f"copy {number}", precision="fp8", group=f"c{number}", baseline="bf16")
+        copy_comparison(seeded, run)
+        copies.append(run)
+    assert bands(copies) == ([False] * 4, "closest")
+
+
+def test_own_differences_of_many_runs_are_folded(admin: Visitor, seeded: Seeded) -> None:
+    runs = []
+    for number in range(MAX_OWN + 1):
+        run = make_run(
+            admin.project, f"seed {number}", precision="fp8", group="many", baseline="bf16", seed=number
+        )
+        copy_comparison(seeded, run)
+        runs.append(run)
+    page = html(admin, "compare/?" + "&".join(f"runs={run.id}" for run in runs))
+    assert f"{MAX_OWN + 1} runs: own differences from" in page
+    page = html(admin, "compare/?" + "&".join(f"runs={run.id}" for run in runs[:3]))
+    assert "own differences from" not in page

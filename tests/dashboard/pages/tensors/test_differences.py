@@ -18,7 +18,9 @@ from fp8scope_dashboard.pages.tensors.differences import (
     common_statistics,
     compared,
     difference_map,
+    lasting_difference,
     most_different,
+    most_different_statistic,
 )
 from fp8scope_dashboard.runs.models import Run
 
@@ -135,3 +137,23 @@ def test_equal_runs_are_drawn() -> None:
         ["a"], np.arange(3), np.zeros((1, 2)), "amax", THEMES["light"], is_rate=False, runs=("x", "y")
     )
     assert figure.data[0].zmax == 1.0
+
+
+def test_the_statistic_whose_difference_lasts_is_chosen(pair: tuple[Run, Run]) -> None:
+    # Of 1,000 elements 10 are saturated in one run: ten times the limit. Amax differs by a factor of four.
+    assert most_different_statistic(*pair, ["amax", "overflow_rate"]) == "overflow_rate"
+    assert most_different_statistic(pair[0], pair[0], ["amax", "overflow_rate"]) == "amax"
+
+
+def test_a_difference_lasts_through_the_run_or_to_its_end() -> None:
+    def lasting(begin: int, end: int) -> float:
+        values = np.zeros((2, 24))
+        values[1, begin:end] = -3.0
+        return lasting_difference(values)
+
+    assert lasting(0, 24) == lasting(14, 24) == lasting(20, 24) == 3.0
+    assert lasting(6, 10) == lasting(22, 24) == 0.0, "a spike, and what may be one"
+    assert lasting_difference(np.full((2, 8), np.nan)) == lasting_difference(np.zeros((0, 8))) == 0.0
+    values = np.full((1, 8), np.nan)
+    values[0, 2] = 5.0
+    assert lasting_difference(values) == 5.0, "the only value"

@@ -291,6 +291,7 @@ class Figure {
       const most = Math.max(16, Math.floor((this.element.clientWidth - LEGEND_LINE) / LETTER));
       for (const trace of data) if (trace.name) trace.name = shortened(trace.name, most);
       this.element.style.setProperty("--figure-height", `${layout.height}px`);
+      this.band = undefined;
       await Plotly.react(this.plot, data, layout, CONFIG);
       this.plot.dataset.drawn = theme;
       this.plot.setAttribute("role", "img");
@@ -331,7 +332,10 @@ class Figure {
       const point = event.points?.[0];
       if (point) this.element.dispatchEvent(new CustomEvent("fp8:point", { bubbles: true, detail: { point, meta: this.meta } }));
     });
-    this.plot.on("plotly_hover", (event) => this.tellHover(event.xvals?.[0] ?? event.points?.[0]?.x));
+    this.plot.on("plotly_hover", (event) => {
+      this.tellHover(event.xvals?.[0] ?? event.points?.[0]?.x);
+      this.showBand(event.points?.[0]?.data.legendgroup);
+    });
     this.plot.on("plotly_unhover", () => this.tellHover(null));
     this.plot.on("plotly_doubleclick", () => this.showAll());
     this.plot.on("plotly_relayout", (change) => {
@@ -340,6 +344,15 @@ class Figure {
       if (height !== undefined) this.setHeight(height);
       if (zoom !== undefined && !same(zoom, this.zoom)) publish("fp8:range", { axis: this.name, range: zoom });
     });
+  }
+
+  // Of many curves, only the one that the pointer was over last shows its band.
+  showBand(group) {
+    if (this.plot.layout.hovermode !== "closest" || group === undefined || group === this.band) return;
+    const indices = [...this.plot.data.keys()].filter((index) => this.plot.data[index].meta === "band");
+    if (!indices.length) return;
+    this.band = group;
+    window.Plotly.restyle(this.plot, { visible: indices.map((index) => this.plot.data[index].legendgroup === group) }, indices);
   }
 
   // Zooming requests new data, because the data of the whole range is downsampled.
