@@ -63,6 +63,11 @@ class Shared:
     value: Value
     runs: tuple[str, ...]
 
+    @property
+    def who(self) -> str:
+        """The run that has it, or how many do."""
+        return self.runs[0] if len(self.runs) == 1 else f"{len(self.runs):,} runs"
+
 
 @dataclass(frozen=True)
 class EntryRow:
@@ -78,15 +83,16 @@ class EntryRow:
 
     @property
     def folded(self) -> str:
-        """Values of which no two runs have the same, such as `12 different: 48 … 59`; else empty."""
-        if len(self.distinct) < MIN_FOLDED or len(self.distinct) < len(self.values):
+        """Very many values, or some of which no two are the same: `12 different: 48 … 59`; else empty."""
+        number = len(self.distinct)
+        if number <= MOST_VALUES and (number < MIN_FOLDED or number < len(self.values)):
             return ""
-        numbers = [(shared.value.number, shared.value) for shared in self.distinct]
-        if any(number is None for number, _ in numbers):
+        sizes = [(shared.value.number, shared.value) for shared in self.distinct]
+        if any(size is None for size, _ in sizes):
             ends = sorted(shared.value.short for shared in self.distinct if shared.value.text is not None)
         else:
-            ends = [value.short for _, value in sorted(numbers, key=lambda pair: pair[0] or 0.0)]
-        return f"{len(self.distinct):,} different: {_end(ends[0])} … {_end(ends[-1])}" if ends else ""
+            ends = [value.short for _, value in sorted(sizes, key=lambda pair: pair[0] or 0.0)]
+        return f"{number:,} different: {_end(ends[0])} … {_end(ends[-1])}" if ends else ""
 
     @property
     def more(self) -> int:

@@ -163,9 +163,11 @@ def test_values_that_all_differ_are_folded() -> None:
     assert folded(*(f"name {number}" for number in range(12))) == "12 different: name 0 … name 9"
     assert folded("x" * 200, "a", "b", "c") == f"4 different: a … {'x' * 24}…"
     assert folded(1, 2, 3) == "" and folded(1, 2, 3, 4, 4) == ""
+    assert folded(*range(20), 19) == "20 different: 0 … 19", "more values than are listed"
 
 
 def test_equal_values_of_any_type_are_one() -> None:
-    entries = [("a", {"k": 1, "b": True}), ("b", {"k": 1.0, "b": 1}), ("c", {"k": 1, "b": "true"})]
+    entries: list[tuple[str, dict[str, Any]]] = [("a", {"k": 1, "b": True}), ("b", {"k": 1.0, "b": 1})]
+    entries.append(("c", {"k": 1, "b": "true"}))
     rows = {row.key: row for row in differences(entries, everything=True).rows}
     assert not rows["k"].differs and len(rows["b"].distinct) == 3

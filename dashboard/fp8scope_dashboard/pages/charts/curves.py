@@ -178,12 +178,15 @@ def _draw(figure: _Parts, curve: Curve, theme: Theme, dash: str, *, log: bool, l
 def _mark_hidden_values(figure: _Parts, curve: Curve, theme: Theme, y_range: Range | None) -> None:
     """Mark values that are not finite with crosses, and values outside the range with triangles."""
     broken = ~np.isfinite(curve.y)
-    text = ["NaN" if np.isnan(value) else "infinite" for value in curve.y]
-    _edge_marks(figure, curve, broken, text, theme.danger, "x-thin", TOP, "not finite")
+    if broken.any():
+        text = ["NaN" if np.isnan(value) else "infinite" for value in curve.y]
+        _edge_marks(figure, curve, broken, text, theme.danger, "x-thin", TOP, "not finite")
     if y_range is None:
         return
     with np.errstate(invalid="ignore"):
         above, below = (curve.y > y_range[1]) & ~broken, (curve.y < y_range[0]) & ~broken
+    if not (above.any() or below.any()):
+        return
     text = [f"{value:.5g}" for value in curve.y]
     colour = theme.arms[curve.slot]
     _edge_marks(figure, curve, above, text, colour, "triangle-up", TOP, "above the chart")

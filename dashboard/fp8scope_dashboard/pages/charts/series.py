@@ -18,6 +18,7 @@ from fp8scope_dashboard.alerts.models import Event, Severity
 from fp8scope_dashboard.pages.charts.arms import ArmReader, arm_labels
 from fp8scope_dashboard.pages.charts.curves import Curve
 from fp8scope_dashboard.pages.charts.marks import Mark
+from fp8scope_dashboard.pages.charts.settled_series import thinned_scalars
 from fp8scope_dashboard.pages.charts.smoothing import centred_average, default_span
 from fp8scope_dashboard.pages.charts.theme import Theme, theme_named
 from fp8scope_dashboard.runs.models import Run
@@ -114,7 +115,7 @@ def scalar_curves(
     labels = arm_labels(arms, runs)
     ordered = sorted(runs, key=lambda run: run.id not in background)
     parts = {run.id: part_of(run.id, name, options) for run in ordered}
-    read = _read(parts, name, points, is_timed=options.axis in TIMED)
+    read = _read(ordered, parts, name, points, is_timed=options.axis in TIMED)
     curves = []
     for run in ordered:
         series = read[run.id]
@@ -126,15 +127,19 @@ def scalar_curves(
 
 
 def _read(
-    parts: Mapping[UUID, Part], name: str, points: int | None, *, is_timed: bool
+    runs: Sequence[Run], parts: Mapping[UUID, Part], name: str, points: int | None, *, is_timed: bool
 ) -> dict[UUID, queries.Series]:
     """The scalar of each run; those of the same steps are read together."""
-    runs: dict[tuple[int | None, int | None], list[UUID]] = {}
-    for run_id, part in parts.items():
-        runs.setdefault((part.first, part.last), []).append(run_id)
+    together: dict[tuple[int | None, int | None], list[Run]] = {}
+    for run in runs:
+        together.setdefault((parts[run.id].first, parts[run.id].last), []).append(run)
     read: dict[UUID, queries.Series] = {}
-    for (first, last), ids in runs.items():
-        read |= queries.scalars(ids, name, first=first, last=last, points=points, timed=is_timed)
+    for (first, last), group in together.items():
+        if points is None or is_timed:
+            ids = [run.id for run in group]
+            read |= queries.scalars(ids, name, first=first, last=last, points=points, timed=is_timed)
+        else:
+            read |= thinned_scalars(group, name, first=first, last=last, points=points)
     return read
 
 

@@ -25,6 +25,8 @@ Floats = NDArray[np.float64]
 
 # Limits of the delta chart's range, in tolerances.
 LEAST_TOLERANCES, MOST_TOLERANCES = 1.6, 4.0
+# It contains the ends of curves that are farther away, up to this many tolerances, with some room.
+FARTHEST, ROOM = 40.0, 1.15
 # The bands of more curves would hide each other.
 MAX_BANDS: Final = 3
 
@@ -144,9 +146,19 @@ def _draw(
 
 
 def _range(curves: Sequence[DeltaCurve], tolerance: float) -> tuple[float, float]:
-    """A range for the second half of the run: early differences are large and mean little."""
+    """A range for the second half of the run: early differences are large and mean little.
+
+    It contains where each curve ends, within FARTHEST tolerances.
+    """
     late = [curve.delta[len(curve.delta) // 2 :] for curve in curves]
     seen = central_range(late) if late else None
     least, most = LEAST_TOLERANCES * tolerance, MOST_TOLERANCES * tolerance
     low, high = seen or (-least, least)
-    return max(min(low, -least), -most), min(max(high, least), most)
+    low, high = max(min(low, -least), -most), min(max(high, least), most)
+    tails = [curve.delta[-max(1, len(curve.delta) // 4) :] for curve in curves if len(curve.delta)]
+    ends = [float(np.median(tail[np.isfinite(tail)])) for tail in tails if np.isfinite(tail).any()]
+    farthest = FARTHEST * tolerance
+    return (
+        max(-farthest, min([low, *(ROOM * end for end in ends)])),
+        min(farthest, max([high, *(ROOM * end for end in ends)])),
+    )

@@ -53,6 +53,19 @@ def difference_figure(
         colorbar=colour_bar(ticks, labels, theme, compact=False),
     )
     name_rows(figure, names, theme, compact=compact)
+    # The page lets the chart choose what it shows.
+    figure.add_annotation(
+        text=title,
+        xref="paper",
+        yref="paper",
+        x=0,
+        y=1,
+        xanchor="left",
+        yanchor="bottom",
+        yshift=4,
+        showarrow=False,
+        font={"size": 12, "color": theme.muted},
+    )
     figure.update_layout(
         hovermode="closest", plot_bgcolor=theme.surface, meta={"names": list(names)}, margin={"l": 8, "r": 8}
     )

@@ -123,3 +123,11 @@ def test_a_score_without_interval_is_a_dot() -> None:
 def test_escapes_names() -> None:
     (drawn,) = scores_figure([score(1, "<i>a</i>", 0.5)], [], LIGHT, y_title="x").data
     assert "<i>" not in drawn.hovertemplate
+
+
+def test_the_chart_contains_where_curves_end() -> None:
+    curves = [delta([0.0] * 40), delta([0.0] * 20 + [0.2] * 20), delta([-0.09] * 40)]
+    low, high = delta_figure(curves, MARGIN, LIGHT).layout.yaxis.range
+    assert low < -0.09 and high > 0.2
+    low, high = delta_figure([delta([0.0] * 20 + [5.0] * 20)], MARGIN, LIGHT).layout.yaxis.range
+    assert high <= 0.4, "one that is far away leaves the others visible"

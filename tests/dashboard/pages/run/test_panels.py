@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import plotly.graph_objects as go
 import pytest
 from dashboard.helpers.recording import Recorder, make_run
 from dashboard.helpers.seeding import Seeded
@@ -141,6 +142,8 @@ def test_marks_values_outside_of_a_panel() -> None:
     y = np.array([1.0, np.nan, np.inf, 9.0, -9.0])
     panel = Panel("loss", 100, (0.0, 2.0), curves=(Curve("a<b", "", "fp8-1", X, y),))
     figure = panels_figure([panel], THEMES["light"], marks=[Mark(2.0, "Spike", True)])
+    # Plotly checks what `unchecked_figure` did not.
+    assert go.Figure(figure.to_dict()).to_plotly_json().keys() == figure.to_plotly_json().keys()
     places = {trace.name: (list(trace.x), list(trace.y)) for trace in figure.data[1:]}
     assert places["a&lt;b: not finite"] == ([1.0, 2.0], [2.0, 2.0])
     assert places["a&lt;b: above the panel"] == ([3.0], [2.0])

@@ -13,7 +13,16 @@ from numpy.typing import NDArray
 from fp8scope_dashboard.pages.charts.curves import Curve
 from fp8scope_dashboard.pages.charts.marks import Mark, draw_marks, stretches
 from fp8scope_dashboard.pages.charts.ranges import Range
-from fp8scope_dashboard.pages.charts.theme import DASHES, Slot, Theme, base_layout, escaped, faded, steps_axis
+from fp8scope_dashboard.pages.charts.theme import (
+    DASHES,
+    Slot,
+    Theme,
+    base_layout,
+    escaped,
+    faded,
+    steps_axis,
+    unchecked_figure,
+)
 
 Floats = NDArray[np.float64]
 
@@ -145,7 +154,7 @@ def panels_figure(
         "showlegend": has_legend,
         "legend": {**layout["legend"], "y": 1.0 + TITLE / (height - top - BOTTOM)},
     }
-    return go.Figure(data=drawing.traces, layout=layout)
+    return unchecked_figure(drawing.traces, layout)
 
 
 def _named(panel: Panel) -> Panel:
