@@ -15,6 +15,7 @@ from fp8scope_dashboard.analysis.coverage import in_full, in_short, is_dead
 from fp8scope_dashboard.analysis.judging import judged_now, standing_now
 from fp8scope_dashboard.analysis.models import EvaluationComparison
 from fp8scope_dashboard.pages.badges import Badge, loss_badge
+from fp8scope_dashboard.pages.settled import kept_or_read
 from fp8scope_dashboard.runs.models import Run, RunState
 from fp8scope_dashboard.telemetry import queries
 
@@ -263,14 +264,21 @@ def _overflow(run: Run, ended_badly: bool) -> Overflow | None:
     name = queries.overflow_name(queries.statistic_names(run.id))
     if name is None:
         return None
-    ranked = queries.top(run.id, name, EVERY_TENSOR)
-    if not ranked:
+    # Thousands of tensors take a third of the page's time.
+    observed, overflowing, first = kept_or_read(run, f"top:{name}", lambda: _overflowing(run, name))
+    if not observed:
         return None
-    overflowing = sum(1 for _, _, rate in ranked if rate > 0)
-    worst = [Worst(index, name, rate) for index, name, rate in ranked[:WORST] if rate > 0]
+    worst = [Worst(*tensor) for tensor in first]
     return Overflow(
-        len(ranked), overflowing, worst, _overflow_badge(worst[0].rate if worst else 0.0, ended_badly)
+        observed, overflowing, worst, _overflow_badge(worst[0].rate if worst else 0.0, ended_badly)
     )
+
+
+def _overflowing(run: Run, statistic: str) -> tuple[int, int, list[tuple[int, str, float]]]:
+    """The numbers of tensors that are observed and that overflow, and those that overflow most."""
+    ranked = queries.top(run.id, statistic, EVERY_TENSOR)
+    overflowing = [tensor for tensor in ranked if tensor[2] > 0]
+    return len(ranked), len(overflowing), overflowing[:WORST]
 
 
 def _overflow_badge(rate: float, ended_badly: bool) -> Badge:

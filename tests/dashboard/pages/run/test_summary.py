@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 
+import numpy as np
 import pytest
-from dashboard.helpers.recording import make_run
+from dashboard.helpers.recording import Recorder, make_run
 from dashboard.helpers.seeding import Seeded
 from dashboard.helpers.visitors import Visitor
+from django.utils import timezone
 
+from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.alerts.models import RUN_WIDE, DetectorState, Rule
 from fp8scope_dashboard.analysis.coverage import BaselineArm, Coverage, conclude
 from fp8scope_dashboard.analysis.models import Comparison
@@ -160,7 +164,7 @@ def test_runs_without_a_group_have_slots_of_their_own(admin: Visitor) -> None:
     alone = [make_run(admin.project, str(i), precision="fp8") for i in range(2)]
     grouped = make_run(admin.project, "c", precision="fp8", group="delayed")
     arms = Arms(admin.project)
-    assert [arms.of(run).slot for run in (*alone, grouped)] == list(FP8_SLOTS)
+    assert [arms.of(run).slot for run in (*alone, grouped)] == list(FP8_SLOTS[:3])
 
 
 def test_slots_of_bf16_and_unknown_precisions(admin: Visitor) -> None:
@@ -174,3 +178,16 @@ def test_slots_of_bf16_and_unknown_precisions(admin: Visitor) -> None:
 def test_seeds_are_counted_in_the_legend(admin: Visitor) -> None:
     runs = [make_run(admin.project, str(i), precision="bf16", group="bf16", seed=i) for i in range(3)]
     assert set(arm_labels(Arms(admin.project), runs).values()) == {"BF16 (3 seeds)"}
+
+
+def test_counts_of_tensors_of_an_ended_run_are_those_of_a_running_one(project: Project) -> None:
+    run = make_run(project, precision="fp8")
+    recorder = Recorder(run, tensors=["a.input", "b.input"])
+    statistics = {"saturated": np.tile([5.0, 0.0], (10, 1)), "nonfinite": np.zeros((10, 2))}
+    recorder.rows(np.arange(10), {"loss": np.ones(10)}, {**statistics, "numel": np.full((10, 2), 1000.0)})
+    recorder.finish()
+    running = summarise(Run.objects.get(pk=run.pk)).overflow
+    Run.objects.update(heartbeat_at=timezone.now() - timedelta(hours=1))
+    ended = Run.objects.get(pk=run.pk)
+    assert running is not None and (running.observed, running.overflowing) == (2, 1)
+    assert summarise(ended).overflow == summarise(ended).overflow == running
