@@ -94,7 +94,7 @@ class FlightRecorder:
         """A step is being recorded: keep the random state, and let a replay look at the step."""
         torch: Any = sys.modules.get("torch")
         # The copy is a large part of a short step. A replay, which uses it, needs the batches as well.
-        is_spared = self.log is None and is_light
+        is_spared = is_light and not self.needs_each_step
         if torch is not None and not is_spared:
             self._random.append((number, torch.default_generator.get_state()))
         driver = _driver()
