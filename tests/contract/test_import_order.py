@@ -27,9 +27,9 @@ ORDERS = {
         session control incidents run autolog replay postmortem integrations demo cli __main__
     """,
     "fp8scope_dashboard": """
-        process_setup preload embedded settings text db notifications accounts audit wire runs receipts
-        telemetry evaluations ingest analysis diagnosis alerts control shared_reports monitoring exports
-        edge api pages urls asgi celery apps servers administration demo cli
+        process_setup preload embedded settings statistics text db notifications accounts audit wire runs
+        receipts telemetry evaluations ingest analysis diagnosis alerts control shared_reports monitoring
+        exports edge api pages urls asgi celery apps servers administration demo cli
     """,
 }
 # Inside of these folders of the dashboard the order is held, too.

@@ -8,9 +8,10 @@ from uuid import UUID
 
 import numpy as np
 
-from fp8scope_dashboard.analysis.what_if.distribution import Distribution, Floats
+from fp8scope_dashboard.analysis.what_if.distribution import Distribution
 from fp8scope_dashboard.analysis.what_if.targets import Tensors
 from fp8scope_dashboard.runs.models import Tensor
+from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.telemetry import queries
 
 # The tensors that a layer quantises; what an optimizer keeps is no operand of a product.

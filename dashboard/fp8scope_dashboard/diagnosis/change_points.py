@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from fp8scope_dashboard.statistics.arrays import Floats
 
 LIKELIHOOD_RATIO_95: Final = 7.35
 # Points on each side of a change-point.

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from scipy.ndimage import median_filter
 
 from fp8scope_dashboard.diagnosis.change_points import slope_change
+from fp8scope_dashboard.statistics.arrays import Floats
+from fp8scope_dashboard.statistics.robust import MAD_TO_SIGMA
 
-Floats = NDArray[np.float64]
 Int64s = NDArray[np.int64]
 TroubleKind = Literal["not_finite", "jump", "rise"]
 
 # The median absolute deviation times this estimates the standard deviation of a normal distribution.
-MAD_TO_SIGMA: Final = 1.4826
 # A point is a spike at this many sigma and this share of its level; a running median is a rise at the smaller
 # share. Neighbouring steps are correlated, and the level is the smallest of many medians, so that eight sigma
 # here are about five of the noise. 5 and 10 %: what matters.

@@ -18,10 +18,11 @@ from fp8scope_dashboard.diagnosis.evaluation import Scored
 from fp8scope_dashboard.diagnosis.findings import METHOD_VERSION
 from fp8scope_dashboard.diagnosis.product import Ranking
 from fp8scope_dashboard.diagnosis.reference import Curve, Window
-from fp8scope_dashboard.diagnosis.tensors import LARGEST, Floats, Int64s, TensorInfo, TensorRows
+from fp8scope_dashboard.diagnosis.tensors import LARGEST, Int64s, TensorInfo, TensorRows
 from fp8scope_dashboard.diagnosis.weights import Moments
 from fp8scope_dashboard.evaluations.models import Evaluation
 from fp8scope_dashboard.runs.models import Run, RunState, Tensor, Writer
+from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.telemetry import queries
 
 # Values of one statistic in memory: tensors times steps.

@@ -10,7 +10,8 @@ import numpy as np
 
 from fp8scope_dashboard.diagnosis.curves import Trouble, troubles, window_of
 from fp8scope_dashboard.diagnosis.findings import Finding, Link
-from fp8scope_dashboard.diagnosis.tensors import Floats, Int64s
+from fp8scope_dashboard.diagnosis.tensors import Int64s
+from fp8scope_dashboard.statistics.arrays import Floats
 
 # Two troubles are the same if they begin within 2 % of the run, or 3 steps.
 SAME_SHARE: Final = 0.02

@@ -9,7 +9,8 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from fp8scope_dashboard.statistics.arrays import Floats
+
 Int64s = NDArray[np.int64]
 Role = Literal["input", "weight", "grad_output"]
 LARGEST: Final[Mapping[str, float]] = {"e4m3": 448.0, "e5m2": 57_344.0}

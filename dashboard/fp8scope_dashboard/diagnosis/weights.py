@@ -13,7 +13,8 @@ import numpy as np
 
 from fp8scope_dashboard.diagnosis.findings import Finding, Link
 from fp8scope_dashboard.diagnosis.precedence import SLACK, RunTrouble
-from fp8scope_dashboard.diagnosis.tensors import Floats, Int64s, TensorRows
+from fp8scope_dashboard.diagnosis.tensors import Int64s, TensorRows
+from fp8scope_dashboard.statistics.arrays import Floats
 
 # In powers of two, and in times of the usual change of a step: what most weights do not do by themselves.
 LEAST_LEAP: Final = 0.05

@@ -14,13 +14,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.text.numbers import LARGEST
 from fp8scope_dashboard.text.ticks import ticks
-
-Floats = NDArray[np.float64]
 
 # Pixels of the picture. It is drawn SCALE times larger and reduced, which smooths the lines.
 WIDTH, HEIGHT, SCALE = 1200, 600, 2

@@ -14,9 +14,8 @@ from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.analysis.losses.onsets.process import FIRST_POINTS
 from fp8scope_dashboard.analysis.losses.onsets.short_runs import LIMIT
 from fp8scope_dashboard.runs.models import Run, RunState
+from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.telemetry import queries
-
-Floats = NDArray[np.float64]
 
 # Schedules whose lengths differ by more are compared only for gross rises: at the same step their learning
 # rates differ, and so do the losses, in any precision.

@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 
 from fp8scope_dashboard.alerts.detectors.base import Finding, State, finite, in_words, percent
 from fp8scope_dashboard.analysis.losses.onsets.process import Change, advance, restarted
+from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.text.numbers import count
 
 __all__ = ["above_baseline", "restarted"]
-
-Floats = NDArray[np.float64]
 
 
 def above_baseline(

@@ -16,9 +16,9 @@ from fp8scope_dashboard.alerts.detectors.arrays import pack, unpack
 from fp8scope_dashboard.alerts.detectors.base import Finding, State
 from fp8scope_dashboard.alerts.detectors.tensor_alarm import Observed, Wording, tensor_alarm
 from fp8scope_dashboard.alerts.detectors.tensor_rows import TensorRows
+from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.text.numbers import rounded
 
-Floats = NDArray[np.float64]
 Float32s = NDArray[np.float32]
 Bools = NDArray[np.bool_]
 Parameters = Mapping[str, float]

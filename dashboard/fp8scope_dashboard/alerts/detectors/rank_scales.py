@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from fp8scope_dashboard.alerts.detectors.arrays import pack, unpack
 from fp8scope_dashboard.alerts.detectors.base import Finding, State
 from fp8scope_dashboard.alerts.detectors.tensor_alarm import Observed, Wording, tensor_alarm
+from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.text.numbers import as_factor
 
-Floats = NDArray[np.float64]
 Int64s = NDArray[np.int64]
 Parameters = Mapping[str, float]
 

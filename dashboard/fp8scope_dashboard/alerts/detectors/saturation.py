@@ -18,8 +18,8 @@ from fp8scope_dashboard.alerts.detectors.arrays import pack, unpack
 from fp8scope_dashboard.alerts.detectors.base import Finding, State, percent
 from fp8scope_dashboard.alerts.detectors.tensor_alarm import CANCEL, Observed, Wording, tensor_alarm
 from fp8scope_dashboard.alerts.detectors.tensor_rows import TensorRows
+from fp8scope_dashboard.statistics.arrays import Floats
 
-Floats = NDArray[np.float64]
 Float32s = NDArray[np.float32]
 Parameters = Mapping[str, float]
 Result = tuple[State, list[Finding]]

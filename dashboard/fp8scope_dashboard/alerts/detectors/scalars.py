@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.alerts.detectors.base import Finding, State, in_words, percent
+from fp8scope_dashboard.statistics.arrays import Floats
 
-Floats = NDArray[np.float64]
 Int64s = NDArray[np.int64]
 Parameters = Mapping[str, float]
 Result = tuple[State, list[Finding]]

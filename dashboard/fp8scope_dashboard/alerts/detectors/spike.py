@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from fp8scope_dashboard.alerts.detectors import levels
 from fp8scope_dashboard.alerts.detectors.base import Finding, State, in_words, usable
+from fp8scope_dashboard.statistics.robust import MAD_TO_SIGMA
 
 Parameters = Mapping[str, float]
 
 # The median absolute deviation times this estimates the standard deviation of a normal distribution.
-MAD_TO_SIGMA = 1.4826
 SMALLEST_SIGMA = 1e-12
 # The share of the height above which a neighbour belongs to a spike of sparse points, and most such points.
 SHOULDER = 0.5

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from fp8scope_dashboard.alerts.detectors.arrays import pack, unpack
 from fp8scope_dashboard.alerts.detectors.base import NAMED, SAME_CAUSE, Finding, State
+from fp8scope_dashboard.statistics.arrays import Floats
 
-Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Int64s = NDArray[np.int64]
 Parameters = Mapping[str, float]

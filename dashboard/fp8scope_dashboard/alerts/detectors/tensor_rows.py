@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.alerts.detectors.base import State
+from fp8scope_dashboard.statistics.arrays import Floats
 
-Floats = NDArray[np.float64]
 Int64s = NDArray[np.int64]
 
 # Observations after which any usual history of a delayed scale has forgotten an amax: Transformer Engine's

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.alerts.detectors.base import Finding, State, finite, in_words
+from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.text.numbers import count, usable
 
-Floats = NDArray[np.float64]
 Condition = Literal["above", "below", "rises_by", "falls_by", "changes_by_factor", "not_finite"]
 
 # Series that the evidence names; the message names the first.

@@ -14,13 +14,13 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.text.numbers import LARGEST
 
 Axis = Literal["tokens", "steps"]
 # 'data': the hashes of the batches are equal at all shared points; 'steps': the runs share points, and their
 # data is unknown; 'no': other points, or other data at the same points.
 Pairing = Literal["data", "steps", "no"]
-Floats = NDArray[np.float64]
 
 # With at least this share of common points (of the run with the fewest points), only those are used.
 SHARED_FRACTION = 0.5

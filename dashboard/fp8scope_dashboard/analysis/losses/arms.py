@@ -8,12 +8,12 @@ from typing import Literal
 
 import numpy as np
 import scipy
-from numpy.typing import NDArray
 
 from fp8scope_dashboard.analysis.losses.seeds import Spread
+from fp8scope_dashboard.statistics.arrays import Floats
+from fp8scope_dashboard.statistics.student import upper_quantile, upper_tail
 from fp8scope_dashboard.text.numbers import LARGEST, SMALLEST
 
-Floats = NDArray[np.float64]
 Verdict = Literal["equivalent", "worse", "better", "cannot_tell"]
 
 # The largest ratio of two usable numbers.
@@ -53,13 +53,6 @@ def standard_error(losses: Floats) -> float:
     return float(np.std(losses, ddof=1)) / math.sqrt(len(losses))
 
 
-def student(alpha: float, freedom: float) -> float:
-    """The one-sided quantile of Student's t."""
-    if not math.isfinite(freedom):
-        return -float(scipy.special.ndtri(alpha))
-    return -float(scipy.special.stdtrit(freedom, alpha))
-
-
 def claim_quantile(alpha: float, freedom: float, margin: float) -> float:
     """The quantile q with T(-q) + T(-q - 2 margin) = alpha, where `margin` is in standard errors.
 
@@ -67,12 +60,11 @@ def claim_quantile(alpha: float, freedom: float, margin: float) -> float:
     Their sum is alpha: between the one-sided quantile (wide margins) and the two-sided one (no margin).
     """
     if not math.isfinite(margin):
-        return student(alpha, freedom)
-    low, high = student(alpha, freedom), student(alpha / 2.0, freedom)
+        return upper_quantile(alpha, freedom)
+    low, high = upper_quantile(alpha, freedom), upper_quantile(alpha / 2.0, freedom)
 
     def excess(quantile: float) -> float:
-        tails = (scipy.special.stdtr(freedom, -each) for each in (quantile, quantile + 2.0 * margin))
-        return float(sum(tails)) - alpha
+        return upper_tail(quantile, freedom) + upper_tail(quantile + 2.0 * margin, freedom) - alpha
 
     # Rounding may move the root to just outside the bracket.
     if excess(low) <= 0.0:
@@ -104,7 +96,7 @@ def two_one_sided_tests(
     pooled = spread is not None and not _spreads_differ(run, baseline)
     if spread is not None and pooled:
         error, freedom = spread.error(len(run), len(baseline)), spread.freedom
-    reach = student(alpha, freedom) * error
+    reach = upper_quantile(alpha, freedom) * error
     claim = claim_quantile(alpha, freedom, margin / error if error > 0.0 else math.inf) * error
     interval, claimed = (delta - reach, delta + reach), (delta - claim, delta + claim)
     return EquivalenceTest(
@@ -146,9 +138,7 @@ def tail(distance: float, error: float, freedom: float) -> float:
     """Probability that Student's t is below -distance / error."""
     if error == 0.0:
         return float(distance < 0.0)
-    if not math.isfinite(freedom):
-        return float(scipy.special.ndtr(-distance / error))
-    return float(scipy.special.stdtr(freedom, -distance / error))
+    return upper_tail(distance / error, freedom)
 
 
 def conclusion(interval: tuple[float, float], claim: tuple[float, float], tolerance: float) -> Verdict:

@@ -8,14 +8,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import scipy
-from numpy.typing import NDArray
 
 from fp8scope_dashboard.analysis.losses.alignment import Curve
 from fp8scope_dashboard.analysis.losses.arms import (
     LARGEST_ERROR,
     EquivalenceTest,
     conclusion,
-    student,
     tail,
     two_one_sided_tests,
 )
@@ -27,8 +25,8 @@ from fp8scope_dashboard.analysis.losses.schedules import final_of
 from fp8scope_dashboard.analysis.losses.seeds import Prior, Spread, cautious_spread, spread_of
 from fp8scope_dashboard.analysis.losses.selection import Selection
 from fp8scope_dashboard.analysis.losses.sequence import Looks
-
-Floats = NDArray[np.float64]
+from fp8scope_dashboard.statistics.arrays import Floats
+from fp8scope_dashboard.statistics.student import upper_quantile
 
 # 'Equivalent' holds within the margin, or within twice the margin where the evidence suffices for that only.
 # It always names the margin that it was judged by.
@@ -128,7 +126,7 @@ def _bound(
     """The bound of equivalence from the seeds' spread at level alpha, and the noise's half-width."""
     spread = cautious_spread(values, prior, seeds=seeds, noise=noise)
     error = spread.error(*(len(arm) for arm in values))
-    quantile = student(alpha, spread.freedom)
+    quantile = upper_quantile(alpha, spread.freedom)
     reach = min(math.hypot(quantile * error, half), LARGEST_ERROR)
     return Bound(reach, reach / quantile, spread.freedom)
 

@@ -11,17 +11,15 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import scipy
-from numpy.typing import NDArray
 
 from fp8scope_dashboard.analysis.losses.noise import FREEDOM_OF_DIFFERENCE
 from fp8scope_dashboard.analysis.losses.onsets.base import State
 from fp8scope_dashboard.analysis.losses.onsets.process import Change, advance
 from fp8scope_dashboard.analysis.losses.onsets.window_means import BLOCKS
 from fp8scope_dashboard.analysis.losses.seeds import PUBLIC, PUBLIC_NATS
+from fp8scope_dashboard.statistics.arrays import Floats
+from fp8scope_dashboard.statistics.student import upper_quantile
 from fp8scope_dashboard.text.numbers import LARGEST, SMALLEST
-
-Floats = NDArray[np.float64]
 
 # Longer runs are averaged over 2, 4, 8, ... points, so that a comparison stays cheap. The factor depends on
 # the number of points only, and changes rarely.
@@ -136,7 +134,7 @@ def _scatter(window: Floats) -> float:
     blocks = [float(block.mean()) for block in np.array_split(window, min(BLOCKS, len(window)))]
     square = float((np.diff(blocks) ** 2).mean()) if len(blocks) > 1 else 0.0
     freedom = max((len(blocks) - 1) * FREEDOM_OF_DIFFERENCE, 1.0)
-    return -float(scipy.special.stdtrit(freedom, SCATTER_LEVEL)) * float(np.sqrt(0.5 * square / len(blocks)))
+    return upper_quantile(SCATTER_LEVEL, freedom) * float(np.sqrt(0.5 * square / len(blocks)))
 
 
 def _grouped(rows: Floats, group: int) -> Floats:

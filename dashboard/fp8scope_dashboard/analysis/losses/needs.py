@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-import scipy
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.analysis.losses.seeds import Spread
+from fp8scope_dashboard.statistics.student import upper_quantile
 
 # More is not worth saying.
 MOST_SEEDS = 64
@@ -41,7 +41,7 @@ def movement(x: NDArray[np.float64], difference: NDArray[np.float64]) -> Movemen
     rest = blocks - blocks.mean() - slope * place
     freedom = MOVING_BLOCKS - 2
     error = math.sqrt(float(rest @ rest) / freedom / float(place @ place))
-    if abs(slope) <= -float(scipy.special.stdtrit(freedom, 0.5 * MOVING_LEVEL)) * error:
+    if abs(slope) <= upper_quantile(0.5 * MOVING_LEVEL, freedom) * error:
         return None
     return Movement(float(x[first]), slope * (MOVING_BLOCKS - 1))
 
@@ -67,6 +67,6 @@ def seeds_needed(delta: float, spread: Spread, margin: float, alpha: float, have
     target = max(abs(margin - abs(delta)), 2.0 * margin - abs(delta))
     for count in range(max(2, have + 1), MOST_SEEDS + 1):
         freedom = max(spread.freedom, 2.0 * count - 2.0)
-        if -float(scipy.special.stdtrit(freedom, alpha)) * spread.error(count, count) <= target:
+        if upper_quantile(alpha, freedom) * spread.error(count, count) <= target:
             return count
     return None

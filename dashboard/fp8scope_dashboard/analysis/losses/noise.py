@@ -13,7 +13,8 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from fp8scope_dashboard.statistics.arrays import Floats
+
 Indices = NDArray[np.int64]
 
 # Largest correlation of successive points: beyond it a level cannot be distinguished from a random walk.

@@ -11,12 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fp8scope_dashboard.analysis.losses.alignment import Axis, Curve
 from fp8scope_dashboard.analysis.losses.noise import Sums, newey_west_lags, prewhitened
-
-Floats = NDArray[np.float64]
 
 # Schedules whose lengths differ by less count as equal.
 SLACK = 0.01

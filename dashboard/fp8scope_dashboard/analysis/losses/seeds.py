@@ -16,9 +16,11 @@ from typing import Any, Final, Literal
 
 import numpy as np
 import scipy
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from fp8scope_dashboard.statistics.arrays import Floats
+from fp8scope_dashboard.statistics.robust import MAD_TO_SIGMA
+from fp8scope_dashboard.statistics.student import upper_quantile
+
 Source = Literal["own", "project", "public"]
 
 
@@ -84,7 +86,7 @@ class Spread:
 
     def quantile(self, alpha: float) -> float:
         """Two-sided Student quantile at the spread's degrees of freedom."""
-        return -float(scipy.special.stdtrit(self.freedom, alpha / 2.0))
+        return upper_quantile(alpha / 2.0, self.freedom)
 
     def as_dict(self) -> dict[str, Any]:
         """JSON types only."""
@@ -158,7 +160,7 @@ def odd_seeds(values: Floats, prior: Prior) -> list[int]:
     if count < SEEDS_FOR_ODD:
         return []
     distance = np.abs(values - np.median(values))
-    scale = max(1.4826 * float(np.median(distance)), prior.spread)
+    scale = max(MAD_TO_SIGMA * float(np.median(distance)), prior.spread)
     suspects = [int(i) for i in np.argsort(-distance) if distance[i] > ODD_DEVIATIONS * scale]
     suspects = suspects[: (count - 1) // 2]
     others = np.delete(values, suspects)

@@ -27,15 +27,15 @@ import scipy
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.analysis.losses.noise import Sums, newey_west_lags, noise_of
+from fp8scope_dashboard.statistics.arrays import Floats
+from fp8scope_dashboard.statistics.student import quantiles_at
 
-Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 # The first window begins at this share of the first COMMON_POINTS points.
 COMMON_POINTS = 20
 FIRST_START = 0.7
 WINDOW_POINTS = 5
-LARGEST_QUANTILE = 1e12
 # The shares of alpha that are for the looks before the end of a run and for its end: one look that is planned
 # is cheaper than any number. `onsets.process` has the rest.
 SHARE_OF_LOOKS, SHARE_OF_END = 0.25, 0.5
@@ -67,15 +67,6 @@ def mixture_quantile(points: Floats, tuned: Floats, alpha: Floats) -> Floats:
     rate = (log + np.log(log) + 1.0) / tuned
     scaled = points * rate
     return np.asarray(np.sqrt((1.0 + 1.0 / scaled) * (np.log1p(scaled) + log)))
-
-
-def student_quantile(z: Floats, freedom: Floats) -> Floats:
-    """The quantile of Student's t at the probability of the normal quantile z, float64 of their common shape.
-
-    At most LARGEST_QUANTILE, which it reaches with few degrees of freedom.
-    """
-    quantile = -scipy.special.stdtrit(freedom, scipy.special.ndtr(-z))
-    return np.asarray(np.minimum(np.nan_to_num(quantile, nan=LARGEST_QUANTILE), LARGEST_QUANTILE))
 
 
 def windows(x: Floats, stop: Indices, fraction: float) -> tuple[Indices, Indices]:
@@ -119,7 +110,7 @@ def sequence(
     if ended:
         price[-1] = -scipy.special.ndtri(SHARE_OF_END * alpha / 2.0)
     noise = noise_of(sums, start, stop)
-    half = student_quantile(price, noise.freedom) * np.sqrt(noise.variance) + noise.drift
+    half = quantiles_at(price, noise.freedom) * np.sqrt(noise.variance) + noise.drift
     return Looks(start, stop, level, half, np.sqrt(noise.variance))
 
 

@@ -8,7 +8,6 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fp8scope_dashboard.analysis.losses.alignment import Aligned, Axis, Curve, align, clean
 from fp8scope_dashboard.analysis.losses.arms import two_one_sided_tests
@@ -27,10 +26,9 @@ from fp8scope_dashboard.analysis.losses.result import Basis, LossComparison, Ons
 from fp8scope_dashboard.analysis.losses.seeds import PUBLIC, PUBLIC_NATS, Prior, Spread, odd_seeds, spread_of
 from fp8scope_dashboard.analysis.losses.selection import Selection, select
 from fp8scope_dashboard.analysis.losses.sequence import COMMON_POINTS, Looks, last_point, sequence, windows
+from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.text import verdicts
 from fp8scope_dashboard.text.numbers import SMALLEST, percent, usable
-
-Floats = NDArray[np.float64]
 
 # The final window: late enough that the learning rate is at its lowest and the loss nearly level, so that its
 # mean is meaningful; long enough to average out the noise of the batches.

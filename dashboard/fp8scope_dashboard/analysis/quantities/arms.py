@@ -13,6 +13,7 @@ from typing import Final, Literal
 import numpy as np
 
 from fp8scope_dashboard.analysis.quantities.serial import Estimate
+from fp8scope_dashboard.statistics.variances import summed
 
 Source = Literal["runs", "within"]
 
@@ -60,12 +61,5 @@ def difference(ours: Sequence[Estimate], theirs: Sequence[Estimate]) -> Differen
 
 
 def combined(value: float, terms: Sequence[tuple[float, float]]) -> Estimate:
-    """An estimate whose variance is the sum of these variances, each with its degrees of freedom.
-
-    (Satterthwaite 1946): dof = (sum v)^2 / sum(v^2 / d).
-    """
-    variance = sum(term for term, _ in terms)
-    squares = sum(term**2 / dof for term, dof in terms)
-    # Without any variance the degrees of freedom do not matter.
-    dof = variance**2 / squares if squares > 0.0 else max((dof for _, dof in terms), default=1.0)
-    return Estimate(value, variance, dof)
+    """An estimate whose variance is the sum of these variances, each with its degrees of freedom."""
+    return Estimate(value, *summed(terms))

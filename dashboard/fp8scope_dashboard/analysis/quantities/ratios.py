@@ -10,15 +10,12 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fp8scope_dashboard.analysis.quantities import arms, serial
 from fp8scope_dashboard.analysis.quantities.arms import Source
 from fp8scope_dashboard.analysis.quantities.measured import Line, Measured
 from fp8scope_dashboard.analysis.quantities.serial import Estimate
 from fp8scope_dashboard.analysis.quantities.window import last_window
-
-Floats = NDArray[np.float64]
 
 # The first rows of a run: compilation, autotuning, caches. At most a fifth of a short run is left out.
 WARM_UP_ROWS: Final = 20

@@ -22,10 +22,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import scipy
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from fp8scope_dashboard.statistics.arrays import Floats
+from fp8scope_dashboard.statistics.student import upper_quantile
 
 MOST_GROUPS: Final = 48
 """Long series are averaged to this many groups first: means of long groups are nearly uncorrelated."""
@@ -62,7 +61,7 @@ class Fit:
 
 def t_quantile(level: float, dof: float) -> float:
     """The quantile of Student's t for a two-sided interval."""
-    return float(scipy.stats.t.ppf(0.5 + level / 2.0, dof))
+    return upper_quantile(0.5 - level / 2.0, dof)
 
 
 def group_medians(values: Floats, smallest: int = 3, most: int = MOST_GROUPS) -> Floats:

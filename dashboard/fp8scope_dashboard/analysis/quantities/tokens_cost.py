@@ -27,8 +27,8 @@ from fp8scope_dashboard.analysis.quantities import arms, serial
 from fp8scope_dashboard.analysis.quantities.measured import Measured
 from fp8scope_dashboard.analysis.quantities.serial import Estimate, Fit
 from fp8scope_dashboard.analysis.quantities.window import Window, last_window
+from fp8scope_dashboard.statistics.arrays import Floats
 
-Floats = NDArray[np.float64]
 Axis = Literal["tokens", "steps"]
 Refusal = Literal["few_points", "not_finite", "level", "rising", "beyond", "wide"]
 

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from fp8scope_dashboard.statistics.arrays import Floats
 
 MOST_BINS: Final = 48
 FEWEST_BINS: Final = 12

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import scipy
-from numpy.typing import NDArray
 
 from fp8scope_dashboard.analysis.scores import skewness
 from fp8scope_dashboard.analysis.scores.intervals import (
@@ -24,8 +23,7 @@ from fp8scope_dashboard.analysis.scores.intervals import (
     unseen,
 )
 from fp8scope_dashboard.analysis.scores.reference import Reference
-
-Floats = NDArray[np.float64]
+from fp8scope_dashboard.statistics.arrays import Floats
 
 # With so few differing items, all 2^m assignments of signs are counted.
 FEW = 16

@@ -15,8 +15,9 @@ from fp8scope_dashboard.analysis.scores.differences import Difference, paired, u
 from fp8scope_dashboard.analysis.scores.intervals import UNLIMITED, Interval
 from fp8scope_dashboard.analysis.scores.metrics import default_margin, limits_of
 from fp8scope_dashboard.analysis.scores.pairing import aligned
-from fp8scope_dashboard.analysis.scores.result import ITEMS, Floats, Score, ScoreComparison, Task
+from fp8scope_dashboard.analysis.scores.result import ITEMS, Score, ScoreComparison, Task
 from fp8scope_dashboard.analysis.scores.seeds import SeedSpread, offset_prior, own_spread, public_spread
+from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.text import score_verdicts as text
 from fp8scope_dashboard.text.numbers import count, usable
 

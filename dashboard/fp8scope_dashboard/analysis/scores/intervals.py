@@ -15,8 +15,8 @@ import scipy
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.analysis.scores import skewness
-
-Floats = NDArray[np.float64]
+from fp8scope_dashboard.statistics.arrays import Floats
+from fp8scope_dashboard.statistics.student import upper_quantile
 
 # A standard error needs at least so many independent units.
 UNITS = 2
@@ -239,9 +239,7 @@ def smallest_detectable(
 
 def quantile(alpha: float, freedom: float = math.inf) -> float:
     """Upper alpha/2 quantile of Student-t; of the normal distribution for infinite degrees of freedom."""
-    if math.isinf(freedom):
-        return float(scipy.stats.norm.isf(alpha / 2.0))
-    return float(scipy.stats.t.isf(alpha / 2.0, freedom))
+    return upper_quantile(alpha / 2.0, freedom)
 
 
 def around(centre: float, half: float) -> Interval:

@@ -6,12 +6,8 @@ import math
 import re
 from typing import Final
 
-import numpy as np
-from numpy.typing import NDArray
-
 from fp8scope_dashboard.analysis.scores.intervals import UNLIMITED, Interval
-
-Floats = NDArray[np.float64]
+from fp8scope_dashboard.statistics.arrays import Floats
 
 # Largest difference of a score in [0, 1] that counts as none: one point of a hundred.
 MARGIN_OF_SHARES: Final = 0.01

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fp8scope_dashboard.analysis.scores.result import ITEMS, Floats, Score
+from fp8scope_dashboard.analysis.scores.result import ITEMS, Score
+from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.text.numbers import count
 
 

@@ -6,13 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import scipy
-from numpy.typing import NDArray
 
 from fp8scope_dashboard.analysis.scores.intervals import POWER
-
-Floats = NDArray[np.float64]
 
 # Fewer checkpoints show no trend.
 CHECKPOINTS = 3

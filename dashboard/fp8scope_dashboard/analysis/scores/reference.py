@@ -8,6 +8,8 @@ from typing import Final
 
 import scipy
 
+from fp8scope_dashboard.statistics.student import upper_quantile, upper_tail
+
 # One-sided level up to which a borrowed spread costs Student's quantile.
 KNEE: Final = 0.025
 
@@ -29,18 +31,14 @@ class Reference:
         """The upper quantile at the one-sided level alpha."""
         if self.borrowed and alpha < KNEE:
             return self._knee * float(scipy.stats.norm.isf(alpha) / scipy.stats.norm.isf(KNEE))
-        if math.isinf(self.freedom):
-            return float(scipy.stats.norm.isf(alpha))
-        return float(scipy.stats.t.isf(alpha, self.freedom))
+        return upper_quantile(alpha, self.freedom)
 
     def above(self, ratio: float) -> float:
         """Probability of a larger value."""
         if self.borrowed and ratio > self._knee:
             return float(scipy.stats.norm.sf(ratio * float(scipy.stats.norm.isf(KNEE)) / self._knee))
-        if math.isinf(self.freedom):
-            return float(scipy.stats.norm.sf(ratio))
-        return float(scipy.stats.t.sf(ratio, self.freedom))
+        return upper_tail(ratio, self.freedom)
 
     @property
     def _knee(self) -> float:
-        return float(scipy.stats.t.isf(KNEE, self.freedom))
+        return upper_quantile(KNEE, self.freedom)

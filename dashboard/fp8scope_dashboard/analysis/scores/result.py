@@ -6,15 +6,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from fp8scope_dashboard.analysis.losses.seeds import PUBLIC, Prior
 from fp8scope_dashboard.analysis.own_differences import RunDifference
 from fp8scope_dashboard.analysis.scores.intervals import Interval
 from fp8scope_dashboard.analysis.scores.seeds import Group
+from fp8scope_dashboard.statistics.arrays import Floats
 
-Floats = NDArray[np.float64]
 Verdict = Literal["equivalent", "worse", "better", "cannot_tell"]
 
 # Raise it when results change for the same scores.

@@ -15,14 +15,12 @@ from typing import Final, Literal
 
 import numpy as np
 import scipy
-from numpy.typing import NDArray
 
 from fp8scope_dashboard.analysis.losses.seeds import MOST_FREEDOM, PUBLIC, PUBLIC_NATS, Prior, shrunk
 from fp8scope_dashboard.analysis.scores.intervals import ROUNDING, cluster_index
 from fp8scope_dashboard.analysis.scores.metrics import is_loss, is_perplexity
 from fp8scope_dashboard.analysis.scores.public_spreads import SEEDS, spread_of
-
-Floats = NDArray[np.float64]
+from fp8scope_dashboard.statistics.arrays import Floats
 
 Source = Literal["own", "project", "public", "unknown"]
 # The prior of the offset for metrics that are no loss, in standard deviations of the items, and its degrees

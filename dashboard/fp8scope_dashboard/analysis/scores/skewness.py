@@ -12,9 +12,8 @@ import math
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from fp8scope_dashboard.statistics.arrays import Floats
 
 # The skewness of the mean, that of the items over sqrt(n). Beyond it, intervals of 95 % cover less than 90 %
 # for some lognormal and Pareto items (`benchmarks/scores.py --coverage`).

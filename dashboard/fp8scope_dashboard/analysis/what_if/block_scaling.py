@@ -21,9 +21,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fp8scope_dashboard.analysis.what_if.distribution import Bounds, Distribution, Effect, Floats
+from fp8scope_dashboard.analysis.what_if.distribution import Bounds, Distribution, Effect
 from fp8scope_dashboard.analysis.what_if.formats import E4M3, NumberFormat
 from fp8scope_dashboard.analysis.what_if.tensor_scaling import floor_error, squared_error
+from fp8scope_dashboard.statistics.arrays import Floats
 
 ScaleRule = Literal["amax", "e8m0", "e8m0_floor", "e4m3"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from fp8scope_dashboard.statistics.arrays import Floats
 
 # The bins of the agent's histograms: one for each exponent of float32.
 MIN_EXPONENT, MAX_EXPONENT = -149, 127

@@ -13,11 +13,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fp8scope_dashboard.analysis.what_if.distribution import Bounds, Distribution, Effect, Floats
+from fp8scope_dashboard.analysis.what_if.distribution import Bounds, Distribution, Effect
 from fp8scope_dashboard.analysis.what_if.formats import NumberFormat
 from fp8scope_dashboard.analysis.what_if.readiness import judge, limit_ratios
 from fp8scope_dashboard.analysis.what_if.targets import Target, Tensors, effect_of
 from fp8scope_dashboard.analysis.what_if.tensor_scaling import scale_from_amax, tensor_effect
+from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.text.numbers import percent
 
 MARGINS: Final = range(-8, 17)

@@ -25,8 +25,9 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fp8scope_dashboard.analysis.what_if.distribution import Effect, Floats
+from fp8scope_dashboard.analysis.what_if.distribution import Effect
 from fp8scope_dashboard.analysis.what_if.targets import Target, Tensors, effect_of, finer
+from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.text.numbers import percent
 
 MAX_SATURATED: Final = 1e-4

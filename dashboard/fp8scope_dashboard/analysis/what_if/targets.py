@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.analysis.what_if.block_scaling import Blocks, ScaleRule, block_effect
-from fp8scope_dashboard.analysis.what_if.distribution import Bounds, Distribution, Effect, Floats
+from fp8scope_dashboard.analysis.what_if.distribution import Bounds, Distribution, Effect
 from fp8scope_dashboard.analysis.what_if.formats import E2M1, E2M3, E3M2, E4M3, E5M2, NumberFormat
 from fp8scope_dashboard.analysis.what_if.tensor_scaling import (
     LARGEST_SCALE,
@@ -18,6 +18,7 @@ from fp8scope_dashboard.analysis.what_if.tensor_scaling import (
     scale_from_amax,
     tensor_effect,
 )
+from fp8scope_dashboard.statistics.arrays import Floats
 
 Scaling = Literal["current", "delayed", "fixed", "row", "block"]
 SCALINGS: Final = get_args(Scaling)

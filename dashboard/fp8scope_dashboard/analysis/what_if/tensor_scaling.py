@@ -20,8 +20,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fp8scope_dashboard.analysis.what_if.distribution import Bounds, Distribution, Effect, Floats
+from fp8scope_dashboard.analysis.what_if.distribution import Bounds, Distribution, Effect
 from fp8scope_dashboard.analysis.what_if.formats import NumberFormat
+from fp8scope_dashboard.statistics.arrays import Floats
 
 Mask = NDArray[np.bool_]
 

@@ -21,7 +21,8 @@ from typing import Final, Literal
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from fp8scope_dashboard.diagnosis.tensors import LONG_HISTORY, Floats, Scaling
+from fp8scope_dashboard.diagnosis.tensors import LONG_HISTORY, Scaling
+from fp8scope_dashboard.statistics.arrays import Floats
 
 FaultKind = Literal["frozen", "reset", "offset", "stale"]
 

@@ -14,8 +14,9 @@ from typing import Final
 
 import numpy as np
 
-from fp8scope_dashboard.diagnosis.curves import MAD_TO_SIGMA
-from fp8scope_dashboard.diagnosis.tensors import Floats, TensorRows
+from fp8scope_dashboard.diagnosis.tensors import TensorRows
+from fp8scope_dashboard.statistics.arrays import Floats
+from fp8scope_dashboard.statistics.robust import MAD_TO_SIGMA
 
 # In powers of two. A factor of 8 between the arms' gradients is beyond the noise of one step; the layers of
 # one model agree within a factor of 2, and so do other tensors.

@@ -23,7 +23,8 @@ from fp8scope_dashboard.analysis.tensor_onsets import (
     tensor_limits,
 )
 from fp8scope_dashboard.diagnosis.change_points import change_points
-from fp8scope_dashboard.diagnosis.tensors import Floats, TensorRows
+from fp8scope_dashboard.diagnosis.tensors import TensorRows
+from fp8scope_dashboard.statistics.arrays import Floats
 
 LeavingKind = Literal["saturation", "underflow"]
 SATURATED_SHARE: Final = 1e-3

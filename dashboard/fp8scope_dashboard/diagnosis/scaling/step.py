@@ -19,7 +19,8 @@ from fp8scope_dashboard.diagnosis.scaling.following import (
 )
 from fp8scope_dashboard.diagnosis.scaling.loss_scale import CommonFactor, amax_ratios, common_factor
 from fp8scope_dashboard.diagnosis.scaling.range_use import LARGE_ERROR, Leaving, flushing, saturating
-from fp8scope_dashboard.diagnosis.tensors import Floats, Scaling, TensorRows, scaling_of
+from fp8scope_dashboard.diagnosis.tensors import Scaling, TensorRows, scaling_of
+from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.text.numbers import as_factor, count
 
 # A fault is one layer's if the model has at least so many layers, and no other layer has it.

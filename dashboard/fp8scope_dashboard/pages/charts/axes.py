@@ -10,12 +10,10 @@ from typing import Any, Final
 
 import numpy as np
 import plotly.graph_objects as go
-from numpy.typing import NDArray
 
+from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.text.numbers import THIN
 from fp8scope_dashboard.text.ticks import MINUS, WHOLE_BELOW, tick_label, ticks
-
-Floats = NDArray[np.float64]
 
 # Space of an automatic range beyond the data, as a share of it.
 PADDING: Final = 0.05

@@ -23,8 +23,7 @@ from fp8scope_dashboard.pages.charts.theme import (
     steps_axis,
     unchecked_figure,
 )
-
-Floats = NDArray[np.float64]
+from fp8scope_dashboard.statistics.arrays import Floats
 
 # Positions of marks on a hidden axis from 0 to 1.
 TOP, BOTTOM = 0.975, 0.025

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from fp8scope_dashboard.analysis.what_if.formats import NumberFormat
 from fp8scope_dashboard.pages.charts.theme import Theme, faded, new_figure, scale_of
-
-Floats = NDArray[np.float64]
+from fp8scope_dashboard.statistics.arrays import Floats
 
 HEIGHT = 320
 # Empty exponents on both sides. The bars of zero and of NaN and Inf are one further out.

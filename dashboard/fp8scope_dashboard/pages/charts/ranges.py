@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from fp8scope_dashboard.statistics.arrays import Floats
+
 Range = tuple[float, float]
 
 # Space above and below the data, as a fraction of their extent.

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import scipy
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from fp8scope_dashboard.statistics.arrays import Floats
 
 LONGEST_SPAN = 401
 

@@ -8,7 +8,6 @@ from typing import Final
 
 import numpy as np
 import plotly.graph_objects as go
-from numpy.typing import NDArray
 
 from fp8scope_dashboard.pages.charts.ranges import central_range
 from fp8scope_dashboard.pages.charts.theme import (
@@ -20,8 +19,7 @@ from fp8scope_dashboard.pages.charts.theme import (
     make_room_for_legend,
     new_figure,
 )
-
-Floats = NDArray[np.float64]
+from fp8scope_dashboard.statistics.arrays import Floats
 
 # Limits of the delta chart's range, in tolerances.
 LEAST_TOLERANCES, MOST_TOLERANCES = 1.6, 4.0

@@ -17,9 +17,8 @@ from string import ascii_letters, digits
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from fp8scope_dashboard.statistics.arrays import Floats
 
 MAX_LENGTH: Final = 500
 MAX_DEPTH: Final = 30

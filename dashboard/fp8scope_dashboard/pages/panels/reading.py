@@ -8,7 +8,6 @@ from functools import reduce
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fp8scope_dashboard.db.regular_expressions import PatternError, matching
 from fp8scope_dashboard.pages.charts.arms import Arms
@@ -19,9 +18,8 @@ from fp8scope_dashboard.pages.charts.theme import PALETTE, Slot
 from fp8scope_dashboard.pages.panels import formulas
 from fp8scope_dashboard.pages.panels.panel import MAX_METRICS, Panel, PanelError
 from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.telemetry import queries
-
-Floats = NDArray[np.float64]
 
 # Without smoothing, a line is read with so many times the points that are drawn.
 SPARE_POINTS: Final = 4

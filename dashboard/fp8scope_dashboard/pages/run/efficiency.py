@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from fp8scope_dashboard.pages.formatting import compact, number, percent
 from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.telemetry import queries
-
-Floats = NDArray[np.float64]
 
 PHASES: Final = ("time_forward", "time_backward", "time_optimizer", "time_other", "time_data")
 """From the bottom of the stack to its top."""

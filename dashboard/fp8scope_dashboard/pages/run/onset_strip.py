@@ -8,11 +8,10 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fp8scope_dashboard.pages.formatting import count
+from fp8scope_dashboard.statistics.arrays import Floats
 
-Floats = NDArray[np.float64]
 Tone = Literal["danger", "warning", "neutral"]
 
 # Onsets in the strip; further ones are folded.

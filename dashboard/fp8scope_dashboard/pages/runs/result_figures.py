@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from fp8scope_dashboard.pages.charts.theme import Slot, Theme, escaped, faded, new_figure, shortened
 from fp8scope_dashboard.pages.formatting import number
 from fp8scope_dashboard.pages.runs.result_values import Axis
-
-Floats = NDArray[np.float64]
+from fp8scope_dashboard.statistics.arrays import Floats
 
 NAME_LENGTH: Final = 60
 # Lines of parallel coordinates have as many colours, from the lowest result to the highest.

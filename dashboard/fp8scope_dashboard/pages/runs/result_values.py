@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fp8scope_dashboard.pages.charts.arms import precision_label
 from fp8scope_dashboard.pages.formatting import number
@@ -16,9 +15,8 @@ from fp8scope_dashboard.pages.runs.columns import Column, column_named
 from fp8scope_dashboard.pages.runs.listing import Listing, entries_of, with_entries
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.runs.search.fields import text_of
+from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.text.numbers import NON_FINITE
-
-Floats = NDArray[np.float64]
 
 MOST_RUNS: Final = 1_000
 MOST_TEXTS: Final = 12

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from fp8scope_dashboard.pages import glossary
 from fp8scope_dashboard.pages.charts.theme import Theme, escaped, new_figure, scale_of
 from fp8scope_dashboard.pages.tensors.heat_map import LEAST_PIXELS, ROW_PIXELS, colour_bar, name_rows
-
-Floats = NDArray[np.float64]
+from fp8scope_dashboard.statistics.arrays import Floats
 
 # Differences of rates are shown from one in a million on, by their power of ten.
 SMALLEST_RATE: Final = 1e-6

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from fp8scope_dashboard.analysis.tensor_onsets import is_rate
 from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.telemetry import queries
-
-Floats = NDArray[np.float64]
 
 COLUMNS: Final = 160
 # Tensors in the map: those that differ most.

@@ -24,9 +24,8 @@ from fp8scope_dashboard.pages.charts.theme import (
     steps_axis,
 )
 from fp8scope_dashboard.pages.tensors.modes import decades_of, scale_of_values
+from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.text.ticks import ticks
-
-Floats = NDArray[np.float64]
 
 ROW_PIXELS, LEAST_PIXELS, MOST_PIXELS = 15, 260, 900
 # With more rows there is no space for names.

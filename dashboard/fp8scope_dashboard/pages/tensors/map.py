@@ -18,10 +18,9 @@ from fp8scope_dashboard.pages.tensors.grouping import Group, Row, folded, opened
 from fp8scope_dashboard.pages.tensors.loading import detail, of_tensors, overview
 from fp8scope_dashboard.pages.tensors.query import Question
 from fp8scope_dashboard.runs.models import Run, Tensor
+from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry.queries import Heatmap
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)

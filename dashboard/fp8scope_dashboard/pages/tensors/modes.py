@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from fp8scope_dashboard.analysis.tensor_onsets import is_rate
 from fp8scope_dashboard.pages.formatting import number
+from fp8scope_dashboard.statistics.arrays import Floats
 
-Floats = NDArray[np.float64]
 Mode = Literal["value", "change", "difference"]
 MODES: Final = get_args(Mode)
 

@@ -14,10 +14,9 @@ from fp8scope_dashboard.alerts import rules
 from fp8scope_dashboard.alerts.models import Rule, RuleKind
 from fp8scope_dashboard.pages.tensors.loading import columns_of
 from fp8scope_dashboard.runs.models import Run, Tensor
+from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry.queries import Heatmap
-
-Floats = NDArray[np.float64]
 
 OVERFLOW: Final = "overflow_rate"
 UNDERFLOW: Final = "underflow_rate"

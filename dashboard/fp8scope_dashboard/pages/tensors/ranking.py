@@ -15,11 +15,10 @@ from fp8scope_dashboard.analysis.tensor_onsets import Ranked, is_rate, ranked, t
 from fp8scope_dashboard.pages import formatting
 from fp8scope_dashboard.pages.tensors.loading import of_tensors, overview
 from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry.queries import Heatmap
 from fp8scope_dashboard.text.numbers import THIN
-
-Floats = NDArray[np.float64]
 
 SORTS: Final[Mapping[str, str]] = {
     "onset": "First sustained onset",

@@ -11,9 +11,9 @@ from scipy import signal
 from fp8scope_dashboard.analysis.losses.sequence import (
     mixture_quantile,
     sequence,
-    student_quantile,
     windows,
 )
+from fp8scope_dashboard.statistics.student import quantiles_at
 
 TRIALS = 150
 
@@ -52,9 +52,9 @@ def test_the_mixture_bound_holds_at_all_sample_sizes_at_once() -> None:
 
 
 def test_short_series_use_students_t() -> None:
-    assert student_quantile(np.array([1.96]), np.array([1e9]))[0] == pytest.approx(1.96, abs=1e-3)
-    assert student_quantile(np.array([1.96]), np.array([4.0]))[0] == pytest.approx(2.776, abs=5e-3)
-    assert math.isfinite(student_quantile(np.array([40.0]), np.array([1.0]))[0])
+    assert quantiles_at(np.array([1.96]), np.array([1e9]))[0] == pytest.approx(1.96, abs=1e-3)
+    assert quantiles_at(np.array([1.96]), np.array([4.0]))[0] == pytest.approx(2.776, abs=5e-3)
+    assert math.isfinite(quantiles_at(np.array([40.0]), np.array([1.0]))[0])
 
 
 @pytest.mark.parametrize(("points", "rho"), [(38, 0.0), (38, 0.9), (300, 0.3), (300, 0.9), (1500, 0.9)])

@@ -50,9 +50,9 @@ from fp8scope_dashboard.analysis.losses.onsets import (
 )
 from fp8scope_dashboard.analysis.losses.onsets.base import State, finite
 from fp8scope_dashboard.analysis.losses.seeds import PUBLIC
+from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.text.numbers import LARGEST, SMALLEST
 
-Floats = NDArray[np.float64]
 Parameters = Mapping[str, float]
 
 # The smallest tolerance, in margins. A verdict judges the end of a run; in its course, runs of one

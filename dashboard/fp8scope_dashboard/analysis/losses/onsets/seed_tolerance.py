@@ -25,10 +25,9 @@ import math
 from collections.abc import Sequence
 from functools import lru_cache
 
-from scipy.special import stdtrit
-
 from fp8scope_dashboard.analysis.losses.onsets.base import State
 from fp8scope_dashboard.analysis.losses.seeds import PUBLIC, Prior, shrunk
+from fp8scope_dashboard.statistics.student import upper_quantile
 from fp8scope_dashboard.text.numbers import LARGEST, SMALLEST
 
 # Share of its steps by which a seed is ahead of or behind another one (one standard deviation): in the early
@@ -173,4 +172,4 @@ def usual(alpha: float) -> float:
 @lru_cache(maxsize=256)
 def _quantile(freedom: float, alpha: float) -> float:
     """Two-sided, of Student's t."""
-    return -float(stdtrit(freedom, 0.5 * alpha))
+    return upper_quantile(0.5 * alpha, freedom)

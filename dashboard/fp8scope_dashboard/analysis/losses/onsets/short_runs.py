@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy.special import stdtrit
+from fp8scope_dashboard.statistics.student import upper_quantile
 
 # The rise that is gross, relative to the loss: no healthy runs of one configuration differ by so much.
 LIMIT = 0.2
@@ -48,7 +48,7 @@ def rise(points: Sequence[tuple[int, float]], limit: float, alpha: float) -> Ris
     before, latest = differences[:-judged], differences[-judged:]
     if len(before) < LEAST_BEFORE:
         return None
-    quantile = -float(stdtrit(len(before) - 1, LEVEL * alpha))
+    quantile = upper_quantile(LEVEL * alpha, len(before) - 1)
     noise = statistics.stdev(before) * math.sqrt(1.0 + 1.0 / len(before))
     mean = statistics.fmean(latest)
     return Rise(points[begin][0], judged, mean) if mean > limit + quantile * noise else None

@@ -48,8 +48,8 @@ import scipy
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.analysis.losses.onsets.base import State
+from fp8scope_dashboard.statistics.arrays import Floats
 
-Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 # Blocks of the history before they are merged, and the seeds whose deviations it has.

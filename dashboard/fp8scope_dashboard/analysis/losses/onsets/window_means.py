@@ -26,10 +26,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from scipy.special import stdtrit
-
 from fp8scope_dashboard.analysis.losses.onsets.base import State
 from fp8scope_dashboard.analysis.losses.onsets.noise import Model
+from fp8scope_dashboard.statistics.student import upper_quantile
 
 FIRST_EPOCH = 6
 # Blocks of a window. Those of the shortest window are single points.
@@ -83,7 +82,7 @@ def _quantile(freedom: float, level: float) -> float:
 
 @lru_cache(maxsize=4096)
 def _student(freedom: float, level: float) -> float:
-    return -float(stdtrit(freedom, level))
+    return upper_quantile(level, freedom)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from typing import Any, Final
 from uuid import UUID
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.pages import glossary
@@ -23,9 +22,8 @@ from fp8scope_dashboard.pages.run.figures.panels import Band, Interval, Line, Pa
 from fp8scope_dashboard.pages.run.onset_facts import steps_at
 from fp8scope_dashboard.pages.tensors.range_shares import OVERFLOW, UNDERFLOW, limits_of, read_shares
 from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.telemetry import queries
-
-Floats = NDArray[np.float64]
 
 # Baseline seeds in the band: the newest.
 MOST_SEEDS: Final = 8

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 import numpy as np
 import plotly.graph_objects as go
-from numpy.typing import NDArray
 
 from fp8scope_dashboard.pages.charts.curves import Curve
 from fp8scope_dashboard.pages.charts.marks import Mark, draw_marks, stretches
@@ -23,8 +22,7 @@ from fp8scope_dashboard.pages.charts.theme import (
     steps_axis,
     unchecked_figure,
 )
-
-Floats = NDArray[np.float64]
+from fp8scope_dashboard.statistics.arrays import Floats
 
 # Pixels between two panels, where the title of the lower one stands, and around all of them. The legend is
 # below the menu of the figure.

@@ -1,0 +1,1 @@
+"""Pure functions of numbers and arrays that analysis, diagnosis and alerts have in common."""
