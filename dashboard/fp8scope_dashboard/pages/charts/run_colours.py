@@ -13,16 +13,16 @@ from fp8scope_dashboard.runs.models import Run
 NAMES: Final = (
     "Blue",
     "Orange",
-    "Green",
     "Purple",
     "Ochre",
-    "Red",
     "Teal",
-    "Indigo",
-    "Brown",
-    "Olive",
     "Pink",
-    "Grey",
+    "Indigo",
+    "Green",
+    "Brown",
+    "Cyan",
+    "Crimson",
+    "Violet",
 )
 """The names of the colours of `RUN_SLOTS`, for people who do not see them."""
 

@@ -6,38 +6,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.pages.charts.ranges import loss_range
-from fp8scope_dashboard.pages.charts.theme import Slot
-
-Floats = NDArray[np.float64]
+from fp8scope_dashboard.pages.charts.theme import PALETTE, RUN_SLOTS, Slot
+from fp8scope_dashboard.statistics.arrays import Floats
 
 WIDTH, HEIGHT, EDGE = 132, 32, 3
 # An image cannot follow the page's theme; these colours have contrast on light and dark.
+TWELVE = (
+    "#2f86d0", "#e2702b", "#b456ab", "#a88a1c", "#1f9a88", "#dc4a86",
+    "#7a75e6", "#6b9c35", "#b0734f", "#2b98b8", "#cf4a63", "#ad62de",
+)  # fmt: skip
 COLOURS: dict[Slot, str] = {
-    "bf16": "#2f86d0",
-    "fp8-1": "#e2702b",
-    "fp8-2": "#b456ab",
-    "fp8-3": "#a88a1c",
-    "fp8-4": "#1f9a88",
-    "fp8-5": "#dc4a86",
-    "fp8-6": "#7a75e6",
-    "fp8-7": "#6b9c35",
-    "fp8-8": "#b0734f",
-    "fp8-9": "#2b98b8",
-    "fp8-10": "#cf4a63",
-    "fp8-11": "#ad62de",
+    **dict(zip(PALETTE, TWELVE, strict=True)),
+    **dict(zip(RUN_SLOTS, TWELVE, strict=True)),
     "other": "#7d8899",
-    "run-1": "#2f86d0",
-    "run-2": "#e2702b",
-    "run-3": "#1f9d70",
-    "run-4": "#b456ab",
-    "run-5": "#a88a1c",
-    "run-6": "#e0455a",
-    "run-7": "#1b98a6",
-    "run-8": "#7d72e8",
-    "run-9": "#a5714a",
-    "run-10": "#73a02f",
-    "run-11": "#e05a9c",
-    "run-12": "#7d8899",
 }
 BROKEN = "#e0455a"
 

@@ -19,16 +19,14 @@ from typing import Any, Final
 
 import numpy as np
 import plotly.graph_objects as go
-from numpy.typing import NDArray
 from PIL import Image
 
 from fp8scope_dashboard.pages.charts.axes import Axis, axis_of, drawable, floats
 from fp8scope_dashboard.pages.charts.sparkline import stretches
 from fp8scope_dashboard.pages.charts.theme import Theme, shortened
+from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.telemetry.downsample import keep
 from fp8scope_dashboard.text.ticks import superscript
-
-Floats = NDArray[np.float64]
 
 # A line in a page is stretched to the width of its panel, which has this many units.
 UNITS: Final = 10_000
@@ -89,7 +87,7 @@ def text_svg(text: str, width: int) -> str:
 
 
 def colour_names(theme: Theme) -> dict[str, str]:
-    """The names in tokens.css of a theme's colours."""
+    """The names in tokens.css of a theme's colours: of runs those of the arms, whose colours they share."""
     return {
         theme.text: "text",
         theme.muted: "muted",
@@ -98,7 +96,7 @@ def colour_names(theme: Theme) -> dict[str, str]:
         theme.good: "good",
         theme.warning: "warning",
         theme.danger: "danger",
-        **{colour: slot for slot, colour in theme.arms.items()},
+        **{theme.arms[slot]: slot for slot in reversed(list(theme.arms))},
     }
 
 

@@ -6,7 +6,7 @@ has the same colour on every page, and its seeds share it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, get_args
 
@@ -48,6 +48,7 @@ Slot = Literal[
     "run-12",
 ]
 RUN_SLOTS: Final[tuple[Slot, ...]] = tuple(slot for slot in get_args(Slot) if slot.startswith("run-"))
+"""Single runs: the same colours as PALETTE's, which mean an arm only where arms are compared."""
 # Twelve colours that are told apart, each beside one with another dash.
 PALETTE: Final[tuple[Slot, ...]] = (
     "bf16",
@@ -63,6 +64,16 @@ PALETTE: Final[tuple[Slot, ...]] = (
     "fp8-10",
     "fp8-11",
 )
+
+# The colours of PALETTE, on a light and on a dark ground; tokens.css has the same.
+LIGHT: Final = (
+    "#0b63b5", "#bd4906", "#8e2f86", "#7a6200", "#0a7566", "#b5205f",
+    "#4a45c4", "#47751b", "#84492a", "#0a718f", "#9c1c3c", "#9137c8",
+)  # fmt: skip
+DARK: Final = (
+    "#6fb4f2", "#ff9a57", "#e08ad6", "#e0c24a", "#4fd0bd", "#ff86b5",
+    "#a6a1ff", "#a4d666", "#d9a583", "#5fcfe8", "#ff7a8a", "#cf9bff",
+)  # fmt: skip
 
 FONT: Final = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "Noto Sans", sans-serif'
 # FP8 groups also differ in their dashes.
@@ -112,6 +123,10 @@ class Theme:
     cool: tuple[str, ...]
 
 
+def _colours(twelve: Sequence[str]) -> dict[Slot, str]:
+    return dict(zip((*PALETTE, *RUN_SLOTS), (*twelve, *twelve), strict=True))
+
+
 THEMES: Final[Mapping[ThemeName, Theme]] = {
     "light": Theme(
         name="light",
@@ -120,34 +135,11 @@ THEMES: Final[Mapping[ThemeName, Theme]] = {
         grid="#e3e7ed",
         surface="#ffffff",
         arms={
-            "bf16": "#0b63b5",
-            "fp8-1": "#bd4906",
-            "fp8-2": "#8e2f86",
-            "fp8-3": "#7a6200",
-            "fp8-4": "#0a7566",
-            "fp8-5": "#b5205f",
-            "fp8-6": "#4a45c4",
-            "fp8-7": "#47751b",
-            "fp8-8": "#84492a",
-            "fp8-9": "#0a718f",
-            "fp8-10": "#9c1c3c",
-            "fp8-11": "#9137c8",
+            **_colours(LIGHT),
             "other": "#4a5565",
             "shade-1": "#27313f",
             "shade-2": "#566273",
             "shade-3": "#687485",
-            "run-1": "#0b63b5",
-            "run-2": "#bd4906",
-            "run-3": "#0f7a55",
-            "run-4": "#8e2f86",
-            "run-5": "#7a6200",
-            "run-6": "#c0213a",
-            "run-7": "#0a7480",
-            "run-8": "#5a4fcf",
-            "run-9": "#7b4a2b",
-            "run-10": "#4d7a12",
-            "run-11": "#c42d7c",
-            "run-12": "#4a5565",
         },
         good="#0f7a55",
         warning="#8a5800",
@@ -162,34 +154,11 @@ THEMES: Final[Mapping[ThemeName, Theme]] = {
         grid="#2a3342",
         surface="#161c27",
         arms={
-            "bf16": "#6fb4f2",
-            "fp8-1": "#ff9a57",
-            "fp8-2": "#e08ad6",
-            "fp8-3": "#e0c24a",
-            "fp8-4": "#4fd0bd",
-            "fp8-5": "#ff86b5",
-            "fp8-6": "#a6a1ff",
-            "fp8-7": "#a4d666",
-            "fp8-8": "#d9a583",
-            "fp8-9": "#5fcfe8",
-            "fp8-10": "#ff7a8a",
-            "fp8-11": "#cf9bff",
+            **_colours(DARK),
             "other": "#a9b4c4",
             "shade-1": "#dfe5ee",
             "shade-2": "#a3aebf",
             "shade-3": "#8492a6",
-            "run-1": "#6fb4f2",
-            "run-2": "#ff9a57",
-            "run-3": "#4cc497",
-            "run-4": "#e08ad6",
-            "run-5": "#e0c24a",
-            "run-6": "#ff6f7f",
-            "run-7": "#4fc3cf",
-            "run-8": "#a59cff",
-            "run-9": "#d0a080",
-            "run-10": "#a3cf5c",
-            "run-11": "#ff8cc0",
-            "run-12": "#a9b4c4",
         },
         good="#4cc497",
         warning="#e3b04b",

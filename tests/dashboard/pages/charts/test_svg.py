@@ -24,7 +24,7 @@ from fp8scope_dashboard.pages.charts.curves import Curve, curves_figure
 from fp8scope_dashboard.pages.charts.first_paint import THEME_COOKIE, figure_query
 from fp8scope_dashboard.pages.charts.marks import Mark
 from fp8scope_dashboard.pages.charts.svg import MOST_POINTS, svg_of
-from fp8scope_dashboard.pages.charts.theme import THEMES, escaped, new_figure, theme_named
+from fp8scope_dashboard.pages.charts.theme import RUN_SLOTS, THEMES, escaped, new_figure, theme_named
 from fp8scope_dashboard.pages.tensors.heat_map import TensorLines, heatmap_figure, tensor_figure
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.text.ticks import tick_label, ticks
@@ -233,7 +233,9 @@ def test_every_colour_of_the_themes_has_a_variable_in_the_page() -> None:
             [Curve("a", slot, slot, np.arange(2.0), np.arange(2.0)) for slot in theme.arms], theme
         )
         text = svg_of(figure, theme)
-        assert text is not None and all(f"var(--{slot})" in text for slot in theme.arms)
+        own = [slot for slot in theme.arms if slot not in RUN_SLOTS]
+        assert text is not None and all(f"var(--{slot})" in text for slot in own)
+        assert "#" not in "".join(re.findall(r'stroke="([^"]*)"', text)), "those of runs have one, too"
 
 
 def test_the_first_chart_comes_with_the_page(admin: Visitor, seeded: Seeded) -> None:

@@ -15,6 +15,8 @@ from fp8scope_dashboard.pages.alerts.evidence_figure import evidence_figure
 from fp8scope_dashboard.pages.charts.curves import Curve, curves_figure
 from fp8scope_dashboard.pages.charts.marks import Mark
 from fp8scope_dashboard.pages.charts.theme import (
+    PALETTE,
+    RUN_SLOTS,
     THEMES,
     Theme,
     escaped,
@@ -62,8 +64,15 @@ def test_figures_and_pages_have_the_same_colours(side: int) -> None:
         "surface": theme.surface,
     }
     named |= {"good": theme.good, "warning": theme.warning, "danger": theme.danger}
-    named |= {str(slot): colour for slot, colour in theme.arms.items()}
+    named |= {str(slot): colour for slot, colour in theme.arms.items() if slot not in RUN_SLOTS}
     assert {name: css[name][side] for name in named} == named
+
+
+def test_runs_have_the_colours_of_arms() -> None:
+    css = TOKENS.read_text()
+    for slot, arm in zip(RUN_SLOTS, PALETTE, strict=True):
+        assert f"--{slot}: var(--{arm});" in css
+        assert all(theme.arms[slot] == theme.arms[arm] for theme in THEMES.values())
 
 
 @pytest.mark.parametrize("theme", THEMES.values(), ids=lambda theme: theme.name)

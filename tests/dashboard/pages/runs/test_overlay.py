@@ -68,14 +68,14 @@ def test_the_number_of_curves_is_bounded(viewer: Visitor) -> None:
 
 def test_the_colour_follows_from_the_id_until_one_is_chosen(member: Visitor) -> None:
     run = make_run(member.project, "a", id=UUID(int=14))
-    assert colour_slot(run) == "run-3" and NAMES[colour_number(run) - 1] == "Green"
+    assert colour_slot(run) == "run-3" and NAMES[colour_number(run) - 1] == "Purple"
     assert 'run-colour--3" data-run-dot' in html(member) and "slot=run-3" in html(member)
     address = member.address(f"runs/{run.pk}/colour")
     assert member.client.post(address, {"colour": "7"}).status_code == 302
     run.refresh_from_db()
     assert run.colour == 7 and "slot=run-7" in html(member)
     assert 'class="run-dot run-colour--7"' in html(member, f"runs/{run.pk}/"), "the same on its page"
-    assert Entry.objects.get(project=member.project).text == "colour of a: teal"
+    assert Entry.objects.get(project=member.project).text == "colour of a: indigo"
     member.client.post(address, {"colour": ""})
     run.refresh_from_db()
     assert run.colour is None and colour_slot(run) == "run-3"
