@@ -35,7 +35,7 @@ STATES: dict[str, tuple[str, Callable[[Page], None]]] = {
     "views": ("", click(".views > summary")),
     "columns": ("", click(".tools details.menu:last-of-type > summary")),
     "shortcuts": ("", lambda page: page.keyboard.press("?")),
-    "selected runs": ("", lambda page: page.locator('[name="runs"]').first.check()),
+    "selected runs": ("", lambda page: page.locator('[type="checkbox"][name="runs"]').first.check()),
     "a search that is not finished": ("", search("loss<")),
     "help": ("alerts/", click("details.help > summary")),
     "revoking a token": ("settings/", click("#tokens details.confirm > summary")),

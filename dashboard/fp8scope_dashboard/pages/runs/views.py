@@ -6,12 +6,12 @@ from typing import Any
 from uuid import UUID
 
 import numpy as np
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.utils.cache import patch_cache_control
 
 from fp8scope_dashboard.accounts.addresses import server_address
 from fp8scope_dashboard.accounts.models import Density, Project, Role
-from fp8scope_dashboard.pages.access import in_project, may, page, person, run_of
+from fp8scope_dashboard.pages.access import in_project, may, page, person
 from fp8scope_dashboard.pages.charts.run_colours import NAMES, colour_slot
 from fp8scope_dashboard.pages.charts.sparkline import COLOURS, WIDTH, sparkline
 from fp8scope_dashboard.pages.compare.runs import MOST_CHOSEN
@@ -144,11 +144,14 @@ def spark(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
 
     A deleted run has an empty image: pages that were open before still ask for it.
     """
-    if _is_deleted(project, run_id):
+    # One query: between two of them the run may be deleted.
+    shown = Run.with_deleted.filter(project=project, pk=run_id).first()
+    if shown is None and not DeletedRun.objects.filter(project=project, run_id=run_id).exists():
+        raise Http404("No such run.")
+    if shown is None or shown.deleted_at is not None:
         blank = HttpResponse(sparkline(np.empty(0), np.empty(0), "other"), content_type="image/svg+xml")
         patch_cache_control(blank, no_store=True)
         return blank
-    shown = run_of(project, run_id)
     slot = request.GET.get("slot", "")
     colour = slot if slot in COLOURS else colour_slot(shown)
     series = queries.scalar(shown.id, "loss", points=WIDTH)
@@ -156,9 +159,3 @@ def spark(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
     answer = HttpResponse(image, content_type="image/svg+xml")
     patch_cache_control(answer, private=True, max_age=86_400, immutable=True)
     return answer
-
-
-def _is_deleted(project: Project, run_id: UUID) -> bool:
-    """Whether a run of the project was deleted: its data may be there still, for undoing it."""
-    hidden = Run.with_deleted.filter(project=project, pk=run_id).exclude(deleted_at=None)
-    return hidden.exists() or DeletedRun.objects.filter(project=project, run_id=run_id).exists()
