@@ -44,6 +44,21 @@ def test_it_works(admin: Visitor, seeded: Seeded) -> None:
     assert "Worse than BF16" in page
 
 
+def test_a_member_changes_the_margin_where_it_is_shown(
+    admin: Visitor, viewer: Visitor, seeded: Seeded
+) -> None:
+    shown = f"compare/?runs={seeded.healthy.id}&runs={seeded.baselines[0].id}"
+    form = html(admin, shown).partition(f"runs/{seeded.healthy.id}/margin")[2].partition("</form>")[0]
+    address = admin.address(shown)
+    assert "Margin of this comparison" in form and f'value="{escape(address)}"' in form
+    answer = admin.client.post(
+        admin.address(f"runs/{seeded.healthy.id}/margin"), {"margin": "1.5", "next": address}
+    )
+    assert answer["Location"] == address
+    assert "Margin ±1.5" in html(admin, shown)
+    assert "Margin of this comparison" not in html(viewer, shown)
+
+
 def test_the_address_selects_the_runs(admin: Visitor, seeded: Seeded) -> None:
     page = html(admin, f"compare/?runs={seeded.healthy.id}&runs={seeded.baselines[0].id}")
     assert f'value="{seeded.healthy.id}" checked' in page
