@@ -109,6 +109,7 @@ def test_a_change_while_a_tab_with_the_part_is_loading(
 ) -> None:
     open_live(tab, f"/p/{server.project.slug}/runs/{run.id}/")
     held = hold(tab, "**/?tab=console*")
+    tab.page.get_by_role("link", name="System", exact=True).click()
     tab.page.locator("[data-tab-link=console]").click()
     tab.wait(lambda: bool(held), "Asking for the tab")
     announced(tab, lambda: write(1, "the second line"))

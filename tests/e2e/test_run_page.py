@@ -94,7 +94,7 @@ def test_back_and_forward(open_tab: OpenTab, seeded: Seeded) -> None:
     shows(tab, 0, 149)
     tab.page.locator(".onset__zoom", has_text="loss is not finite").click()
     shows(tab, 102, 152)
-    tab.page.get_by_role("link", name="Configuration").click()
+    tab.page.get_by_role("link", name="Details", exact=True).click()
     tab.page.get_by_role("heading", name=re.compile("differences? to")).wait_for()
     assert "tab=configuration" in tab.page.url and steps(tab) == "102..152"
     tab.page.go_back()
@@ -111,16 +111,25 @@ def test_tabs_with_the_keyboard(open_tab: OpenTab, seeded: Seeded) -> None:
     focused = tab.page.locator(":focus")
     tab.page.get_by_role("link", name="Overview").focus()
     tab.page.keyboard.press("ArrowRight")
-    expect(focused).to_have_text("Tensors")
+    expect(focused).to_have_text("Charts")
     tab.page.keyboard.press("End")
-    expect(focused).to_have_text("Data")
+    expect(focused).to_have_text("Details")
     tab.page.keyboard.press("ArrowLeft")
-    expect(focused).to_have_text("Notes")
+    expect(focused).to_have_text("System")
     tab.page.keyboard.press("Enter")
-    tab.page.get_by_role("heading", name="Artefacts").wait_for()
+    tab.page.get_by_role("link", name="Ranks", exact=True).wait_for()
     # The focus stays on the tab, so that the next arrow key goes on from there.
+    expect(focused).to_have_text("System")
     expect(focused).to_have_attribute("aria-current", "page")
-    assert "tab=notes" in tab.page.url
+    assert "tab=efficiency" in tab.page.url
+    # Tab leads to the parts of the group, among which the arrow keys move, too.
+    tab.page.keyboard.press("Tab")
+    tab.page.keyboard.press("Tab")
+    tab.page.keyboard.press("End")
+    expect(focused).to_have_text("Environment")
+    tab.page.keyboard.press("Enter")
+    expect(focused).to_have_text("Environment")
+    assert "tab=environment" in tab.page.url
 
 
 def test_a_tab_opens_with_the_keyboard_while_parts_of_the_page_are_loading(
@@ -131,10 +140,10 @@ def test_a_tab_opens_with_the_keyboard_while_parts_of_the_page_are_loading(
     tab.page.route("**/tensors/ranking*", lambda route: held.append(route))
     open_run(tab, seeded.faulty)
     tab.wait(lambda: held, "The request of the ranking")
-    tab.page.get_by_role("link", name="Notes").focus()
+    tab.page.get_by_role("link", name="Details", exact=True).focus()
     tab.page.keyboard.press("Enter")
-    tab.page.get_by_role("heading", name="Artefacts").wait_for()
-    expect(tab.page.locator(":focus")).to_have_text("Notes")
+    tab.page.get_by_role("link", name="Notes", exact=True).wait_for()
+    expect(tab.page.locator(":focus")).to_have_text("Details")
     for route in held:
         route.abort()
 
@@ -154,7 +163,7 @@ def test_the_map_of_tensors_works_after_a_change_of_tabs(open_tab: OpenTab, seed
 def test_the_configuration_difference_is_one_click_away(open_tab: OpenTab, seeded: Seeded) -> None:
     tab = open_tab()
     open_run(tab, seeded.healthy)
-    tab.page.get_by_role("link", name="Configuration").click()
+    tab.page.get_by_role("link", name="Details", exact=True).click()
     table = tab.page.get_by_role("region", name="Differing entries")
     table.wait_for()
     assert "precision" in table.inner_text() and "bf16" in table.inner_text()
@@ -200,7 +209,7 @@ def test_works_without_scripts(open_tab: OpenTab, seeded: Seeded, server: Server
     try:
         page = plain.new_page()
         page.goto(f"/p/{server.project.slug}/runs/{seeded.faulty.id}/?tab=environment")
-        page.get_by_role("link", name="Configuration").click()
+        page.get_by_role("link", name="Details", exact=True).click()
         page.get_by_role("heading", name=re.compile("differences? to")).wait_for()
         page.get_by_role("link", name="Overview").click()
         page.get_by_label("First step").first.fill("40")

@@ -85,7 +85,7 @@ def test_as_good_as_bf16_and_how_sure(person: Person, server: Server, seeded: Se
 def test_what_differs_in_the_configuration(person: Person, seeded: Seeded) -> None:
     """From the run's page."""
     at_run(person, seeded)
-    person.click(person.tab.page.get_by_role("link", name="Configuration", exact=True))
+    person.click(person.tab.page.get_by_role("link", name="Details", exact=True))
     expect(person.tab.page.get_by_role("heading", name=re.compile(r"\d+ differences? to"))).to_be_visible()
 
 
@@ -120,6 +120,7 @@ def test_sharing_the_view(person: Person, seeded: Seeded) -> None:
     page = person.tab.page
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     person.tab.wait(lambda: page.evaluate(RANGE) == [100, 150], "Showing the steps")
+    person.click(page.locator("#run-more summary"))
     person.click(page.get_by_role("button", name="Copy link", exact=True).first)
     expect(page.get_by_text("Copied").first).to_be_visible()
     copied = page.evaluate("navigator.clipboard.readText()")

@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from fp8scope_dashboard.runs.models import Relation, Run, RunState
+from fp8scope_dashboard.runs.models import HIGH_PRECISIONS, Relation, Run, RunState
 
 # Precisions of a baseline, the best first.
-BASELINE_PRECISIONS = ("bf16", "fp16", "fp32")
 # Runs with an equal configuration that are considered: the newest, if there are more.
 MOST_CANDIDATES = 500
 
@@ -64,13 +63,13 @@ def suggest(run: Candidate, others: Iterable[Candidate]) -> Suggestion | None:
 
     Configurations are equal but for precision, recipe, seed, names, paths and times. Of several groups the
     one with the most finished runs is suggested, then the one with the most runs, then the newest. None for
-    runs that have a baseline, an unknown precision, or one of BASELINE_PRECISIONS themselves.
+    runs that have a baseline, an unknown precision, or one of HIGH_PRECISIONS themselves.
     """
-    if run.baseline or run.precision in ("unknown", *BASELINE_PRECISIONS):
+    if run.baseline or run.precision in ("unknown", *HIGH_PRECISIONS):
         return None
     arms: dict[tuple[str, str], list[Candidate]] = defaultdict(list)
     for other in others:
-        if other.precision in BASELINE_PRECISIONS and _same_training(run, other):
+        if other.precision in HIGH_PRECISIONS and _same_training(run, other):
             if other.group and other.group == run.group:
                 continue
             arms[other.precision, other.group or other.id].append(other)
@@ -83,7 +82,7 @@ def suggest(run: Candidate, others: Iterable[Candidate]) -> Suggestion | None:
 def _rank(precision: str, runs: list[Candidate]) -> tuple[int, int, int, float]:
     newest = max(each.created_at for each in runs).timestamp()
     finished = sum(each.finished for each in runs)
-    return BASELINE_PRECISIONS.index(precision), -finished, -len(runs), -newest
+    return HIGH_PRECISIONS.index(precision), -finished, -len(runs), -newest
 
 
 def suggest_group(

@@ -35,6 +35,9 @@ class KeptRuns(models.Manager["Run"]):
         return super().get_queryset().filter(deleted_at=None)
 
 
+HIGH_PRECISIONS = ("bf16", "fp16", "fp32")
+
+
 class Run(models.Model):
     """A training run. The agent chooses its id, so that registering it twice creates one run.
 
@@ -141,6 +144,11 @@ class Run(models.Model):
     def equivalence_margin(self) -> float:
         """The relative difference of the loss below which this run counts as equivalent to its baseline."""
         return self.project.margin if self.margin is None else self.margin
+
+    @property
+    def is_high_precision(self) -> bool:
+        """Whether the run is known to quantise nothing."""
+        return self.precision in HIGH_PRECISIONS
 
 
 class Choice(models.Model):

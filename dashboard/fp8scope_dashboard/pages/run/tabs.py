@@ -48,7 +48,7 @@ class Tab:
 
 @dataclass(frozen=True)
 class Link:
-    """A tab in the list of tabs."""
+    """A tab in the list of tabs, or in that of its group."""
 
     name: str
     label: str
@@ -56,28 +56,45 @@ class Link:
     is_current: bool
 
 
+@dataclass(frozen=True)
+class Links:
+    """The list of tabs, and the tabs of the current one's group; empty if it is in none."""
+
+    tabs: list[Link]
+    parts: list[Link]
+
+
 def tab_named(name: str) -> str:
     """The name, if there is such a tab, else the first."""
     return name if name in TABS else "overview"
 
 
-def links_of(run: Run, current: str, query: QueryDict) -> list[Link]:
+def links_of(run: Run, current: str, query: QueryDict) -> Links:
     """The list of tabs. Their addresses keep the range of steps and the tensor."""
-    page = reverse("run", args=[run.project.slug, run.pk])
-    links = []
-    for name, tab in TABS.items():
-        kept = QueryDict(mutable=True)
-        if name != "overview":
-            kept["tab"] = name
-        for field in KEPT:
-            if value := query.get(field, ""):
-                kept[field] = value[:TENSOR_NAME_LENGTH]
-        address = f"{page}?{kept.urlencode(safe='.')}" if kept else page
-        links.append(Link(name, tab.label, address, name == current))
-    links.append(
-        Link("data", "Data", reverse("run_data", args=[run.project.slug, run.pk]), current == "data")
-    )
-    return links
+    single = {name: _link(run, name, current, query) for name in (*TABS, DATA)}
+    grouped = {name: label for label, names in GROUPS.items() for name in names}
+    parts = next((names for names in GROUPS.values() if current in names), ())
+    tabs = [link for name, link in single.items() if name not in grouped]
+    # A group leads to its first tab, or stays where it is.
+    for label, names in GROUPS.items():
+        first = single[current if current in names else names[0]]
+        tabs.append(Link(first.name, label, first.address, current in names))
+    return Links(tabs, [single[name] for name in parts])
+
+
+def _link(run: Run, name: str, current: str, query: QueryDict) -> Link:
+    ids = [run.project.slug, run.pk]
+    if name == DATA:
+        return Link(name, "Data", reverse("run_data", args=ids), name == current)
+    kept = QueryDict(mutable=True)
+    if name != "overview":
+        kept["tab"] = name
+    for field in KEPT:
+        if value := query.get(field, ""):
+            kept[field] = value[:TENSOR_NAME_LENGTH]
+    page = reverse("run", args=ids)
+    address = f"{page}?{kept.urlencode(safe='.')}" if kept else page
+    return Link(name, TABS[name].label, address, name == current)
 
 
 def range_of(query: QueryDict) -> dict[str, Any]:
@@ -222,3 +239,9 @@ TABS: Final[dict[str, Tab]] = {
     "notes": Tab("Notes", "pages/run/_notes.html", _notes),
 }
 """By the name in the address (`?tab=`). The page of data is a page of its own."""
+DATA: Final = "data"
+GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
+    "System": ("efficiency", "ranks", "console", "environment"),
+    "Details": ("configuration", "notes", DATA),
+}
+"""Tabs that are one in the list, which has five; they are told apart below it."""

@@ -53,7 +53,9 @@ def run(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponseBas
         context = {"run": shown, "summary": summarise(shown)}
         return page(request, project, "runs", "pages/run/_cards.html", context)
     if part == TENSORS:
-        context = {"run": shown, **tabs.TABS["tensors"].context(shown, request.GET, person(request))}
+        name = tabs.tab_named(request.GET.get("tab", ""))
+        context = {"run": shown, "tab": name}
+        context |= tabs.TABS["tensors"].context(shown, request.GET, person(request))
         return page(request, project, "runs", "pages/tensors/_tensors.html", context)
     if "first" in request.GET or "last" in request.GET:
         return redirect(tabs.typed_range(shown, request.GET))

@@ -24,7 +24,7 @@ def test_it_works(member: Visitor, run: Run) -> None:
     shown = html(member, f"runs/{run.pk}/data/")
     assert "the &lt;run&gt;" in shown and "bytes a point" in shown and "80 points" in shown
     assert "None missing" in shown and "Batches, not compacted yet" in shown
-    assert f"runs/{run.pk}/data/" in html(member, f"runs/{run.pk}/")
+    assert f"runs/{run.pk}/data/" in html(member, f"runs/{run.pk}/?tab=notes"), "a part of the details"
 
 
 def test_shows_missing_messages(member: Visitor, run: Run) -> None:

@@ -28,8 +28,11 @@ def test_it_works(viewer: Visitor, seeded: Seeded, subtests: pytest.Subtests) ->
         with subtests.test(tab=name):
             page = html(viewer, f"runs/{seeded.faulty.id}/?tab={name}")
             assert words in page
-            (current,) = re.findall(r'data-tab-link="(\w+)" aria-current="page"', page)
-            assert current == name
+            # The tab, and if that is a group, its part.
+            current = re.findall(r'data-tab-link="(\w+)" aria-current="page"', page)
+            assert set(current) == {name}
+            tabs = page.partition('aria-label="Parts of this run"')[2].partition("</nav>")[0]
+            assert tabs.count("data-tab-link") == 5
             assert ("What happened" in page) == (name == "overview")
 
 
@@ -114,6 +117,21 @@ def test_a_failed_run_shows_the_last_line_first(viewer: Visitor) -> None:
     )
     console = html(viewer, f"runs/{run.id}/?tab=console")
     assert ">Rank 3 on node7<" in console and ">RuntimeError: NCCL<" in console
+
+
+@pytest.mark.parametrize(("precision", "shown"), [("bf16", 0), ("fp32", 0), ("fp8", 1), ("unknown", 1)])
+def test_a_run_without_fp8_has_no_empty_cards(viewer: Visitor, precision: str, shown: int) -> None:
+    """But for what it has telemetry of."""
+    run = make_run(viewer.project, "baseline", precision=precision)
+    page = html(viewer, f"runs/{run.id}/")
+    assert page.count('aria-label="Overflow"') == shown
+    card = page.partition('id="tensors-card"')[2].partition(">")[0]
+    assert ("hidden" in card.split()) == (not shown)
+    # Its tab says how to get some.
+    tab = html(viewer, f"runs/{run.id}/?tab=tensors")
+    assert (
+        "run.watch(model)" in tab and " hidden" not in tab.partition('id="tensors-card"')[2].partition(">")[0]
+    )
 
 
 def test_a_new_run_has_one_line_for_each_empty_part(viewer: Visitor, subtests: pytest.Subtests) -> None:

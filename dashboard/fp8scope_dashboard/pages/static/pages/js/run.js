@@ -21,10 +21,10 @@ const tabAddress = (name) => {
 
 const current = () => document.getElementById("run-tab");
 
-// Whether the tab that is loading gets the focus: the link that had it is replaced.
-let movesFocus = false;
+// The list of tabs that gets the focus once a tab is shown: the link that had it is replaced. Empty for none.
+let movesFocus = "";
 
-const showTab = async (url, { focus = false } = {}) => {
+const showTab = async (url, { focus = "" } = {}) => {
   current().setAttribute("aria-busy", "true");
   movesFocus = focus;
   try {
@@ -39,9 +39,10 @@ const showTab = async (url, { focus = false } = {}) => {
 // The request's promise is fulfilled at once if the request has to wait, so the focus follows the event.
 document.addEventListener("htmx:afterSwap", (event) => {
   if (!movesFocus || event.detail.target?.id !== "run-tab") return;
-  movesFocus = false;
+  const list = movesFocus;
+  movesFocus = "";
   // Somebody who has gone on to another part of the page stays there.
-  if (document.activeElement === document.body) current().querySelector("[data-tabs] [aria-current]")?.focus();
+  if (document.activeElement === document.body) current().querySelector(`${list} [aria-current]`)?.focus();
 });
 
 const openTab = (name, options) => {
@@ -55,7 +56,7 @@ document.addEventListener("click", (event) => {
   if (!page || !link || link.dataset.tabLink === "data") return;
   if (event.button || event.ctrlKey || event.metaKey || event.shiftKey || event.altKey || !window.htmx) return;
   event.preventDefault();
-  openTab(link.dataset.tabLink, { focus: true });
+  openTab(link.dataset.tabLink, { focus: link.closest("[data-parts]") ? "[data-parts]" : "[data-tabs]" });
 });
 
 // Arrow keys move between the tabs; Enter opens one, as any link.
