@@ -42,6 +42,11 @@ def badge_html(badge: Badge) -> SafeString:
     )
 
 
+def on_off_badge(title: str, is_on: bool) -> Badge:
+    """The badge of something that can be switched off, such as a rule."""
+    return Badge(title, "good", "check") if is_on else Badge(f"{title}, off", "neutral", "bell-off")
+
+
 VERDICTS: Final[Mapping[str, Badge]] = {
     "equivalent": Badge("Equivalent to BF16", "good", "check"),
     "worse": Badge("Worse than BF16", "danger", "cross"),

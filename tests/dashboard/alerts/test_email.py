@@ -42,6 +42,8 @@ def test_it_works(mailbox: Mailbox) -> None:
     assert f'src="cid:{MESSAGE.key}"' in page.get_content()
     content = page.get_content()
     assert f'href="{NOTICE.url}"' in content and NOTICE.message in content and ">Critical</span>" in content
+    assert 'font-weight: 600; background:#fde8eb;color:#c0213a"' in content
+    assert "20px; line-height: 26px" in content.partition("<h1")[2].partition("</h1>")[0]
     assert set(re.findall(r'(?:src|href)="([^"]*)"', content)) == {f"cid:{MESSAGE.key}", NOTICE.url}
     assert picture["Content-ID"] == f"<{MESSAGE.key}>" and picture.get_content() == PNG
 
@@ -74,6 +76,7 @@ def test_a_digest_and_a_test_can_be_read(mailbox: Mailbox) -> None:
     assert "gpt 39 [critical]" in plain.get_content() and "... and 20 more" in plain.get_content()
     html = digest.get_body(["html"])
     assert html is not None
+    assert "17px; line-height: 23px" in html.get_content().rpartition("<h2")[2].partition("</h2>")[0]
     assert "in gpt 39</h2>" in html.get_content() and "20 more alerts are on the page." in html.get_content()
     assert html.get_content().count(f'href="{NOTICE.url}"') == 40
     html = test.get_body(["html"])

@@ -62,6 +62,13 @@ class Row:
         """Whether the result of the test is awaited."""
         return self.test is not None and self.test.delivered_at is None and self.test.failed_at is None
 
+    @property
+    def test_classes(self) -> str:
+        """The CSS classes of the sentence on the test."""
+        if self.test is None or self.is_testing:
+            return "muted"
+        return "notice notice--error" if self.test.failed_at else "notice notice--success"
+
 
 @in_project()
 def channels(request: HttpRequest, project: Project) -> HttpResponse:

@@ -88,6 +88,13 @@ class Alert:
         )
 
     @property
+    def under_way(self) -> list[Delivery]:
+        """The deliveries that have not ended."""
+        return [
+            delivery for delivery in self.deliveries if not delivery.failed_at and not delivery.delivered_at
+        ]
+
+    @property
     def has_chart(self) -> bool:
         """Whether the event stores series to draw."""
         return bool(self.event.evidence.get("series"))

@@ -219,6 +219,7 @@ def _form(
     escalate = document.get("escalate") or {}
     context: dict[str, Any] = {
         "stored": stored,
+        "save_address": _save_address(project, stored),
         "document": document,
         "kind": kind,
         "title": stored.title if stored is not None else (kind and RuleKind(kind.name).label) or "New rule",
@@ -243,6 +244,12 @@ def _form(
     }
     status = 200 if error is None else 422
     return page(request, project, "alerts", "pages/alerts/rule.html", context, status)
+
+
+def _save_address(project: Project, stored: Rule | None) -> str:
+    if stored is None:
+        return reverse("rule_create", args=[project.slug])
+    return reverse("rule_save", args=[project.slug, stored.pk])
 
 
 def _runs(project: Project, chosen: str) -> list[Run]:

@@ -38,6 +38,7 @@ from fp8scope_dashboard.pages.access import POST, back_to, in_project, open_aler
 from fp8scope_dashboard.pages.address_values import whole_number
 from fp8scope_dashboard.pages.alerts import muting
 from fp8scope_dashboard.pages.alerts.evidence_figure import evidence_figure
+from fp8scope_dashboard.pages.alerts.history import HistoryLine
 from fp8scope_dashboard.pages.alerts.listing import BY_CAUSE, FILTERS, GROUPINGS, Alert, Filter, listed
 from fp8scope_dashboard.pages.charts.answers import empty_answer, figure_answer
 from fp8scope_dashboard.pages.charts.arms import Arms
@@ -109,7 +110,7 @@ def alert(request: HttpRequest, project: Project, event_id: int) -> HttpResponse
         "tensors_more": max(
             0, _count(event.evidence.get("tensors_over")) - len(event.evidence.get("tensors", []))
         ),
-        "history": event.history.select_related("user"),
+        "history": [HistoryLine.of(entry) for entry in event.history.all()],
         "commands": [command_entry(command) for command in commands.prefetch_related("results")],
         "orders": event.history.filter(kind=EntryKind.ORDERED),
         "diagnosis": suspected_cause(event.run_id, event.onset_step),

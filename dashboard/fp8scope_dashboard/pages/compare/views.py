@@ -86,6 +86,13 @@ class Card:
         return f"{count(len(self.seeds), 'run')}: own differences from {low} to {high}"
 
     @property
+    def shows_costs(self) -> bool:
+        """Whether speed, memory and tokens have a line: the headline has them too, but not the memory."""
+        quantities = self.result.get("quantities") or {}
+        has_memory = (quantities.get("memory") or {}).get("ratio") is not None
+        return has_memory or bool(self.costs and not quantities.get("headline"))
+
+    @property
     def is_group(self) -> bool:
         """Whether the verdict is that of a group of several runs."""
         return bool(self.seeds) or self.verdict.is_of_group
@@ -116,7 +123,7 @@ def compare(request: HttpRequest, project: Project) -> HttpResponse:
         "is_many": len(chosen.runs) > FEW_RUNS,
         "delta_unit": "nats" if _in_nats([card.result for card in cards]) else "relative",
         "deltas_left_out": max(0, len([card for card in folded if card.result.get("curve")]) - MOST_DELTAS),
-        "differences": differences_of(chosen.runs),
+        **_entries(chosen, everything=False),
         "tensor_runs": tensors,
         "pair": pair,
         "statistics": common_statistics(*pair) if pair else [],
@@ -167,11 +174,22 @@ def compare_configuration(request: HttpRequest, project: Project) -> HttpRespons
     context = {
         "chosen": chosen,
         "query": chosen.query.urlencode(),
-        "differences": differences_of(chosen.runs, everything=request.GET.get("everything") == "1"),
+        **_entries(chosen, everything=request.GET.get("everything") == "1"),
     }
     whole = request.headers.get("HX-Target") != "configuration"
     template = "pages/compare/configuration.html" if whole else "pages/compare/_configuration.html"
     return page(request, project, "compare", template, context)
+
+
+def _entries(chosen: Chosen, *, everything: bool) -> dict[str, Any]:
+    """The table of configurations, and the query of that with all entries or with those that differ."""
+    other = chosen.query
+    if not everything:
+        other["everything"] = "1"
+    return {
+        "differences": differences_of(chosen.runs, everything=everything),
+        "other_entries": other.urlencode(),
+    }
 
 
 def _choices(project: Project, chosen: Chosen, arms: ArmReader, text: str) -> dict[str, Any]:

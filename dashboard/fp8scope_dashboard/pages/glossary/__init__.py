@@ -12,6 +12,30 @@ from fp8scope_dashboard.pages.glossary.tensors import TENSOR_TERMS
 from fp8scope_dashboard.pages.glossary.term import Term
 
 GLOSSARY: Final[Mapping[str, Term]] = {**RUN_TERMS, **QUANTITY_TERMS, **STEP_TERMS, **TENSOR_TERMS}
+TERM_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
+    "efficiency": (
+        "time_forward",
+        "time_backward",
+        "time_optimizer",
+        "time_other",
+        "time_data",
+        "mfu",
+        "model_flops_per_second",
+        "memory_reserved",
+        "memory_peak",
+        "memory_rss",
+        "gpu_utilization",
+    ),
+}
+"""Terms that one button explains together."""
+GROUP_PREFIX: Final = "group:"
+
+
+def terms(name: str) -> list[Term]:
+    """The term of a name, or those of `group:NAME`."""
+    if name.startswith(GROUP_PREFIX):
+        return [GLOSSARY[member] for member in TERM_GROUPS[name.removeprefix(GROUP_PREFIX)]]
+    return [GLOSSARY[name]]
 
 
 def title(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from django.http import QueryDict
 
@@ -36,9 +37,8 @@ def console_context(run: Run, query: QueryDict) -> dict[str, Any]:
         )
         shown, has_earlier = found[-LINES:], len(found) > LINES
     return {
-        "lines": _with_headings(shown),
-        "has_earlier": has_earlier,
-        "first": shown[0] if shown else None,
+        "lines": _with_headings(shown, rank),
+        "earlier": _query(rank, before=shown[0].pk, q=search) if shown and has_earlier else "",
         "marked": marked,
         "is_newest": marked is None and edge is None,
         "ranks": ranks,
@@ -48,13 +48,19 @@ def console_context(run: Run, query: QueryDict) -> dict[str, Any]:
     }
 
 
-def _with_headings(lines: list[ConsoleLine]) -> list[dict[str, Any]]:
-    """The lines, each with whether another process begins there, and whether lines before it are missing."""
+def _query(rank: int | None, **fields: int | str) -> str:
+    """The query of the page that shows lines of a rank; empty fields are left out."""
+    filled = {name: value for name, value in fields.items() if value != ""}
+    return urlencode({"tab": "console", "rank": rank, **filled})
+
+
+def _with_headings(lines: list[ConsoleLine], rank: int | None) -> list[dict[str, Any]]:
+    """The lines, each with whether another process begins there, and the query of the page that marks it."""
     rows: list[dict[str, Any]] = []
     previous: ConsoleLine | None = None
     for line in lines:
         begins = previous is None or previous.writer_id != line.writer_id
-        rows.append({"line": line, "begins": begins})
+        rows.append({"line": line, "begins": begins, "query": _query(rank, line=line.pk)})
         previous = line
     return rows
 

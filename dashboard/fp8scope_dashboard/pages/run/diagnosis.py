@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlencode
@@ -54,6 +54,15 @@ class ShownFinding:
     suggestion: str
     evidence: list[Evidence]
     decisive: bool
+
+
+@dataclass(frozen=True)
+class TensorChart:
+    """The chart of a tensor on the page: its element's id, and where its data is."""
+
+    name: str
+    id: str
+    address: str
 
 
 def shown_findings(run: Run, result: Mapping[str, Any]) -> list[ShownFinding]:
@@ -113,3 +122,12 @@ def tensors_to_draw(result: Mapping[str, Any], most: int = 2) -> list[str]:
     """The tensors of the decisive finding, those that began first."""
     decisive = [finding for finding in result["findings"] if finding["step"] == result["decided_by"]]
     return [name for finding in decisive for name in finding["tensors"]][:most]
+
+
+def tensor_charts(run: Run, names: Sequence[str]) -> list[TensorChart]:
+    """The charts of tensors, in their order."""
+    page = reverse("figure", args=[run.project.slug, run.pk, "tensor"])
+    return [
+        TensorChart(name, f"tensor-{number}", f"{page}?{urlencode({'tensor': name})}")
+        for number, name in enumerate(names, 1)
+    ]

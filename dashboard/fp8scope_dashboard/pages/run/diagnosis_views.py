@@ -12,7 +12,7 @@ from fp8scope_dashboard.diagnosis.models import Diagnosis
 from fp8scope_dashboard.diagnosis.reading import inputs_of
 from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.pages.access import in_project, page, run_of
-from fp8scope_dashboard.pages.run.diagnosis import OUTCOMES, shown_findings, tensors_to_draw
+from fp8scope_dashboard.pages.run.diagnosis import OUTCOMES, shown_findings, tensor_charts, tensors_to_draw
 
 
 @in_project()
@@ -29,7 +29,7 @@ def diagnosis(request: HttpRequest, project: Project, run_id: UUID) -> HttpRespo
         context |= {
             "badge": OUTCOMES[stored.outcome],
             "findings": shown_findings(run, stored.result),
-            "drawn": tensors_to_draw(stored.result),
+            "drawn": tensor_charts(run, tensors_to_draw(stored.result)),
             "suggestion": stored.result.get("suggestion", ""),
         }
     template = (

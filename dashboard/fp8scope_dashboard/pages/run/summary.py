@@ -15,6 +15,7 @@ from fp8scope_dashboard.analysis.coverage import in_full, in_short, is_dead
 from fp8scope_dashboard.analysis.judging import judged_now, standing_now
 from fp8scope_dashboard.analysis.models import EvaluationComparison
 from fp8scope_dashboard.pages.badges import Badge, loss_badge
+from fp8scope_dashboard.pages.formatting import NOTHING, difference
 from fp8scope_dashboard.pages.settled import kept_or_read
 from fp8scope_dashboard.runs.models import Run, RunState
 from fp8scope_dashboard.telemetry import queries
@@ -76,6 +77,19 @@ class Verdict:
         return self.is_of_group and self.has_left
 
     @property
+    def own_in_words(self) -> str:
+        """The run's own difference, or why it has none."""
+        if self.own is None:
+            return "not finite" if self.has_left else NOTHING
+        return difference(self.own, self.unit, signed=True)
+
+    @property
+    def gauge_label(self) -> str:
+        """What the gauge shows, for readers of the screen."""
+        delta = difference(self.delta, self.unit, signed=True)
+        return f"Delta {delta}, tolerance plus or minus {difference(self.tolerance, self.unit)}"
+
+    @property
     def gauge(self) -> Gauge | None:
         """The position of delta relative to the tolerance; None without both."""
         if self.delta is None or not self.tolerance:
@@ -94,6 +108,14 @@ class Gauge:
     whisker: tuple[float, float] | None
 
     REACH = 3.0
+
+    @property
+    def whisker_style(self) -> str:
+        """The position of the whisker as CSS; empty without one."""
+        if self.whisker is None:
+            return ""
+        start, width = self.whisker
+        return f"left:{start:.2f}%;width:{width:.2f}%"
 
     @classmethod
     def of(cls, delta: float, tolerance: float, interval: tuple[float, float] | None) -> Gauge:

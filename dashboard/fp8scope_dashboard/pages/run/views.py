@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any, Final
+from urllib.parse import urlencode
 from uuid import UUID
 
 from django.http import HttpRequest, HttpResponse
@@ -95,7 +96,7 @@ def head_context(shown: Run) -> dict[str, Any]:
         "progress": progress_of(shown),
         "links": links_of(shown),
         "error_line": onset_facts.failure_line(shown) if shown.state == "failed" else "",
-        "compare_ids": [shown.id, *(baseline.id for baseline in baselines[-SEEDS_COMPARED:])],
+        "compared_runs": urlencode([("runs", run.id) for run in (shown, *baselines[-SEEDS_COMPARED:])]),
     }
 
 

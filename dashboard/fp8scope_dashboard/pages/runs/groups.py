@@ -20,8 +20,10 @@ from django.db.models import (
     Value,
 )
 from django.db.models.functions import Cast, Coalesce
+from django.utils.text import Truncator
 
 from fp8scope_dashboard.pages.badges import NO_BASELINE, NOT_ALL_JUDGED, SO_FAR, VERDICTS, Badge
+from fp8scope_dashboard.pages.charts.arms import precision_label
 from fp8scope_dashboard.pages.runs.columns import VERDICT_ORDER, column_named, verdict_rank
 from fp8scope_dashboard.pages.runs.listing import Listing
 from fp8scope_dashboard.runs.models import Run
@@ -31,6 +33,8 @@ from fp8scope_dashboard.runs.search.language import quoted
 GROUPS_A_PAGE: Final = 50
 # Rows of an open group; the rest is a link.
 MEMBERS: Final = 50
+# Characters of the label of a group.
+MAX_LABEL: Final = 80
 _COLUMNS: Final = {
     "group": "group",
     "precision": "precision",
@@ -57,7 +61,7 @@ class Group:
     """The runs with one value.
 
     Attributes:
-        value: None for runs without one.
+        value: None for runs without one; `label` is what the page shows of it.
         count, finite: the number of runs, and of those whose last loss is finite.
         loss, spread: the mean of their last losses, and its standard deviation between runs.
         worst: the badge of the worst verdict.
@@ -67,6 +71,7 @@ class Group:
     """
 
     value: str | None
+    label: str
     count: int
     finite: int
     loss: float | None
@@ -155,6 +160,7 @@ def _group(listing: Listing, keyed: Any, row: Mapping[str, Any], alerts: dict[st
     text = f"{listing.query.without(state.by).text} {term}".strip()
     return Group(
         value=value,
+        label=_label(state.by, value or ""),
         count=row["count"],
         finite=row["finite"],
         loss=row["loss"],
@@ -169,6 +175,10 @@ def _group(listing: Listing, keyed: Any, row: Mapping[str, Any], alerts: dict[st
         open_address=state.address(open=others if is_open else (*others, term), page=state.page),
         members=members,
     )
+
+
+def _label(by: str, value: str) -> str:
+    return precision_label(value) if by == "precision" else Truncator(value).chars(MAX_LABEL)
 
 
 def _term(by: str, value: str | None) -> str:

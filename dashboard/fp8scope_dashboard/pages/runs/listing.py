@@ -12,9 +12,11 @@ from urllib.parse import urlencode
 from django.core.paginator import Paginator
 from django.db.models import Count, F, Q, QuerySet
 from django.http import QueryDict
+from django.utils.text import capfirst
 
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.pages.address_values import uuid_in
+from fp8scope_dashboard.pages.charts.arms import precision_label
 from fp8scope_dashboard.pages.runs.columns import DEFAULT, Column, column_named, columns_named
 from fp8scope_dashboard.pages.runs.paging import Order, RunPage
 from fp8scope_dashboard.runs.models import Run, RunState
@@ -165,6 +167,7 @@ class FacetValue:
     """One value of a facet: how many runs have it, and the link that adds or removes it."""
 
     value: str
+    label: str
     count: int
     active: bool
     address: str
@@ -177,6 +180,12 @@ class Facet:
     field: str
     label: str
     values: list[FacetValue]
+
+
+def _facet_label(field: str, value: str) -> str:
+    if field == "precision":
+        return precision_label(value)
+    return capfirst(value) if field == "state" else value
 
 
 class Listing:
@@ -265,8 +274,8 @@ class Listing:
         for value, count in self._values(field)[:MOST_FACET_VALUES]:
             active = value.lower() in chosen
             kept = "" if active else term_text(field, value)
-            text = f"{others.text} {kept}".strip()
-            values.append(FacetValue(value, count, active, self.state.address(search=text)))
+            address = self.state.address(search=f"{others.text} {kept}".strip())
+            values.append(FacetValue(value, _facet_label(field, value), count, active, address))
         # A facet with one value has nothing to choose.
         return Facet(field, label, values) if len(values) > 1 or chosen else None
 

@@ -14,7 +14,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
 from fp8scope_dashboard.pages import formatting, glossary
-from fp8scope_dashboard.pages.badges import Badge, badge_html, icon_html
+from fp8scope_dashboard.pages.badges import Badge, badge_html, icon_html, on_off_badge
 from fp8scope_dashboard.pages.charts.arms import precision_label
 from fp8scope_dashboard.pages.charts.run_colours import colour_number
 from fp8scope_dashboard.runs.models import Run
@@ -138,6 +138,12 @@ def badge(content: Badge | Mapping[str, str]) -> SafeString:
 
 
 @register.simple_tag
+def on_off(title: str, is_on: bool) -> SafeString:
+    """A badge with the title of what can be switched off; see badges.on_off_badge."""
+    return badge_html(on_off_badge(title, is_on))
+
+
+@register.simple_tag
 def run_dot(run: Run) -> SafeString:
     """A dot in the colour of a run. It is decorative: its name is beside it."""
     return format_html('<span class="run-dot run-colour--{}" aria-hidden="true"></span>', colour_number(run))
@@ -145,8 +151,9 @@ def run_dot(run: Run) -> SafeString:
 
 @register.inclusion_tag("pages/_help.html")
 def help(*names: str) -> dict[str, Any]:
-    """A small button that shows the definitions of glossary terms."""
-    return {"terms": [glossary.GLOSSARY[name] for name in names]}
+    """A small button that shows the definitions of glossary terms, or of the groups `group:NAME`."""
+    terms = [term for name in names for term in glossary.terms(name)]
+    return {"terms": terms, "titles": ", ".join(term.title for term in terms)}
 
 
 @register.filter

@@ -10,7 +10,7 @@ from dashboard.helpers.reporting import send_report
 from dashboard.helpers.visitors import Visitor
 
 from fp8scope_dashboard.alerts import lifecycle
-from fp8scope_dashboard.alerts.models import Event, Rule
+from fp8scope_dashboard.alerts.models import EntryKind, Event, Rule
 from fp8scope_dashboard.control.commands import carry_out_rule_action
 from fp8scope_dashboard.control.models import Command
 from fp8scope_dashboard.diagnosis.models import Diagnosis
@@ -71,6 +71,10 @@ def test_a_person_goes_through_the_life_of_an_alert(member: Visitor) -> None:
     assert "Reopened" in change(member, event, "reopen") and event.state == "open"
     page = change(member, event, "comment", text="It <was> the data.\nOn day 2.")
     assert "It &lt;was&gt; the data.<br>On day 2." in page
+    assert "mia</strong> commented</span>" in page, "its text is below"
+    lifecycle.write(event, EntryKind.UPDATED, text="Loss <spike>: 12 % higher.")
+    updated = "updated: Loss &lt;spike&gt;: 12\u202f% higher.</span>"
+    assert f"Automatically</strong> {updated}" in html(member, event)
     for line in (
         "mia</strong> muted",
         "mia</strong> resolved",

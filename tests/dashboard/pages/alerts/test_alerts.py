@@ -51,6 +51,9 @@ def test_escapes_the_message_and_shows_the_delay(admin: Visitor) -> None:
 def test_empty_states(admin: Visitor) -> None:
     page = html(admin, "alerts/")
     assert "No alerts" in page and "Saturation rate" in page
+    assert "Saturation rate</span>" in page and "Saturation rate, off</span>" not in page
+    Rule.objects.filter(project=admin.project, kind="saturation_rate").update(enabled=False)
+    assert "Saturation rate, off</span>" in html(admin, "alerts/")
     event = make_event(admin)
     Event.objects.update(state=EventState.RESOLVED, resolved_at=timezone.now())
     assert f"event-{event.id}" in html(admin, "alerts/"), "without open alerts, resolved ones are listed"

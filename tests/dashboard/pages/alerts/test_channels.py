@@ -124,10 +124,16 @@ def test_refuses_a_limit_out_of_bounds(admin: Visitor, hook: Channel, per_minute
 def test_a_test_shows_its_result(admin: Visitor, hook: Channel) -> None:
     page = post(admin, f"{hook.pk}", action="test")
     assert "The test is being sent" in page and 'hx-trigger="every 1s"' in page
+    assert '<p class="small muted" role="status">' in page
     delivery = Delivery.objects.get()
     assert not outbox.deliver(delivery.pk)
     page = html(admin)
     assert "The test failed" in page and "could not be reached" in page and "every 1s" not in page
+    assert '<p class="small notice notice--error" role="status">' in page
+    Delivery.objects.update(failed_at=None, delivered_at=timezone.now())
+    page = html(admin)
+    assert "The test was accepted" in page
+    assert '<p class="small notice notice--success" role="status">' in page
     post(admin, f"{hook.pk}", action="test")
     # A new test replaces the former one.
     assert Delivery.objects.get().pk != delivery.pk

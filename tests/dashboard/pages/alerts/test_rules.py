@@ -62,6 +62,7 @@ def test_the_form_saves_what_it_shows(member: Visitor) -> None:
     for rule in Rule.objects.filter(project=member.project):
         before = rule_documents.document_of(rule)
         page = html(member, f"rules/{rule.pk}/")
+        assert f'action="{member.address(f"rules/{rule.pk}/save")}"' in page
         answer = member.client.post(member.address(f"rules/{rule.pk}/save"), fields_of(page), follow=True)
         assert "Saved the rule" in answer.content.decode(), rule.title
         rule.refresh_from_db()
@@ -285,6 +286,7 @@ def test_the_form_offers_the_run_that_it_is_asked_for(member: Visitor) -> None:
     chosen = f'<option value="{run.pk}" selected>the old run</option>'
     assert chosen in html(member, f"rules/new?run={run.pk}")
     assert "the old run" not in html(member, "rules/new")
+    assert f'action="{member.address("rules/save")}"' in html(member, "rules/new")
     context = {"project": member.project, "run": run, "is_member": True}
     link = render_to_string("pages/alerts/_new_rule_link.html", context)
     assert f'href="{member.address("rules/new")}?run={run.pk}"' in link

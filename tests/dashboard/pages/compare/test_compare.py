@@ -17,7 +17,7 @@ from django.utils import timezone
 from django.utils.html import escape
 
 from fp8scope_dashboard.analysis.models import Comparison
-from fp8scope_dashboard.pages.charts.arms import FP8_SLOTS
+from fp8scope_dashboard.pages.charts.arms import FP8_SLOTS, Arms
 from fp8scope_dashboard.pages.charts.theme import THEMES
 from fp8scope_dashboard.pages.compare import runs as compared_runs
 from fp8scope_dashboard.pages.compare.runs import MOST_CHOSEN
@@ -27,8 +27,10 @@ from fp8scope_dashboard.pages.compare.views import (
     MOST_CARDS,
     MOST_OFFERED,
     MOST_POINTS,
+    Card,
 )
 from fp8scope_dashboard.pages.formatting import written
+from fp8scope_dashboard.pages.run.summary import verdict_of
 from fp8scope_dashboard.runs.models import Run
 
 
@@ -181,10 +183,13 @@ def test_shows_what_differs_in_the_configurations(admin: Visitor) -> None:
     page = html(admin, f"compare/?{query}").replace("<wbr>", "")
     assert "config.model.depth" in page and "config.lr" not in page and "<i>" not in page
     assert "2 of 4 entries differ" in page and "folded" in page
+    own = f"/p/research/compare/configuration?{query}".replace("&", "&amp;")
+    assert f'href="{own}&amp;everything=1"' in page
     part = html(
         admin, f"compare/configuration?{query}&everything=1", **{"HX-Target": "configuration"}
     ).replace("<wbr>", "")
     assert part.strip().startswith("<section") and "config.lr" in part and "Only differences" in part
+    assert f'hx-get="{own}"' in part
     assert "<html" in html(admin, f"compare/configuration?{query}")
     assert "Select a second run" in html(admin, f"compare/?runs={a.id}")
 
@@ -203,6 +208,19 @@ def test_many_verdicts_take_a_line_each(admin: Visitor) -> None:
         and page.count("1.31\u202f× the speed · 0.80\u202f× the memory") == MOST_CARDS + 1
     )
     assert "1.80\u202f% more tokens" in page
+
+
+def test_a_line_of_costs_says_what_the_headline_does_not(admin: Visitor) -> None:
+    run = make_run(admin.project, "fp8", precision="fp8", baseline="bf16")
+    arm, verdict = Arms(admin.project).of(run), verdict_of(run, set())
+
+    def is_shown(costs: str, **quantities: Any) -> bool:
+        return Card(run, arm, verdict, {"quantities": quantities}, costs).shows_costs
+
+    assert is_shown("1.31 the speed") and not is_shown("")
+    assert not is_shown("1.31 the speed", headline="FP8 is faster.")
+    assert is_shown("1.31 the speed", headline="FP8 is faster.", memory={"ratio": 0.8})
+    assert not Card(run, arm, verdict, {}, "").shows_costs
 
 
 def test_the_seeds_of_a_group_share_a_card_with_their_own_differences(admin: Visitor) -> None:

@@ -9,6 +9,7 @@ from dashboard.helpers.visitors import Visitor
 
 from fp8scope_dashboard.accounts.models import ApiToken
 from fp8scope_dashboard.accounts.services import authenticate_token, create_token, revoke_token
+from fp8scope_dashboard.alerts.models import Channel
 
 
 def html(visitor: Visitor) -> str:
@@ -29,6 +30,13 @@ def test_it_works(member: Visitor) -> None:
     token = authenticate_token(secret)
     assert token is not None and token.name == "cluster A" and token.created_by == member.user
     assert answer["HX-Trigger"] == "fp8:tokens"
+
+
+def test_lists_the_channels_and_those_that_are_off(member: Visitor) -> None:
+    for name, enabled in (("on-call", True), ("night <watch>", False)):
+        Channel.objects.create(project=member.project, name=name, enabled=enabled)
+    page = html(member)
+    assert "on-call</span>" in page and "night &lt;watch&gt;, off</span>" in page
 
 
 def test_a_token_is_shown_only_once(member: Visitor) -> None:

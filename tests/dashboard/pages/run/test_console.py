@@ -41,8 +41,13 @@ def test_search_and_links(viewer: Visitor) -> None:
         "line 1199<" in page and "line 700<" in page and "line 699<" not in page and "Earlier lines" in page
     )
     first = ConsoleLine.objects.get(number=700)
+    own = f"/p/research/runs/{run.id}/?tab=console&amp;rank=0"
+    assert f'href="{own}&amp;before={first.pk}"' in page
+    assert f'href="{own}&amp;line={first.pk}#line-{first.pk}"' in page
     earlier = tab(viewer, run, f"&before={first.pk}")
     assert "line 200<" in earlier and "line 699<" in earlier and "line 700<" not in earlier
+    found = tab(viewer, run, "&q=line")
+    assert f"before={first.pk}&amp;q=line" in found, "earlier lines with the text"
     found = tab(viewer, run, "&q=LINE+11")
     assert "line 1100<" in found and "line 12<" not in found and 'data-refresh-on="console"' not in found
     marked = ConsoleLine.objects.get(number=10)

@@ -43,6 +43,8 @@ def test_it_works(viewer: Visitor) -> None:
     stored(run)
     page = viewer.client.get(viewer.address(f"runs/{run.id}/diagnosis/")).content.decode()
     assert "Frozen." in page and "The scales are frozen." in page and "What to do:" in page
+    own = f"/p/research/runs/{run.id}/figures/tensor.json?tensor=a.input"
+    assert f'id="tensor-1" data-figure="{own}"' in page
     # The charts of the run open at the onset: a twentieth of the run on each side.
     assert f"/runs/{run.id}/?steps=190..290#loss-title" in page and "Steps around 240" in page
     # A step without an onset has no such link.

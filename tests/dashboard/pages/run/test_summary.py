@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from dashboard.helpers.recording import Recorder, make_run
 from dashboard.helpers.seeding import Seeded
-from dashboard.helpers.visitors import Visitor
+from dashboard.helpers.visitors import Visitor, run_html
+from django.urls import reverse
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import Project
@@ -18,7 +19,14 @@ from fp8scope_dashboard.analysis.coverage import BaselineArm, Coverage, conclude
 from fp8scope_dashboard.analysis.models import Comparison
 from fp8scope_dashboard.pages.badges import SO_FAR, VERDICTS, loss_badge, score_badge
 from fp8scope_dashboard.pages.charts.arms import FP8_SLOTS, Arms, arm_labels
-from fp8scope_dashboard.pages.run.summary import Gauge, baseline_groups, progress_of, summarise, verdict_of
+from fp8scope_dashboard.pages.run.summary import (
+    Gauge,
+    Verdict,
+    baseline_groups,
+    progress_of,
+    summarise,
+    verdict_of,
+)
 from fp8scope_dashboard.runs.models import Run, RunState
 
 FULL = Coverage(
@@ -63,12 +71,31 @@ def test_shows_progress_and_lost_points(admin: Visitor) -> None:
     assert progress_of(beyond).percent == 100.0 and summarise(beyond).lost is None
 
 
+def test_the_head_leads_to_a_comparison_with_the_baseline(viewer: Visitor) -> None:
+    baseline = make_run(viewer.project, "b", precision="bf16", group="bf16")
+    run = make_run(viewer.project, "r", precision="fp8", baseline="bf16")
+    page = run_html(viewer, run)
+    for name in ("compare", "shared_report_new"):
+        address = reverse(name, args=[viewer.project.slug])
+        assert f'href="{address}?runs={run.pk}&amp;runs={baseline.pk}"' in page
+
+
 def test_positions_on_the_gauge() -> None:
     gauge = Gauge.of(0.01, 0.01, (0.0, 0.02))
     assert (gauge.low, gauge.high, gauge.point) == (33.33, 66.67, 66.67)
     assert gauge.whisker == (50.0, 33.33) and not gauge.off_scale
+    assert gauge.whisker_style == "left:50.00%;width:33.33%"
     far = Gauge.of(-5.0, 0.01, None)
-    assert far.point == 0.0 and far.off_scale
+    assert far.point == 0.0 and far.off_scale and not far.whisker_style
+
+
+def test_differences_in_words() -> None:
+    verdict = Verdict(VERDICTS["worse"], delta=0.01, tolerance=0.0025, own=-0.02)
+    assert verdict.gauge_label == "Delta +1.00\u202f%, tolerance plus or minus 0.25\u202f%"
+    assert verdict.own_in_words == "\u22122.00\u202f%"
+    without = replace(verdict, own=None)
+    assert without.own_in_words == "\u2013"
+    assert replace(without, has_left=True).own_in_words == "not finite"
 
 
 @pytest.mark.parametrize("verdict", ["equivalent", "worse", "better", "cannot_tell"])

@@ -101,6 +101,11 @@ def test_groups_with_mean_and_spread(admin: Visitor, runs: dict[str, Run]) -> No
     assert "2 runs" in first and "<strong>2.10 ± 0.14</strong>" in first and "Worse than BF16" in first
     assert "1 alert<" in first and "compare/?q=group%3Ag1" in first
     assert "none" in second and "no finite loss" in second
+    Run.objects.filter(pk=runs["b"].pk).update(group="g" * 81)
+    page = html(admin, by="group")
+    assert f"</span> {'g' * 79}…</a>" in page and ">none</span></a>" in page
+    page = html(admin, by="precision")
+    assert "</span> BF16</a>" in page and "</span> FP8</a>" in page
 
 
 def test_an_open_group_shows_its_runs(admin: Visitor, runs: dict[str, Run]) -> None:
@@ -133,6 +138,11 @@ def test_facets_add_and_remove_a_term(admin: Visitor, runs: dict[str, Run]) -> N
     (chip,) = re.findall(r'<a class="chip" href="([^"]+)" aria-current="true">', page)
     assert chip == "?q=loss%3C3"
     assert "BF16 <small>1</small>" in page, "the count without the facet's own terms"
+    Run.objects.filter(pk=runs["a"].pk).update(state="failed", recipe_name="delayed <x>")
+    Run.objects.filter(pk=runs["b"].pk).update(recipe_name="mxfp8")
+    page = html(admin)
+    assert "Running <small>2</small>" in page and "Failed <small>1</small>" in page
+    assert "delayed &lt;x&gt; <small>1</small>" in page
 
 
 def test_problems_are_shown_and_escaped(admin: Visitor, runs: dict[str, Run]) -> None:
