@@ -220,7 +220,7 @@ def test_eyes_choose_curves_and_colours_stay(open_tab: OpenTab, server: Server, 
     page.locator(f"[data-eye='{run.pk}']").click()
     expect(lines).to_have_count(4)
     page.locator(f"[data-colour-of='{run.pk}']").click()
-    page.get_by_role("button", name="Olive", exact=True).click()
+    page.get_by_role("button", name="Cyan", exact=True).click()
     expect(page.locator(f"[data-run-dot='{run.pk}']")).to_have_class(re.compile("run-colour--10"))
     expect(page.locator(f"[data-colour-of='{run.pk}']")).to_be_focused()
     expect(page.locator(f"#spark-{run.pk}")).to_have_attribute("src", re.compile("slot=run-10"))
