@@ -213,6 +213,25 @@ def test_a_warning_keeps_the_snapshot_before_its_onset(
     assert run.flight.trained is None and not run.flight.snapshots
 
 
+@pytest.mark.parametrize(("is_replay", "kept"), [(True, [1, 2]), (False, [1])])
+def test_a_replay_keeps_the_random_state_of_short_steps(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, is_replay: bool, kept: list[int]
+) -> None:
+    """It tells by them whether the script must be seeded; a run without batches is spared the copy."""
+
+    class Driver:
+        def step_ended(self, flight: object, number: int) -> None:
+            pass
+
+    run = begin(settings)
+    monkeypatch.setattr(batches_of, "driver", Driver() if is_replay else None)
+    run.flight.step_ends(1)
+    run.flight.step_ends(2, is_light=True)
+    assert [number for number in (1, 2) if run.flight.random_at(number) is not None] == kept
+    monkeypatch.setattr(batches_of, "driver", None)
+    run.finish()
+
+
 def test_no_snapshots_beyond_their_limit(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
     model = nn.Linear(256, 256)
     optimizer = torch.optim.SGD(model.parameters())
