@@ -56,4 +56,4 @@ def _zone(name: str) -> ZoneInfo:
     """The time zone that a user has chosen for the pages, else that of the browser, else UTC."""
     chosen = timezone.get_current_timezone_name()
     names = (chosen if chosen != "UTC" else name, "UTC")
-    return ZoneInfo(next(each for each in names if each in zone_names()))
+    return ZoneInfo(next(candidate for candidate in names if candidate in zone_names()))

@@ -47,23 +47,10 @@ Slot = Literal[
     "run-11",
     "run-12",
 ]
+PALETTE: Final[tuple[Slot, ...]] = tuple(slot for slot in get_args(Slot) if slot.startswith(("bf16", "fp8-")))
+"""The arms of a comparison: twelve colours. Those that are hard to tell apart have different dashes."""
 RUN_SLOTS: Final[tuple[Slot, ...]] = tuple(slot for slot in get_args(Slot) if slot.startswith("run-"))
-"""Single runs: the same colours as PALETTE's, which mean an arm only where arms are compared."""
-# Twelve colours that are told apart, each beside one with another dash.
-PALETTE: Final[tuple[Slot, ...]] = (
-    "bf16",
-    "fp8-1",
-    "fp8-2",
-    "fp8-3",
-    "fp8-4",
-    "fp8-5",
-    "fp8-6",
-    "fp8-7",
-    "fp8-8",
-    "fp8-9",
-    "fp8-10",
-    "fp8-11",
-)
+"""Single runs. They have the colours of PALETTE, which mean an arm only where arms are compared."""
 
 # The colours of PALETTE, on a light and on a dark ground; tokens.css has the same.
 LIGHT: Final = (

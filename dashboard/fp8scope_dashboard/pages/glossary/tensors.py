@@ -114,7 +114,7 @@ TENSOR_TERMS: Final[Mapping[str, Term]] = {
         "Elements right of the largest value saturate; elements left of the smallest subnormal become zero.",
     ),
     "readiness": Term(
-        "FP8 readiness",
+        "Readiness for FP8 and FP4",
         "What a format would do to each tensor of a sampled step, computed from its exponents and its amax. "
         "Ready: at most 0.01 % of the elements saturate, at most 1 % flush to zero beyond what the format "
         "takes from any tensor, and the error is at most twice what its mantissa costs.",

@@ -1,4 +1,4 @@
-"""The FP8 readiness of a run, prepared for its page from the address."""
+"""The readiness of a run for FP8 and FP4, prepared for its page from the address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of a run's FP8 readiness, and its figure."""
+"""The page of a run's readiness for FP8 and FP4, and its figure."""
 
 from __future__ import annotations
 

@@ -244,4 +244,4 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     "System": ("efficiency", "ranks", "console", "environment"),
     "Details": ("configuration", "notes", DATA),
 }
-"""Tabs that are one in the list, which has five; they are told apart below it."""
+"""The tabs that share one entry of the list. A second list below it has those of the current entry."""

@@ -1,4 +1,4 @@
-"""The page of a run's FP8 readiness, its figure, and the same over the API."""
+"""The page of a run's readiness for FP8 and FP4, its figure, and the same over the API."""
 
 from __future__ import annotations
 
