@@ -1,4 +1,4 @@
-"""Middleware of the pages: the content security policy, formats of figures, and reading from a replica."""
+"""Middleware of the pages: the content security policy, early loading of plotly, reading from a replica."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from django.utils.decorators import sync_and_async_middleware
 from django.utils.deprecation import MiddlewareMixin
 
 from fp8scope_dashboard.db import replica
-from fp8scope_dashboard.pages.charts.answers import EmptyAnswer, FigureAnswer, in_format
 from fp8scope_dashboard.pages.finders import PLOTLY
 
 # Inline styles are allowed because plotly and htmx set them; inline scripts are not.
@@ -67,12 +66,10 @@ def content_security_policy(get_response: Handler) -> Handler:
     return handle
 
 
-class FigureFormats(MiddlewareMixin):
-    """Answer with a figure's data where its address asks for it; announce plotly to pages with a chart."""
+class PlotlyAnnounced(MiddlewareMixin):
+    """Announce plotly's script in the headers of a page whose first chart is drawn."""
 
     def process_response(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
-        if isinstance(response, FigureAnswer | EmptyAnswer):
-            return in_format(request, response)
         # The template tag sets it. Parts of pages do not need it: the script is there.
         if getattr(request, "has_first_chart", False) and "HX-Request" not in request.headers:
             response["Link"] = f"<{static(PLOTLY)}>; rel=modulepreload"

@@ -88,7 +88,7 @@ MIDDLEWARE = [
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
     "fp8scope_dashboard.pages.middleware.content_security_policy",
-    "fp8scope_dashboard.pages.middleware.FigureFormats",
+    "fp8scope_dashboard.pages.middleware.PlotlyAnnounced",
     "fp8scope_dashboard.pages.middleware.FiguresFromReplica",
 ]
 

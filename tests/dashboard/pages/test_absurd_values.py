@@ -18,7 +18,7 @@ from django.utils.http import urlencode
 
 from fp8scope_dashboard.accounts import urls as account_urls
 from fp8scope_dashboard.exports.formats import MEDIA_TYPES
-from fp8scope_dashboard.pages.run.figures.views import BUILDERS
+from fp8scope_dashboard.pages.run.figures.views import FIGURES
 from fp8scope_dashboard.pages.run.tabs import TABS
 from fp8scope_dashboard.pages.urls import urlpatterns
 
@@ -131,7 +131,7 @@ def test_it_works(client: Client, admin: Visitor) -> None:
 def test_figures(client: Client, admin: Visitor, seeded: Seeded) -> None:
     addresses = Addresses(admin, seeded.faulty)
     pair = f"?runs={seeded.healthy.pk}&runs={seeded.faulty.pk}"
-    for name in BUILDERS:
+    for name in FIGURES:
         assert_survives(client, "get", addresses.of("figure", name=name))
     for name in ("loss", "delta", "tensors"):
         assert_survives(client, "get", addresses.of("compare_figure", name=name) + pair)
@@ -141,7 +141,7 @@ def test_figures(client: Client, admin: Visitor, seeded: Seeded) -> None:
 
 def test_downloads_of_figures(client: Client, admin: Visitor, seeded: Seeded) -> None:
     addresses = Addresses(admin, seeded.faulty)
-    for name in BUILDERS:
+    for name in FIGURES:
         for number, form in enumerate(("svg", "csv", "json")):
             values = iter(VALUES[number::3])
             query = {field: next(values) for field in ("width", "title", "theme")}

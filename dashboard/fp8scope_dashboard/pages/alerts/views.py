@@ -9,10 +9,9 @@ from typing import Any, Final
 from django.contrib import messages
 from django.db import transaction
 from django.db.models import QuerySet
-from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse, QueryDict
 from django.urls import reverse
 from django.utils import timezone
-from django.views.decorators.gzip import gzip_page
 from django.views.decorators.http import require_safe
 
 from fp8scope_dashboard.accounts.models import Project, Role, User
@@ -40,7 +39,8 @@ from fp8scope_dashboard.pages.alerts import muting
 from fp8scope_dashboard.pages.alerts.evidence_figure import evidence_figure
 from fp8scope_dashboard.pages.alerts.history import HistoryLine
 from fp8scope_dashboard.pages.alerts.listing import BY_CAUSE, FILTERS, GROUPINGS, Alert, Filter, listed
-from fp8scope_dashboard.pages.charts.answers import empty_answer, figure_answer
+from fp8scope_dashboard.pages.charts.addresses import figure_view
+from fp8scope_dashboard.pages.charts.answers import AnyChart, Chart, EmptyChart
 from fp8scope_dashboard.pages.charts.arms import Arms
 from fp8scope_dashboard.pages.charts.series import Options
 from fp8scope_dashboard.pages.run.controls.content import command_entry
@@ -238,11 +238,10 @@ def switch_rule(request: HttpRequest, project: Project, rule_id: int) -> HttpRes
     return _back(request, project)
 
 
-@gzip_page
-@in_project()
-def evidence(request: HttpRequest, project: Project, event_id: int) -> HttpResponse:
+@figure_view
+def evidence(project: Project, query: QueryDict, event_id: int) -> AnyChart:
     """The chart of an alert's evidence."""
-    event, options = _event(project, event_id), Options.of(request.GET)
+    event, options = _event(project, event_id), Options.of(query)
     drawn = evidence_figure(
         event.evidence,
         options.theme,
@@ -253,8 +252,8 @@ def evidence(request: HttpRequest, project: Project, event_id: int) -> HttpRespo
         compact=options.compact,
     )
     if drawn is None:
-        return empty_answer("This alert stores no series.")
-    return figure_answer(drawn, event.message)
+        return EmptyChart("This alert stores no series.")
+    return Chart(drawn, event.message)
 
 
 @require_safe

@@ -14,8 +14,9 @@ from urllib.parse import urlsplit
 from django.http import HttpRequest, QueryDict
 from django.utils.safestring import SafeString, mark_safe
 
-from fp8scope_dashboard.pages.charts.answers import EmptyAnswer, FigureAnswer
-from fp8scope_dashboard.pages.charts.requests import answer_of
+from fp8scope_dashboard.pages.access import person
+from fp8scope_dashboard.pages.charts.addresses import figure_at
+from fp8scope_dashboard.pages.charts.answers import Chart, EmptyChart
 from fp8scope_dashboard.pages.charts.svg import svg_of
 from fp8scope_dashboard.pages.charts.theme import ThemeName, theme_named
 
@@ -54,12 +55,13 @@ def first_paint(request: HttpRequest, address: str, name: str, axis: str) -> Fir
     query = figure_query(parts.query, request.GET, name, axis)
     query["theme"] = theme.name
     try:
-        answer = answer_of(request, parts.path, query)
-        if isinstance(answer, EmptyAnswer):
-            return FirstPaint(SafeString(), answer.reason)
-        if not isinstance(answer, FigureAnswer):
+        chart = figure_at(person(request), parts.path, query)
+        if isinstance(chart, EmptyChart):
+            return FirstPaint(SafeString(), chart.reason)
+        if chart is None:
             return None
-        svg = svg_of(answer.figure, theme)
+        script = _for_script(chart)
+        svg = svg_of(chart.figure, theme)
     except Exception:
         # A page without its first picture is better than no page.
         logger.exception("The chart %s could not be drawn with its page.", parts.path)
@@ -68,12 +70,12 @@ def first_paint(request: HttpRequest, address: str, name: str, axis: str) -> Fir
         return None
     # All texts in the picture are escaped.
     picture = mark_safe(svg)  # noqa: S308
-    return FirstPaint(picture, answer.summary, _for_script(answer), theme.name, request.META["QUERY_STRING"])
+    return FirstPaint(picture, chart.summary, script, theme.name, request.META["QUERY_STRING"])
 
 
-def _for_script(answer: FigureAnswer) -> SafeString:
-    """The JSON of an answer as the content of an element script, which no text in it can end."""
-    text = answer.content.decode()
+def _for_script(chart: Chart) -> SafeString:
+    """The JSON of a chart as the content of an element script, which no text in it can end."""
+    text = chart.json()
     if len(text) > MOST_CHARACTERS:
         return SafeString()
     return mark_safe(text.replace("<", "\\u003c"))  # noqa: S308

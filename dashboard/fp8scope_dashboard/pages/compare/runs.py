@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from django.db.models import Q, QuerySet
 from django.http import QueryDict
@@ -19,6 +20,10 @@ from fp8scope_dashboard.runs.search import read, search, vocabulary_of
 MOST_CHOSEN: Final = 200
 # Without a choice, so few that each line can be told apart.
 MOST_SUGGESTED: Final = 12
+# Beyond this many runs, lines are thin and not smoothed, and each has fewer points.
+FEW_RUNS: Final = 12
+# Runs that can be chosen for the map of tensors.
+MOST_PAIRS: Final = 60
 # Of a run, these are read where they are shown.
 LARGE_COLUMNS: Final = ("config", "environment", "summary", "error")
 
@@ -88,3 +93,25 @@ def _newest(runs: QuerySet[Run], most: int) -> list[Run]:
     """The newest runs, oldest first."""
     newest = list(runs.defer(*LARGE_COLUMNS).order_by("-created_at", "id")[:most])
     return sorted(newest, key=lambda run: (run.created_at, run.id))
+
+
+def runs_with_tensors(runs: Sequence[Run]) -> list[Run]:
+    """The runs that have statistics of tensors, the newest MOST_PAIRS."""
+    return [run for run in runs if run.statistics][-MOST_PAIRS:]
+
+
+def tensor_pair(runs: Sequence[Run], query: QueryDict) -> tuple[Run, Run] | None:
+    """The runs `a` and `b` of the address; by default the newest run and another of its precision."""
+    if len(runs) < 2:
+        return None
+    known = {str(run.id): run for run in runs}
+    b = known.get(query.get("b", ""), runs[-1])
+    others = sorted((run for run in runs if run != b), key=lambda run: run.precision != b.precision)
+    a = known.get(query.get("a", ""), others[0])
+    return (others[0], b) if a == b else (a, b)
+
+
+def result_of(run: Run) -> dict[str, Any]:
+    """The stored comparison of a run; empty without one."""
+    comparison = getattr(run, "comparison", None)
+    return dict(comparison.result) if comparison is not None else {}

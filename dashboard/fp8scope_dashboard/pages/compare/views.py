@@ -3,36 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-import numpy as np
 from django.http import HttpRequest, HttpResponse, QueryDict
-from django.views.decorators.gzip import gzip_page
 
 from fp8scope_dashboard.accounts.models import Project
-from fp8scope_dashboard.pages import glossary
 from fp8scope_dashboard.pages.access import in_project, page
-from fp8scope_dashboard.pages.charts.answers import empty_answer, figure_answer
+from fp8scope_dashboard.pages.charts.addresses import figure_view
 from fp8scope_dashboard.pages.charts.arms import Arm, ArmReader, Arms, ComparedArms
-from fp8scope_dashboard.pages.charts.curves import curves_figure
-from fp8scope_dashboard.pages.charts.ranges import loss_range
-from fp8scope_dashboard.pages.charts.series import AXIS_TITLES, Options, loss_curves
-from fp8scope_dashboard.pages.compare.delta_figure import DeltaCurve, delta_figure
-from fp8scope_dashboard.pages.compare.runs import MOST_CHOSEN, Chosen, chosen_runs, suggested_runs
+from fp8scope_dashboard.pages.compare.figures import MOST_DELTAS, in_nats
+from fp8scope_dashboard.pages.compare.figures import compare_figure as drawn_figure
+from fp8scope_dashboard.pages.compare.runs import (
+    FEW_RUNS,
+    MOST_CHOSEN,
+    Chosen,
+    chosen_runs,
+    result_of,
+    runs_with_tensors,
+    suggested_runs,
+    tensor_pair,
+)
 from fp8scope_dashboard.pages.configuration_differences import differences_of
-from fp8scope_dashboard.pages.formatting import count as count_text
-from fp8scope_dashboard.pages.formatting import difference, number
+from fp8scope_dashboard.pages.formatting import difference
 from fp8scope_dashboard.pages.progress import progress_context
 from fp8scope_dashboard.pages.run.quantities import cost_line
-from fp8scope_dashboard.pages.run.summary import HOW_TO_SET_BASELINE, Verdict, baseline_groups, verdict_of
-from fp8scope_dashboard.pages.tensors.difference_map import difference_figure
+from fp8scope_dashboard.pages.run.summary import Verdict, baseline_groups, verdict_of
 from fp8scope_dashboard.pages.tensors.differences import (
     common_statistics,
-    difference_map,
-    most_different_statistic,
 )
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.runs.search import MAX_LENGTH, read, search, vocabulary_of
@@ -40,18 +39,10 @@ from fp8scope_dashboard.text.numbers import count
 
 # Runs that the chooser offers; a search finds others.
 MOST_OFFERED: Final = 40
-# Beyond this many runs, lines are thin and not smoothed, and each has fewer points.
-FEW_RUNS: Final = 12
-# Points of all lines together.
-MOST_POINTS: Final = 24_000
-LEAST_POINTS: Final = 100
 # With more verdicts, each takes a line of a table.
 MOST_CARDS: Final = 6
-MOST_DELTAS: Final = 24
 # Own differences of more runs of a group are folded.
 MAX_OWN: Final = 15
-# Runs that can be chosen for the map of tensors.
-MOST_PAIRS: Final = 60
 
 
 @dataclass(frozen=True)
@@ -108,11 +99,11 @@ def compare(request: HttpRequest, project: Project) -> HttpResponse:
         Card(run, arms.of(run), verdict_of(run, baselines), result, cost_line(result.get("quantities") or {}))
         for run in chosen.runs
         if run.baseline
-        for result in [_result(run)]
+        for result in [result_of(run)]
     ]
     folded = _folded(cards)
-    tensors = _with_tensors(chosen.runs)
-    pair = _pair(tensors, request.GET)
+    tensors = runs_with_tensors(chosen.runs)
+    pair = tensor_pair(tensors, request.GET)
     context = {
         "chosen": chosen,
         "cards": folded,
@@ -121,7 +112,7 @@ def compare(request: HttpRequest, project: Project) -> HttpResponse:
         "listed_query": replace(chosen, search="").query.urlencode(),
         "most_chosen": MOST_CHOSEN,
         "is_many": len(chosen.runs) > FEW_RUNS,
-        "delta_unit": "nats" if _in_nats([card.result for card in cards]) else "relative",
+        "delta_unit": "nats" if in_nats([card.result for card in cards]) else "relative",
         "deltas_left_out": max(0, len([card for card in folded if card.result.get("curve")]) - MOST_DELTAS),
         **_entries(chosen, everything=False),
         "tensor_runs": tensors,
@@ -211,160 +202,7 @@ def _choices(project: Project, chosen: Chosen, arms: ArmReader, text: str) -> di
     }
 
 
-@gzip_page
-@in_project()
-def compare_figure(request: HttpRequest, project: Project, name: str) -> HttpResponse:
-    """`loss` or `delta` of the runs in the address, or the map of the `tensors` of two of them."""
-    options = Options.of(request.GET)
-    runs = chosen_runs(project, request.GET, compared=name == "delta").runs
-    if name == "tensors":
-        return _tensors(runs, request.GET, options)
-    return _loss(project, runs, options) if name == "loss" else _delta(project, runs, options)
-
-
-def _loss(project: Project, runs: Sequence[Run], options: Options) -> HttpResponse:
-    quiet = [run.id for run in runs if run.precision == "bf16"] if len(runs) > 1 else []
-    points = None
-    if len(runs) > FEW_RUNS:
-        quiet, options = [run.id for run in runs], replace(options, smooth=False)
-        points = max(LEAST_POINTS, MOST_POINTS // len(runs))
-    arms = ComparedArms(Arms(project), runs)
-    curves = loss_curves(runs, arms, options, quiet=quiet, points=points)
-    if not curves:
-        return empty_answer("Select runs to compare their losses.")
-    drawn = curves_figure(
-        curves,
-        options.theme,
-        y_range=None if options.zoomed else loss_range([curve.y for curve in curves]),
-        log=options.log,
-        compact=options.compact,
-        height=400,
-        x_title=AXIS_TITLES[options.axis],
-        y_title="loss",
-    )
-    listed = ", ".join(curve.name for curve in curves[:FEW_RUNS])
-    more = f" and {len(curves) - FEW_RUNS} more" if len(curves) > FEW_RUNS else ""
-    return figure_answer(drawn, f"Losses of {listed}{more}.")
-
-
-def _delta(project: Project, runs: Sequence[Run], options: Options) -> HttpResponse:
-    arms = ComparedArms(Arms(project), runs)
-    curves, margins = [], [project.margin]
-    results = [(run, result) for run in runs if (result := _result(run)).get("curve", {}).get("x")]
-    nats = _in_nats([result for _, result in results])
-    results = [(run, result) for run, result in results if (result.get("unit") == "nats") == nats]
-    # Nor have steps and tokens: those of most runs are drawn.
-    axes = Counter(str(result["curve"].get("x_name", "steps")) for _, result in results)
-    x_name = axes.most_common(1)[0][0] if axes else "steps"
-    others = axes.total() - axes[x_name]
-    results = [(run, result) for run, result in results if result["curve"].get("x_name", "steps") == x_name]
-    for run, result in _one_of_each_group(results)[-MOST_DELTAS:]:
-        curve = result["curve"]
-        margins.append(float(result.get("margin") or project.margin))
-        drawn_as = _delta_curve(run, arms, result, curve)
-        runs_of_group = len((result.get("group") or {}).get("runs", ()))
-        curves.append(replace(drawn_as, name=arms.of(run).label) if runs_of_group > 1 else drawn_as)
-    if not curves:
-        return empty_answer(f"The delta needs an FP8 run with a baseline: {HOW_TO_SET_BASELINE}.")
-    title = f"{x_name} ({count(others, 'run')} without {x_name}: not shown)" if others else x_name
-    drawn = delta_figure(
-        curves, margins[-1], options.theme, compact=options.compact, x_title=title, nats=nats
-    )
-    unit = "nats" if nats else "relative"
-    last = "; ".join(f"{curve.name} {difference(curve.delta[-1], unit, signed=True)}" for curve in curves)
-    return figure_answer(drawn, f"Difference to BF16 at the end: {last}.")
-
-
-def _one_of_each_group(results: Sequence[tuple[Run, dict[str, Any]]]) -> list[tuple[Run, dict[str, Any]]]:
-    """The result of the furthest run of each seed group: the curve is that of the group."""
-    furthest: dict[tuple[str, str], tuple[Run, dict[str, Any]]] = {}
-    for run, result in results:
-        key = (run.group or str(run.pk), run.baseline)
-        before = furthest.get(key)
-        if before is None or result["curve"]["x"][-1] > before[1]["curve"]["x"][-1]:
-            furthest[key] = (run, result)
-    return list(furthest.values())
-
-
-def _in_nats(results: Sequence[dict[str, Any]]) -> bool:
-    """Whether differences are drawn as numbers: they and those in per cent have no common axis.
-
-    Numbers, for losses near 0, are drawn if there is nothing else.
-    """
-    drawn = [result for result in results if result.get("curve", {}).get("x")]
-    return bool(drawn) and all(result.get("unit") == "nats" for result in drawn)
-
-
-def _delta_curve(run: Run, arms: ArmReader, result: dict[str, Any], curve: dict[str, Any]) -> DeltaCurve:
-    x, delta, low, high = (np.asarray(curve[key], np.float64) for key in ("x", "delta", "low", "high"))
-    window = result.get("window")
-    return DeltaCurve(
-        run.name,
-        arms.of(run).slot,
-        x,
-        delta,
-        low,
-        high,
-        tolerance=result.get("tolerance"),
-        window=(window[0], window[1]) if window else None,
-    )
-
-
-def _tensors(runs: Sequence[Run], query: QueryDict, options: Options) -> HttpResponse:
-    pair = _pair(_with_tensors(runs), query)
-    if pair is None:
-        return empty_answer(
-            "The map needs two runs with statistics of tensors: FP8 runs, or BF16 runs in shadow mode."
-        )
-    a, b = pair
-    known = common_statistics(a, b)
-    if not known:
-        return empty_answer(f"{a.name} and {b.name} have no statistic in common.")
-    statistic = query.get("statistic", "")
-    if statistic not in known:
-        statistic = most_different_statistic(a, b, known, first=options.first, last=options.last)
-    compared = difference_map(a, b, statistic, first=options.first, last=options.last)
-    if compared is None:
-        return empty_answer(f"{a.name} and {b.name} have no tensor and step in common with this statistic.")
-    if not compared.names:
-        return empty_answer(f"{count_text(compared.compared)} tensors are equal in both runs.")
-    drawn = difference_figure(
-        compared.names,
-        compared.step_edges,
-        compared.values,
-        statistic,
-        options.theme,
-        is_rate=compared.is_rate,
-        runs=(a.name, b.name),
-        compact=options.compact,
-    )
-    row = compared.values[0]
-    column = int(np.nanargmax(np.abs(row)))
-    size = f"{number(row[column])}" if compared.is_rate else f"a factor of 2^{number(row[column], 3)}"
-    more = compared.different - len(compared.names)
-    summary = (
-        f"{b.name} against {a.name}: {compared.names[0]} differs most, by {size} near step "
-        f"{count_text(int(compared.step_edges[column]))}. {count_text(compared.different)} of "
-        f"{count_text(compared.compared)} tensors differ in {glossary.title(statistic)}"
-        + (f"; the {len(compared.names)} that differ most are shown." if more else ".")
-    )
-    return figure_answer(drawn, summary)
-
-
-def _with_tensors(runs: Sequence[Run]) -> list[Run]:
-    """The runs that have statistics of tensors, the newest MOST_PAIRS."""
-    return [run for run in runs if run.statistics][-MOST_PAIRS:]
-
-
-def _pair(runs: Sequence[Run], query: QueryDict) -> tuple[Run, Run] | None:
-    """The runs `a` and `b` of the address; by default the newest run and another of its precision."""
-    if len(runs) < 2:
-        return None
-    known = {str(run.id): run for run in runs}
-    b = known.get(query.get("b", ""), runs[-1])
-    others = sorted((run for run in runs if run != b), key=lambda run: run.precision != b.precision)
-    a = known.get(query.get("a", ""), others[0])
-    return (others[0], b) if a == b else (a, b)
+compare_figure = figure_view(drawn_figure)
 
 
 def _chosen(project: Project, query: QueryDict) -> Chosen:
@@ -382,8 +220,3 @@ def _offers(runs: Sequence[Run], arms: ArmReader) -> list[Offer]:
             run
         )
     return list(offers.values())
-
-
-def _result(run: Run) -> dict[str, Any]:
-    comparison = getattr(run, "comparison", None)
-    return dict(comparison.result) if comparison is not None else {}

@@ -10,14 +10,14 @@ from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import redirect
-from django.views.decorators.gzip import gzip_page
 
 from fp8scope_dashboard.accounts.models import Project, Role
 from fp8scope_dashboard.audit.log import actor_of, record
 from fp8scope_dashboard.audit.models import Action
 from fp8scope_dashboard.pages.access import POST, in_project, may, page, person, run_of
 from fp8scope_dashboard.pages.address_values import whole_number
-from fp8scope_dashboard.pages.charts.answers import empty_answer, figure_answer
+from fp8scope_dashboard.pages.charts.addresses import figure_view
+from fp8scope_dashboard.pages.charts.answers import AnyChart, Chart, EmptyChart
 from fp8scope_dashboard.pages.charts.series import Options, alert_marks
 from fp8scope_dashboard.pages.panels import arrangement, saved
 from fp8scope_dashboard.pages.panels.content import charts_context, tab_address
@@ -31,21 +31,20 @@ PART: Final = "pages/panels/_charts.html"
 FORM: Final = "pages/panels/_form.html"
 
 
-@gzip_page
-@in_project()
-def panel_figure_view(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
-    """The figure of the panel that the address describes."""
+@figure_view
+def panel_figure_view(project: Project, query: QueryDict, run_id: UUID) -> AnyChart:
+    """The figure of the panel that the query describes."""
     run = run_of(project, run_id)
-    options = Options.of(request.GET)
+    options = Options.of(query)
     try:
-        panel = read_panel(request.GET)
+        panel = read_panel(query)
         content = read_content(run, panel, options)
     except PanelError as error:
-        return empty_answer(str(error))
+        return EmptyChart(str(error))
     if not content.curves:
-        return empty_answer(" ".join(content.notes) or "No values yet.")
+        return EmptyChart(" ".join(content.notes) or "No values yet.")
     figure = panel_figure(panel, content.curves, options, alert_marks(run))
-    return figure_answer(figure, description(panel, content.curves, content.notes))
+    return Chart(figure, description(panel, content.curves, content.notes))
 
 
 @in_project()

@@ -6,12 +6,12 @@ from typing import Any
 from uuid import UUID
 
 from django.core.paginator import Paginator
-from django.http import HttpRequest, HttpResponse
-from django.views.decorators.gzip import gzip_page
+from django.http import HttpRequest, HttpResponse, QueryDict
 
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.pages.access import in_project, page, run_of
-from fp8scope_dashboard.pages.charts.answers import empty_answer, figure_answer
+from fp8scope_dashboard.pages.charts.addresses import figure_view
+from fp8scope_dashboard.pages.charts.answers import AnyChart, Chart, EmptyChart
 from fp8scope_dashboard.pages.charts.exponents import exponents_figure, summary_of
 from fp8scope_dashboard.pages.charts.series import Options
 from fp8scope_dashboard.pages.readiness.content import (
@@ -56,15 +56,14 @@ def readiness(request: HttpRequest, project: Project, run_id: UUID) -> HttpRespo
     return page(request, project, "runs", template, context)
 
 
-@gzip_page
-@in_project()
-def readiness_figure(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
+@figure_view
+def readiness_figure(project: Project, query: QueryDict, run_id: UUID) -> AnyChart:
     """The exponents of the tensor of the address, with the zones of the format."""
-    run, options = run_of(project, run_id), Options.of(request.GET)
-    answered = answer(run.pk, Question.of(request.GET.dict()))
+    run, options = run_of(project, run_id), Options.of(query)
+    answered = answer(run.pk, Question.of({name: str(value) for name, value in query.items()}))
     chosen = None if answered is None else answered.chosen
     if answered is None or chosen is None:
-        return empty_answer("No histogram of such a tensor up to this step.")
+        return EmptyChart("No histogram of such a tensor up to this step.")
     histogram = exponents_of(answered, chosen)
     drawn = exponents_figure(histogram, options.theme, compact=options.compact)
-    return figure_answer(drawn, summary_of(histogram, f"{chosen.name} at step {answered.sampled.step:,}"))
+    return Chart(drawn, summary_of(histogram, f"{chosen.name} at step {answered.sampled.step:,}"))

@@ -1,4 +1,4 @@
-"""The sections of a frozen report: what the pages' own addresses answer when the report is made.
+"""The sections of a frozen report: what the pages show when the report is made.
 
 A section is a JSON object with `kind` and `title`:
 
@@ -21,20 +21,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from django.http import HttpRequest, QueryDict
-from django.urls import reverse
+from django.http import QueryDict
 
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.alerts.models import Event
 from fp8scope_dashboard.pages.badges import EVENT_STATES, SEVERITIES, Badge
-from fp8scope_dashboard.pages.charts.answers import EmptyAnswer, FigureAnswer
+from fp8scope_dashboard.pages.charts.answers import AnyChart, Chart, EmptyChart
 from fp8scope_dashboard.pages.charts.arms import Arms, precision_label
-from fp8scope_dashboard.pages.charts.requests import answer_of
 from fp8scope_dashboard.pages.charts.svg import svg_of
 from fp8scope_dashboard.pages.charts.theme import theme_named
+from fp8scope_dashboard.pages.compare.figures import compare_figure as drawn_figure
 from fp8scope_dashboard.pages.configuration_differences import EntryRow, differences, flat, repeated
 from fp8scope_dashboard.pages.formatting import difference
 from fp8scope_dashboard.pages.run.facts import recipe_in_words, run_facts, steps_in_words
+from fp8scope_dashboard.pages.run.figures.views import run_figure
 from fp8scope_dashboard.pages.run.summary import Verdict, baseline_groups, verdict_of
 from fp8scope_dashboard.pages.scores.forest import forest_rows, latest_comparisons
 from fp8scope_dashboard.runs.models import Run
@@ -84,18 +84,18 @@ def subject_of(runs: Sequence[Run]) -> Run:
     )[1]
 
 
-def sections_of(request: HttpRequest, project: Project, choice: Choice) -> list[Section]:
+def sections_of(project: Project, choice: Choice) -> list[Section]:
     """The chosen sections in the order of PARTS, the person's own text first."""
     made: list[Section] = []
     if choice.text.strip():
         made.append({"kind": "text", "title": "", "markdown": choice.text.strip()})
     for name, part in PARTS.items():
         if name in choice.parts:
-            made.append(part.make(request, project, choice))
+            made.append(part.make(project, choice))
     return made
 
 
-def _summary(request: HttpRequest, project: Project, choice: Choice) -> Section:
+def _summary(project: Project, choice: Choice) -> Section:
     arms, groups = Arms(project), baseline_groups(project.pk)
     # A baseline is part of the other runs' sentences.
     judged = [run for run in choice.runs if run.baseline] or list(choice.runs)
@@ -128,33 +128,33 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _loss(request: HttpRequest, project: Project, choice: Choice) -> Section:
+def _loss(project: Project, choice: Choice) -> Section:
     if len(choice.runs) == 1:
-        return _run_figure(request, choice, "loss", "Loss", {})
-    return _compare_figure(request, project, choice, "loss", "Loss")
+        return _run_figure(choice, "loss", "Loss", {})
+    return _compare_figure(project, choice, "loss", "Loss")
 
 
-def _delta(request: HttpRequest, project: Project, choice: Choice) -> Section:
-    return _compare_figure(request, project, choice, "delta", "Difference to BF16")
+def _delta(project: Project, choice: Choice) -> Section:
+    return _compare_figure(project, choice, "delta", "Difference to BF16")
 
 
-def _heatmap(request: HttpRequest, project: Project, choice: Choice) -> Section:
+def _heatmap(project: Project, choice: Choice) -> Section:
     query = {"statistic": choice.statistic}
-    return _run_figure(request, choice, "heatmap", "Tensors", query)
+    return _run_figure(choice, "heatmap", "Tensors", query)
 
 
-def _tensor(request: HttpRequest, project: Project, choice: Choice) -> Section:
+def _tensor(project: Project, choice: Choice) -> Section:
     title = f"Tensor {choice.tensor}" if choice.tensor else "Tensor"
-    return _run_figure(request, choice, "tensor", title, {"tensor": choice.tensor})
+    return _run_figure(choice, "tensor", title, {"tensor": choice.tensor})
 
 
-def _evaluations(request: HttpRequest, project: Project, choice: Choice) -> Section:
+def _evaluations(project: Project, choice: Choice) -> Section:
     comparisons = latest_comparisons(project, [run.pk for run in choice.runs])
     rows = [asdict(row) for row in forest_rows(project, comparisons, Arms(project))]
     return {"kind": "forest", "title": "Evaluations", "rows": rows}
 
 
-def _alerts(request: HttpRequest, project: Project, choice: Choice) -> Section:
+def _alerts(project: Project, choice: Choice) -> Section:
     events = Event.objects.filter(run__in=[run.pk for run in choice.runs]).select_related("run")
     rows = [
         {
@@ -170,7 +170,7 @@ def _alerts(request: HttpRequest, project: Project, choice: Choice) -> Section:
     return {"kind": "alerts", "title": "Alerts", "rows": rows}
 
 
-def _settings(request: HttpRequest, project: Project, choice: Choice) -> Section:
+def _settings(project: Project, choice: Choice) -> Section:
     """Precision, recipe and length of each run, and the entries of the configuration that differ."""
     runs = choice.runs
     facts = [
@@ -221,19 +221,23 @@ def _cut(text: str | None) -> str:
     return "–" if text is None else text if len(text) <= VALUE_LENGTH else f"{text[:VALUE_LENGTH]}…"
 
 
-def _run_figure(
-    request: HttpRequest, choice: Choice, name: str, title: str, query: Mapping[str, str]
-) -> Section:
+def _run_figure(choice: Choice, name: str, title: str, query: Mapping[str, str]) -> Section:
     run = choice.subject
-    address = reverse("figure", args=[run.project.slug, run.pk, name])
     note = run.name if len(choice.runs) > 1 else ""
-    return _frozen(request, address, {**query, **_range(choice)}, title, note)
+
+    def draw(asked: QueryDict) -> AnyChart:
+        return run_figure(run.project, asked, run.pk, name)
+
+    return _frozen(draw, {**query, **_range(choice)}, title, note)
 
 
-def _compare_figure(request: HttpRequest, project: Project, choice: Choice, name: str, title: str) -> Section:
-    address = reverse("compare_figure", args=[project.slug, name])
+def _compare_figure(project: Project, choice: Choice, name: str, title: str) -> Section:
     runs = [str(run.pk) for run in choice.runs]
-    return _frozen(request, address, {"runs": runs, **_range(choice)}, title, "")
+
+    def draw(asked: QueryDict) -> AnyChart:
+        return drawn_figure(project, asked, name)
+
+    return _frozen(draw, {"runs": runs, **_range(choice)}, title, "")
 
 
 def _range(choice: Choice) -> dict[str, str]:
@@ -241,33 +245,28 @@ def _range(choice: Choice) -> dict[str, str]:
 
 
 def _frozen(
-    request: HttpRequest, address: str, query: Mapping[str, str | list[str]], title: str, note: str
+    draw: Callable[[QueryDict], AnyChart], query: Mapping[str, str | list[str]], title: str, note: str
 ) -> Section:
-    """A figure as its page's address answers it to the same person, drawn as SVG."""
-    answer = _answer(request, address, query)
+    """A figure as its page has it, drawn as SVG."""
+    chart = draw(_query(query))
     section: Section = {"kind": "figure", "title": title, "note": note, "svg": ""}
-    if isinstance(answer, EmptyAnswer):
-        return section | {"summary": answer.reason}
-    svg = svg_of(answer.figure, theme_named("light"), width=WIDTH) or ""
-    section |= {"svg": svg, "summary": answer.summary}
+    if isinstance(chart, EmptyChart):
+        return section | {"summary": chart.reason}
+    svg = svg_of(chart.figure, theme_named("light"), width=WIDTH) or ""
+    section |= {"svg": svg, "summary": chart.summary}
     # The colours of lines and words are those of the reader's theme; a picture is drawn for each.
     if "<image" in svg:
-        dark = _answer(request, address, {**query, "theme": "dark"})
-        if isinstance(dark, FigureAnswer):
+        dark = draw(_query({**query, "theme": "dark"}))
+        if isinstance(dark, Chart):
             section["svg_dark"] = svg_of(dark.figure, theme_named("dark"), width=WIDTH) or ""
     return section
 
 
-def _answer(
-    request: HttpRequest, address: str, query: Mapping[str, str | list[str]]
-) -> FigureAnswer | EmptyAnswer:
-    """What the address of a figure answers to the person of the request."""
-    asked = QueryDict(mutable=True)
-    for key, value in query.items():
-        asked.setlist(key, value if isinstance(value, list) else [value])
-    answer = answer_of(request, address, asked)
-    assert isinstance(answer, FigureAnswer | EmptyAnswer), "the addresses of figures answer figures"
-    return answer
+def _query(values: Mapping[str, str | list[str]]) -> QueryDict:
+    query = QueryDict(mutable=True)
+    for key, value in values.items():
+        query.setlist(key, value if isinstance(value, list) else [value])
+    return query
 
 
 def _badge(badge: Badge) -> dict[str, str]:
@@ -279,7 +278,7 @@ class Part:
     """A section that a person can choose."""
 
     label: str
-    make: Callable[[HttpRequest, Project, Choice], Section]
+    make: Callable[[Project, Choice], Section]
     by_default: bool = True
 
 

@@ -125,7 +125,7 @@ def _make(request: HttpRequest, project: Project, runs: list[Run]) -> SharedRepo
         "made_with": own_version(),
         "runs": [run.name for run in runs],
         "steps": [choice.first, choice.last],
-        "sections": sections_of(request, project, choice),
+        "sections": sections_of(project, choice),
     }
     return create_report(project, query.get("title", ""), content, person(request))
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from django.http import HttpRequest, HttpResponse
+from django.http import QueryDict
 
 from fp8scope_dashboard.accounts.models import Project
-from fp8scope_dashboard.pages.access import in_project
 from fp8scope_dashboard.pages.address_values import uuids_in
-from fp8scope_dashboard.pages.charts.answers import empty_answer, figure_answer
+from fp8scope_dashboard.pages.charts.addresses import figure_view
+from fp8scope_dashboard.pages.charts.answers import AnyChart, Chart, EmptyChart
 from fp8scope_dashboard.pages.charts.curves import curves_figure
 from fp8scope_dashboard.pages.charts.ranges import loss_range
 from fp8scope_dashboard.pages.charts.run_colours import RunArms
@@ -24,20 +24,20 @@ NAME_LENGTH: Final = 200
 NAMED_IN_SUMMARY: Final = 3
 
 
-@in_project()
-def runs_figure(request: HttpRequest, project: Project) -> HttpResponse:
-    """The curves of a metric of the runs of the address."""
-    ids = uuids_in(request.GET.get("runs", "").split(","), MOST_CURVES)
-    metric = request.GET.get("metric", "").strip().removeprefix("scalar.")[:NAME_LENGTH] or "loss"
+@figure_view
+def runs_figure(project: Project, query: QueryDict) -> AnyChart:
+    """The curves of a metric of the runs of the query."""
+    ids = uuids_in(query.get("runs", "").split(","), MOST_CURVES)
+    metric = query.get("metric", "").strip().removeprefix("scalar.")[:NAME_LENGTH] or "loss"
     runs = list(Run.objects.filter(project=project, pk__in=ids).order_by("created_at", "id"))
     if not runs:
-        return empty_answer("No run is chosen: the eye beside a run shows its curve.")
-    options = Options.of(request.GET)
+        return EmptyChart("No run is chosen: the eye beside a run shows its curve.")
+    options = Options.of(query)
     arms = RunArms(runs)
     points = options.points if len(runs) > MOST_SMOOTHED or not options.smooth else None
     curves = scalar_curves(runs, metric, arms, options, points=points)
     if not curves:
-        return empty_answer(f"None of the chosen runs has logged “{metric}”.")
+        return EmptyChart(f"None of the chosen runs has logged “{metric}”.")
     drawn = curves_figure(
         curves,
         options.theme,
@@ -48,7 +48,7 @@ def runs_figure(request: HttpRequest, project: Project) -> HttpResponse:
         x_title=AXIS_TITLES[options.axis],
         y_title=metric,
     )
-    return figure_answer(drawn, f"{metric} of {_names(curve.name for curve in curves)}.")
+    return Chart(drawn, f"{metric} of {_names(curve.name for curve in curves)}.")
 
 
 def _names(names: Iterable[str]) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, QueryDict
 from django.urls import reverse
 
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.pages.access import in_project, page
-from fp8scope_dashboard.pages.charts.answers import empty_answer, figure_answer
+from fp8scope_dashboard.pages.charts.addresses import figure_view
+from fp8scope_dashboard.pages.charts.answers import AnyChart, Chart, EmptyChart
 from fp8scope_dashboard.pages.charts.run_colours import colour_slot
 from fp8scope_dashboard.pages.charts.series import Options
 from fp8scope_dashboard.pages.formatting import count
@@ -67,45 +68,43 @@ def _choices(keys: list[str]) -> list[tuple[str, str]]:
     return [(key, column.title) for key in keys if (column := column_named(key)) is not None]
 
 
-@in_project()
-def run_scatter(request: HttpRequest, project: Project) -> HttpResponse:
+@figure_view
+def run_scatter(project: Project, query: QueryDict) -> AnyChart:
     """The results of the runs of a search over a setting."""
-    setting, result = plotted(request.GET.get("setting", "")), plotted(request.GET.get("result", ""))
+    setting, result = plotted(query.get("setting", "")), plotted(query.get("result", ""))
     if setting is None or result is None:
-        return empty_answer("Choose a setting and a result.")
-    runs = read_runs(_listing(request, project), [setting, result])
+        return EmptyChart("Choose a setting and a result.")
+    runs = read_runs(_listing(project, query), [setting, result])
     across, up = (axis_of(runs, [setting, result], column) for column in (setting, result))
     shown = int(np.count_nonzero(np.isfinite(across.positions) & np.isfinite(up.positions)))
     if not shown:
-        return empty_answer(NO_RUN)
-    options = Options.of(request.GET)
+        return EmptyChart(NO_RUN)
+    options = Options.of(query)
     facts = [(run.name, colour_slot(run), reverse("run", args=[project.slug, run.pk])) for run in runs]
     drawn = scatter_figure(across, up, facts, options.theme, compact=options.compact)
-    return figure_answer(
-        drawn, f"{up.title} over {across.title} of {count(shown)} of {count(len(runs))} runs."
-    )
+    return Chart(drawn, f"{up.title} over {across.title} of {count(shown)} of {count(len(runs))} runs.")
 
 
-@in_project()
-def run_parallel(request: HttpRequest, project: Project) -> HttpResponse:
+@figure_view
+def run_parallel(project: Project, query: QueryDict) -> AnyChart:
     """The settings of the runs of a search as parallel axes, and a result as the last one."""
-    result = plotted(request.GET.get("result", ""))
-    chosen = [plotted(key) for key in request.GET.get("settings", "").split(",")[:MOST_AXES]]
+    result = plotted(query.get("result", ""))
+    chosen = [plotted(key) for key in query.get("settings", "").split(",")[:MOST_AXES]]
     settings: list[Column] = [column for column in chosen if column is not None]
     if result is None or not settings:
-        return empty_answer("Choose a result, and the settings to show.")
+        return EmptyChart("Choose a result, and the settings to show.")
     columns = [*settings, result]
-    runs = read_runs(_listing(request, project), columns)
+    runs = read_runs(_listing(project, query), columns)
     last = axis_of(runs, columns, result)
     if last.texts or not np.isfinite(last.positions).any():
-        return empty_answer(NO_RUN)
+        return EmptyChart(NO_RUN)
     axes = [axis_of(runs, columns, column) for column in settings]
-    options = Options.of(request.GET)
+    options = Options.of(query)
     drawn = parallel_figure(axes, last, [run.name for run in runs], options.theme, compact=options.compact)
     titles = ", ".join(axis.title for axis in axes)
     shown = int(np.count_nonzero(np.isfinite(last.positions)))
-    return figure_answer(drawn, f"{titles} and {last.title} of {count(shown)} of {count(len(runs))} runs.")
+    return Chart(drawn, f"{titles} and {last.title} of {count(shown)} of {count(len(runs))} runs.")
 
 
-def _listing(request: HttpRequest, project: Project) -> Listing:
-    return Listing(project, ListState(search=request.GET.get("q", "").strip()))
+def _listing(project: Project, query: QueryDict) -> Listing:
+    return Listing(project, ListState(search=query.get("q", "").strip()))

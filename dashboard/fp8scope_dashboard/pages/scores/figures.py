@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-from django.http import HttpRequest, HttpResponse
-from django.views.decorators.gzip import gzip_page
+from django.http import QueryDict
 
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.analysis.models import EvaluationComparison
@@ -16,8 +15,8 @@ from fp8scope_dashboard.analysis.score_comparisons import score_of
 from fp8scope_dashboard.analysis.scores.evidence import item_interval
 from fp8scope_dashboard.analysis.scores.metrics import limits_of
 from fp8scope_dashboard.evaluations.models import Evaluation
-from fp8scope_dashboard.pages.access import in_project
-from fp8scope_dashboard.pages.charts.answers import empty_answer, figure_answer
+from fp8scope_dashboard.pages.charts.addresses import figure_view
+from fp8scope_dashboard.pages.charts.answers import AnyChart, Chart, EmptyChart
 from fp8scope_dashboard.pages.charts.arms import Arms, arm_labels
 from fp8scope_dashboard.pages.charts.series import Options
 from fp8scope_dashboard.pages.formatting import number
@@ -34,12 +33,11 @@ MOST_RUNS: Final = 12
 MOST_CHECKPOINTS: Final = 12
 
 
-@gzip_page
-@in_project()
-def scores(request: HttpRequest, project: Project) -> HttpResponse:
+@figure_view
+def scores(project: Project, query: QueryDict) -> AnyChart:
     """The chart of one task: `?name=...&metric=...`."""
-    options = Options.of(request.GET)
-    name, metric = request.GET.get("name", "")[:128], request.GET.get("metric", "")[:64]
+    options = Options.of(query)
+    name, metric = query.get("name", "")[:128], query.get("metric", "")[:64]
     rows = Evaluation.objects.filter(
         run__project=project, run__deleted_at=None, name=name, metric=metric
     ).select_related("run")
@@ -50,25 +48,24 @@ def scores(request: HttpRequest, project: Project) -> HttpResponse:
         rows.filter(step__in=steps, run_id__in=newest).order_by("run__created_at", "run_id", "step", "seq")
     )
     if not shown:
-        return empty_answer("No scores yet. Log them with run.log_eval(…).")
+        return EmptyChart("No scores yet. Log them with run.log_eval(…).")
     points = _points(shown, Arms(project), project.alpha)
     bands = _bands(project, name, metric, steps)
     drawn = scores_figure(points, bands, options.theme, y_title=metric, compact=options.compact)
     last = [point for point in points if point.step == steps[-1]]
     listed = "; ".join(f"{point.name} {number(point.value)}" for point in last)
-    return figure_answer(drawn, f"{name}, {metric} at step {steps[-1]:,}: {listed}.")
+    return Chart(drawn, f"{name}, {metric} at step {steps[-1]:,}: {listed}.")
 
 
-@gzip_page
-@in_project()
-def differences(request: HttpRequest, project: Project) -> HttpResponse:
+@figure_view
+def differences(project: Project, query: QueryDict) -> AnyChart:
     """The paired differences of one task: `?name=...&metric=...`."""
-    options = Options.of(request.GET)
-    name, metric = request.GET.get("name", "")[:128], request.GET.get("metric", "")[:64]
+    options = Options.of(query)
+    name, metric = query.get("name", "")[:128], query.get("metric", "")[:64]
     rows = list(comparisons_of(project, name, metric).order_by("-step")[: MOST_RUNS * MOST_CHECKPOINTS])
     points, margins = _differences(rows, Arms(project))
     if not points:
-        return empty_answer(
+        return EmptyChart(
             "No difference yet. It needs an FP8 run and its baseline, evaluated at the same step."
         )
     in_percent = Evaluation.objects.filter(
@@ -79,7 +76,7 @@ def differences(request: HttpRequest, project: Project) -> HttpResponse:
     listed = "; ".join(
         f"{point.name} {signed(point.value, in_percent=in_percent)}" for point in points if point.step == last
     )
-    return figure_answer(drawn, f"Difference to BF16 of {name}, {metric} at step {last:,}: {listed}.")
+    return Chart(drawn, f"Difference to BF16 of {name}, {metric} at step {last:,}: {listed}.")
 
 
 def _differences(

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from django.http import HttpRequest, HttpResponse
+from django.http import QueryDict
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.analysis.what_if.formats import format_named
 from fp8scope_dashboard.pages import glossary
 from fp8scope_dashboard.pages.address_values import whole_number
-from fp8scope_dashboard.pages.charts.answers import Builder, empty_answer, figure_answer
+from fp8scope_dashboard.pages.charts.addresses import DrawRunFigure
+from fp8scope_dashboard.pages.charts.answers import AnyChart, Chart, EmptyChart
 from fp8scope_dashboard.pages.charts.exponents import (
     Exponents,
     History,
@@ -32,14 +33,14 @@ MOST_TENSORS = 2_000
 FILTER_LENGTH = 200
 
 
-def _heatmap(request: HttpRequest, run: Run, options: Options) -> HttpResponse:
+def _heatmap(run: Run, query: QueryDict, options: Options) -> AnyChart:
     known = queries.statistic_names(run.id)
-    statistic = request.GET.get("statistic") or queries.overflow_name(known) or "amax"
+    statistic = query.get("statistic") or queries.overflow_name(known) or "amax"
     if statistic not in known:
-        return empty_answer(no_values_of(statistic, known))
-    tensor_indices = _chosen_tensors(request, run)
+        return EmptyChart(no_values_of(statistic, known))
+    tensor_indices = _chosen_tensors(query, run)
     if not tensor_indices:
-        return empty_answer("No tensor matches the filter.")
+        return EmptyChart("No tensor matches the filter.")
     columns = COMPACT_COLUMNS if options.compact else COLUMNS
     heatmap = queries.heatmap(
         run.id,
@@ -49,7 +50,7 @@ def _heatmap(request: HttpRequest, run: Run, options: Options) -> HttpResponse:
         last=options.last,
         columns=columns,
     )
-    order = _rows(heatmap.values, worst_first=request.GET.get("order") == "worst")
+    order = _rows(heatmap.values, worst_first=query.get("order") == "worst")
     names, indices = [heatmap.names[i] for i in order], [heatmap.indices[i] for i in order]
     values = heatmap.values[order]
     drawn = heatmap_figure(
@@ -57,9 +58,7 @@ def _heatmap(request: HttpRequest, run: Run, options: Options) -> HttpResponse:
     )
     # The browser needs these to map a click to a tensor.
     drawn.update_layout(meta={"indices": indices, "names": names})
-    return figure_answer(
-        drawn, f"{glossary.title(statistic)} of {len(names)} tensors of {run.name} over steps."
-    )
+    return Chart(drawn, f"{glossary.title(statistic)} of {len(names)} tensors of {run.name} over steps.")
 
 
 def _rows(values: NDArray[np.float64], *, worst_first: bool) -> NDArray[np.intp]:
@@ -76,24 +75,24 @@ def _rows(values: NDArray[np.float64], *, worst_first: bool) -> NDArray[np.intp]
     return rows[np.argsort(-peaks, kind="stable")]
 
 
-def _chosen_tensors(request: HttpRequest, run: Run) -> list[int]:
+def _chosen_tensors(query: QueryDict, run: Run) -> list[int]:
     tensors = Tensor.objects.filter(run=run).order_by("index")
-    if role := request.GET.get("role", "")[:FILTER_LENGTH]:
+    if role := query.get("role", "")[:FILTER_LENGTH]:
         tensors = tensors.filter(role=role)
-    if text := request.GET.get("filter", "").strip()[:FILTER_LENGTH]:
+    if text := query.get("filter", "").strip()[:FILTER_LENGTH]:
         tensors = tensors.filter(name__icontains=text)
     return list(tensors.values_list("index", flat=True)[:MOST_TENSORS])
 
 
-def _requested_tensor(request: HttpRequest, run: Run) -> Tensor | None:
+def _requested_tensor(query: QueryDict, run: Run) -> Tensor | None:
     """The tensor whose name or index is in the address."""
-    return tensor_named(run, request.GET.get("tensor", ""))
+    return tensor_named(run, query.get("tensor", ""))
 
 
-def _tensor(request: HttpRequest, run: Run, options: Options) -> HttpResponse:
-    tensor = _requested_tensor(request, run)
+def _tensor(run: Run, query: QueryDict, options: Options) -> AnyChart:
+    tensor = _requested_tensor(query, run)
     if tensor is None:
-        return empty_answer("Select a tensor: click a row of the heat map above or type a name.")
+        return EmptyChart("Select a tensor: click a row of the heat map above or type a name.")
     known = queries.statistic_names(run.id)
     lines: dict[str, tuple[NDArray[np.int64], NDArray[np.float64]]] = {}
     overflow = queries.overflow_name(known) or ""
@@ -105,20 +104,20 @@ def _tensor(request: HttpRequest, run: Run, options: Options) -> HttpResponse:
             if len(series):
                 lines[statistic] = (series.steps, series.values)
     if not lines:
-        return empty_answer("No values of this tensor in these steps.")
+        return EmptyChart("No values of this tensor in these steps.")
     drawn = tensor_figure(
         TensorLines(tensor.name, tensor.format, lines), options.theme, compact=options.compact
     )
-    return figure_answer(drawn, f"amax, largest representable value and rates of {tensor.name}.")
+    return Chart(drawn, f"amax, largest representable value and rates of {tensor.name}.")
 
 
-def _exponents(request: HttpRequest, run: Run, options: Options) -> HttpResponse:
-    tensor = _requested_tensor(request, run)
+def _exponents(run: Run, query: QueryDict, options: Options) -> AnyChart:
+    tensor = _requested_tensor(query, run)
     if tensor is None:
-        return empty_answer("Select a tensor to see its exponents.")
-    histogram = queries.histogram(run.id, tensor.index, _at_step(request))
+        return EmptyChart("Select a tensor to see its exponents.")
+    histogram = queries.histogram(run.id, tensor.index, _at_step(query))
     if histogram is None or not histogram.total:
-        return empty_answer(
+        return EmptyChart(
             "No histogram of this tensor up to this step. run.watch(model, every=N) records one on step 1 "
             "and every N steps after that, for FP8 layers and, with shadow=…, for other layers."
         )
@@ -138,17 +137,17 @@ def _exponents(request: HttpRequest, run: Run, options: Options) -> HttpResponse
         amax=float(amax.values[0]) if len(amax) else float("nan"),
     )
     drawn = exponents_figure(exponents, options.theme, compact=options.compact)
-    return figure_answer(drawn, summary_of(exponents, f"{tensor.name} at step {at:,}"))
+    return Chart(drawn, summary_of(exponents, f"{tensor.name} at step {at:,}"))
 
 
-def _history(request: HttpRequest, run: Run, options: Options) -> HttpResponse:
-    tensor = _requested_tensor(request, run)
+def _history(run: Run, query: QueryDict, options: Options) -> AnyChart:
+    tensor = _requested_tensor(query, run)
     if tensor is None:
-        return empty_answer("Select a tensor to see its exponents.")
+        return EmptyChart("Select a tensor to see its exponents.")
     histograms = queries.tensor_histograms(run.pk, tensor.index, options.first, options.last)
     histograms = [each for each in histograms if each.total]
     if not histograms:
-        return empty_answer("No histograms of this tensor in these steps.")
+        return EmptyChart("No histograms of this tensor in these steps.")
     ends = histograms[0].step, histograms[-1].step
     known = queries.statistic_names(run.pk)
     in_blocks = "scale_median" in known and len(_series(run, tensor, "scale_median", ends, options)) > 0
@@ -163,7 +162,7 @@ def _history(request: HttpRequest, run: Run, options: Options) -> HttpResponse:
         in_blocks,
     )
     drawn = history_figure(history, options.theme, compact=options.compact)
-    return figure_answer(drawn, history_summary(history, tensor.name))
+    return Chart(drawn, history_summary(history, tensor.name))
 
 
 def _series(
@@ -174,11 +173,11 @@ def _series(
     )
 
 
-def _at_step(request: HttpRequest) -> int | None:
-    return whole_number(request.GET.get("step", ""))
+def _at_step(query: QueryDict) -> int | None:
+    return whole_number(query.get("step", ""))
 
 
-BUILDERS: Final[dict[str, Builder]] = {
+FIGURES: Final[dict[str, DrawRunFigure]] = {
     "heatmap": _heatmap,
     "tensor": _tensor,
     "exponents": _exponents,

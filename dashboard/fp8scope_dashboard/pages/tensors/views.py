@@ -19,7 +19,7 @@ from fp8scope_dashboard.control.commands import HOW_TO_ALLOW, accepted_kinds
 from fp8scope_dashboard.pages import glossary
 from fp8scope_dashboard.pages.access import in_project, may, page, run_of
 from fp8scope_dashboard.pages.address_values import whole_number
-from fp8scope_dashboard.pages.charts.answers import empty_answer
+from fp8scope_dashboard.pages.charts.answers import EmptyChart, answer
 from fp8scope_dashboard.pages.charts.series import Options
 from fp8scope_dashboard.pages.charts.table import csv_of
 from fp8scope_dashboard.pages.tensors.map import TensorMap, document, table, tensor_map
@@ -62,16 +62,16 @@ def map_figure(request: HttpRequest, project: Project, run_id: UUID, form: str) 
     statistics = queries.statistic_names(run.pk)
     question = Question.of(request.GET, statistics)
     if question.statistic not in statistics:
-        return empty_answer(no_values_of(question.statistic, statistics))
+        return answer(request, EmptyChart(no_values_of(question.statistic, statistics)))
     tensors = chosen_tensors(run, question)
     if not tensors:
-        return empty_answer("No tensor matches the filter. Shorten it, or choose all roles.")
+        return answer(request, EmptyChart("No tensor matches the filter. Shorten it, or choose all roles."))
     against = other_run(run, question) if question.mode == "difference" else None
     if question.mode == "difference" and against is None:
-        return empty_answer("No other run of this project has tensors to compare with.")
+        return answer(request, EmptyChart("No other run of this project has tensors to compare with."))
     shown = tensor_map(run, tensors, question, against=against, first=options.first, last=options.last)
     if shown is None:
-        return empty_answer(_why_nothing(question, against))
+        return answer(request, EmptyChart(_why_nothing(question, against)))
     if form == "csv":
         return _csv(shown, run, question)
     note = "" if against is None else f"against {against.name}"
@@ -89,9 +89,9 @@ def _why_nothing(question: Question, against: Run | None) -> str:
 
 
 def _csv(shown: TensorMap, run: Run, question: Question) -> HttpResponse:
-    answer = HttpResponse(csv_of(table(shown)), content_type="text/csv; charset=utf-8")
-    answer["Content-Disposition"] = f'attachment; filename="{run.pk}-{question.statistic}.csv"'
-    return answer
+    file = HttpResponse(csv_of(table(shown)), content_type="text/csv; charset=utf-8")
+    file["Content-Disposition"] = f'attachment; filename="{run.pk}-{question.statistic}.csv"'
+    return file
 
 
 @in_project()
@@ -185,10 +185,10 @@ def tensor_picture(request: HttpRequest, project: Project, run_id: UUID, index: 
     shown = _tensor_of(run, index)
     sample = sample_of(run, shown, _step_of(request))
     if sample is None:
-        return empty_answer("No histogram of this tensor up to this step.")
+        return answer(request, EmptyChart("No histogram of this tensor up to this step."))
     target = target_of(request.GET.get("format", "") or default_format(shown), request.GET.get("part", ""))
-    answer = picture(sample, shown, target, run.recipe)
-    return HttpResponse(json.dumps(answer), content_type="application/json")
+    drawn = picture(sample, shown, target, run.recipe)
+    return HttpResponse(json.dumps(drawn), content_type="application/json")
 
 
 def _tensor_of(run: Run, index: int) -> Tensor:

@@ -20,15 +20,9 @@ from fp8scope_dashboard.analysis.models import Comparison
 from fp8scope_dashboard.pages.charts.arms import FP8_SLOTS, Arms
 from fp8scope_dashboard.pages.charts.theme import THEMES
 from fp8scope_dashboard.pages.compare import runs as compared_runs
-from fp8scope_dashboard.pages.compare.runs import MOST_CHOSEN
-from fp8scope_dashboard.pages.compare.views import (
-    FEW_RUNS,
-    MAX_OWN,
-    MOST_CARDS,
-    MOST_OFFERED,
-    MOST_POINTS,
-    Card,
-)
+from fp8scope_dashboard.pages.compare.figures import MOST_POINTS
+from fp8scope_dashboard.pages.compare.runs import FEW_RUNS, MOST_CHOSEN
+from fp8scope_dashboard.pages.compare.views import MAX_OWN, MOST_CARDS, MOST_OFFERED, Card
 from fp8scope_dashboard.pages.formatting import written
 from fp8scope_dashboard.pages.run.summary import verdict_of
 from fp8scope_dashboard.runs.models import Run

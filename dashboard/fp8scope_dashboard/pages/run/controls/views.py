@@ -6,10 +6,9 @@ from typing import Any
 from uuid import UUID
 
 from django.contrib import messages
-from django.http import Http404, HttpRequest, HttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import redirect
 from django.urls import reverse
-from django.views.decorators.gzip import gzip_page
 
 from fp8scope_dashboard.accounts.models import Project, Role
 from fp8scope_dashboard.audit.log import actor_of, record
@@ -18,7 +17,8 @@ from fp8scope_dashboard.control.commands import CommandError, give
 from fp8scope_dashboard.control.models import CommandKind, Report
 from fp8scope_dashboard.pages.access import POST, in_project, page, person, run_of
 from fp8scope_dashboard.pages.address_values import whole_number
-from fp8scope_dashboard.pages.charts.answers import empty_answer, figure_answer
+from fp8scope_dashboard.pages.charts.addresses import figure_view
+from fp8scope_dashboard.pages.charts.answers import AnyChart, Chart, EmptyChart
 from fp8scope_dashboard.pages.charts.series import Options
 from fp8scope_dashboard.pages.formatting import percent
 from fp8scope_dashboard.pages.run.controls.content import findings, modules_of, ranking_of, steering
@@ -79,29 +79,26 @@ def _arguments(request: HttpRequest, kind: str) -> dict[str, Any]:
     return {}
 
 
-@gzip_page
-@in_project()
-def report_figure(request: HttpRequest, project: Project, run_id: UUID, name: str) -> HttpResponse:
+@figure_view
+def report_figure(project: Project, query: QueryDict, run_id: UUID, name: str) -> AnyChart:
     """The chart of the selected reference window or bisection, else of the newest."""
-    run, options = run_of(project, run_id), Options.of(request.GET)
+    run, options = run_of(project, run_id), Options.of(query)
     if name not in ("reference", "bisect"):
         raise Http404("No such figure.")
-    report_id = whole_number(request.GET.get("report", ""))
+    report_id = whole_number(query.get("report", ""))
     reports = Report.objects.filter(run=run, kind=name)
     if report_id is not None:
         reports = reports.filter(pk=report_id)
     order = ("-step", "-id") if name == "reference" else ("-id",)
     report = reports.order_by(*order).first()
     if report is None:
-        return empty_answer("No report yet.")
+        return EmptyChart("No report yet.")
     if name == "reference":
         drawn = window_figure(report.document, report.step, options.theme, compact=options.compact)
         delta = percent(float(report.document["delta"]), signed=True)
-        return figure_answer(
-            drawn, f"Losses from step {report.step:,} on in FP8 and BF16. Difference: {delta}."
-        )
+        return Chart(drawn, f"Losses from step {report.step:,} on in FP8 and BF16. Difference: {delta}.")
     ranking = ranking_of(report, COMPACT_BARS if options.compact else BARS)
     rows = [(product.layer, product.name, product.error, product.cosine) for product in ranking.products]
     drawn = ranking_figure(rows, ranking.total_error, options.theme, compact=options.compact)
     worst = rows[0]
-    return figure_answer(drawn, f"Largest gradient error: {percent(worst[2])}, from {worst[0]} {worst[1]}.")
+    return Chart(drawn, f"Largest gradient error: {percent(worst[2])}, from {worst[0]} {worst[1]}.")

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from django.http import HttpRequest, HttpResponse
+from django.http import QueryDict
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.pages import glossary
-from fp8scope_dashboard.pages.charts.answers import Builder, empty_answer, figure_answer
+from fp8scope_dashboard.pages.charts.addresses import DrawRunFigure
+from fp8scope_dashboard.pages.charts.answers import AnyChart, Chart, EmptyChart
 from fp8scope_dashboard.pages.charts.arms import Arms
 from fp8scope_dashboard.pages.charts.curves import curves_figure
 from fp8scope_dashboard.pages.charts.ranges import central_range, loss_range
@@ -36,14 +37,14 @@ COLUMNS, COMPACT_COLUMNS = 400, 120
 UNITS: Final = {"tokens_per_second": "tokens / s", "step_seconds": "seconds / step"}
 
 
-def _loss(request: HttpRequest, run: Run, options: Options) -> HttpResponse:
-    baselines = lineage.baseline_runs(run)[-SEEDS_SHOWN:] if request.GET.get("baseline", "1") == "1" else []
+def _loss(run: Run, query: QueryDict, options: Options) -> AnyChart:
+    baselines = lineage.baseline_runs(run)[-SEEDS_SHOWN:] if query.get("baseline", "1") == "1" else []
     curves = loss_curves(
         [run, *baselines], Arms(run.project), options, quiet=[baseline.id for baseline in baselines]
     )
     mine = [curve for curve in curves if not curve.quiet]
     if not mine:
-        return empty_answer("No loss yet. Log it with step.log(loss=…).")
+        return EmptyChart("No loss yet. Log it with step.log(loss=…).")
     marks = [*alert_marks(run), *annotation_marks(run)] if options.axis == "step" else []
     drawn = curves_figure(
         curves,
@@ -55,13 +56,13 @@ def _loss(request: HttpRequest, run: Run, options: Options) -> HttpResponse:
         y_title="loss",
         marks=marks,
     )
-    return figure_answer(drawn, _describe(run, "loss", mine[0].y))
+    return Chart(drawn, _describe(run, "loss", mine[0].y))
 
 
-def _panels(request: HttpRequest, run: Run, options: Options) -> HttpResponse:
-    loaded = load_panels(run, options, also=request.GET.get("also", ""))
+def _panels(run: Run, query: QueryDict, options: Options) -> AnyChart:
+    loaded = load_panels(run, options, also=query.get("also", ""))
     if not loaded.panels:
-        return empty_answer("No loss yet. Log it with step.log(loss=…).")
+        return EmptyChart("No loss yet. Log it with step.log(loss=…).")
     marks = [*alert_marks(run), *annotation_marks(run)]
     x_range = loaded.x_range
     if options.first is not None and options.last is not None and options.first < options.last:
@@ -70,17 +71,17 @@ def _panels(request: HttpRequest, run: Run, options: Options) -> HttpResponse:
         # An alert of a later start of the run may lie beyond what is shown.
         marks = [mark for mark in marks if x_range[0] <= mark.x <= x_range[1]]
     drawn = panels_figure(loaded.panels, options.theme, compact=options.compact, marks=marks, x_range=x_range)
-    return figure_answer(drawn, " ".join(loaded.sentences))
+    return Chart(drawn, " ".join(loaded.sentences))
 
 
-def _scalar(request: HttpRequest, run: Run, options: Options) -> HttpResponse:
-    name = request.GET.get("name", "")
+def _scalar(run: Run, query: QueryDict, options: Options) -> AnyChart:
+    name = query.get("name", "")
     known = queries.scalar_names(run.id)
     if not name:
         name = next((scalar for scalar in UNITS if scalar in known), "")
     curves = scalar_curves([run], name, Arms(run.project), options) if name in known else []
     if not curves:
-        return empty_answer("No values yet. Pass tokens=… to run.step() to get tokens per second.")
+        return EmptyChart("No values yet. Pass tokens=… to run.step() to get tokens per second.")
     unit = UNITS.get(name, glossary.title(name))
     y_range = None if options.zoomed else central_range([curves[0].y], from_zero=name in UNITS)
     drawn = curves_figure(
@@ -92,19 +93,19 @@ def _scalar(request: HttpRequest, run: Run, options: Options) -> HttpResponse:
         x_title=AXIS_TITLES[options.axis],
         y_title=unit,
     )
-    return figure_answer(drawn, _describe(run, unit, curves[0].y))
+    return Chart(drawn, _describe(run, unit, curves[0].y))
 
 
-def _efficiency(request: HttpRequest, run: Run, options: Options) -> HttpResponse:
+def _efficiency(run: Run, query: QueryDict, options: Options) -> AnyChart:
     points = COMPACT_COLUMNS if options.compact else COLUMNS
     split = read_split(run.id, first=options.first, last=options.last, points=points)
     if not len(split.x):
-        return empty_answer("No step times yet. Call run.watch(model, optimizer).")
+        return EmptyChart("No step times yet. Call run.watch(model, optimizer).")
     # On a narrow screen the legend has one line for each phase.
     height = 400 if options.compact else 320
     drawn = efficiency_figure(split, options.theme, compact=options.compact, height=height)
     shares = ", ".join(f"{glossary.title(name)} {percent(share)}" for name, share in split.shares.items())
-    return figure_answer(drawn, f"Step time of {run.name} by phase: {shares}.")
+    return Chart(drawn, f"Step time of {run.name} by phase: {shares}.")
 
 
 def _describe(run: Run, quantity: str, values: NDArray[np.float64]) -> str:
@@ -114,7 +115,7 @@ def _describe(run: Run, quantity: str, values: NDArray[np.float64]) -> str:
     return f"{quantity} of {run.name}: {last} at the last step, {first} at the first.{note}"
 
 
-BUILDERS: Final[dict[str, Builder]] = {
+FIGURES: Final[dict[str, DrawRunFigure]] = {
     "panels": _panels,
     "loss": _loss,
     "scalar": _scalar,
