@@ -42,6 +42,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import scipy
@@ -288,8 +289,17 @@ def _known(record: _Record, begin: Indices, end: Indices) -> _Known:
 
 def _ratio(freedom: Floats, level: float) -> Floats:
     """A variance over its estimate is above this with the probability `level`."""
-    known = np.maximum(freedom, 1.0)
-    return np.asarray(known / scipy.special.chdtri(known, 1.0 - level))
+    return _cached_ratio(np.maximum(freedom, 1.0).tobytes(), level)
+
+
+# Degrees of freedom follow from numbers of blocks, which recur at every look and in every run; the quantiles
+# would take most of a look's time. An entry has at most two numbers for each of BLOCKS onsets.
+@lru_cache(maxsize=4_096)
+def _cached_ratio(freedom: bytes, level: float) -> Floats:
+    degrees = np.frombuffer(freedom)
+    ratio = np.asarray(degrees / scipy.special.chdtri(degrees, 1.0 - level))
+    ratio.flags.writeable = False
+    return ratio
 
 
 def _exceeds_since_start(record: _Record, mean: float) -> bool:
