@@ -13,7 +13,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 PACKAGE := .venv/.package
 DEV := .venv/.dev
 TOOLS := .venv/.tools
-JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 3 ? n + 1 : 4)))
+JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 3 ? n + 2 : 4)))
 CHROMIUM = command -v chromium || command -v chromium-browser || command -v google-chrome
 
 .PHONY: help install kernels demo up test collect test-gpu bench-gpu lint format types django messages check browser bench lowest clean
@@ -70,8 +70,8 @@ demo: $(PACKAGE)
 up: $(PACKAGE)
 	$(BIN)/fp8scope up $(UP_ARGS)
 
-# One test process more than cores (many wait for servers), at most four, each on one core: JOBS=0 runs all in one.
-# The goal is 20 minutes on two cores, see CONTRIBUTING.md.
+# Two test processes more than cores (they wait for servers half of their time), at most four, each on one core: JOBS=0
+# runs all in one. The goal is 20 minutes on two cores, see CONTRIBUTING.md.
 test: $(TOOLS) browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal $(TEST_ARGS)
 
