@@ -28,7 +28,7 @@ from torch.nn import functional
 import fp8scope
 from fp8scope.control.bisection import Bisection
 from fp8scope.demo.fault import NEVER
-from fp8scope.demo.train import Plan, Trainer
+from fp8scope.demo.train import DemoTrainer, Plan
 from fp8scope_kernels import DelayedScaling, Fp8Linear, fp8_layers
 
 SATURATING = (6, 20)
@@ -52,7 +52,7 @@ def release(layer: Fp8Linear, recipe: DelayedScaling, scale: Tensor) -> None:
     state.scale.copy_(scale)
 
 
-def ranking(run: fp8scope.Run, trainer: Trainer, step: int) -> Bisection:
+def ranking(run: fp8scope.Run, trainer: DemoTrainer, step: int) -> Bisection:
     """Bisect one batch."""
 
     def loss(text: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     chance = random.Random(arguments.seed)
-    trainer = Trainer(Plan(name="bisect", precision="fp8", steps=600))
+    trainer = DemoTrainer(Plan(name="bisect", precision="fp8", steps=600))
     for step in range(1, arguments.steps + 1):
         trainer.train(step)
     run = fp8scope.init(name="bisect", mode="disabled")

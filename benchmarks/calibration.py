@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from fp8scope_dashboard.alerts import rules
 from fp8scope_dashboard.alerts.detectors import LossDetector, above_baseline, divergence, not_finite, spike
-from fp8scope_dashboard.analysis.losses.alignment import Curve
+from fp8scope_dashboard.analysis.losses.alignment import LossCurve
 from fp8scope_dashboard.analysis.losses.arms import EquivalenceTest, two_one_sided_tests
 from fp8scope_dashboard.analysis.losses.seeds import PUBLIC, spread_of
 from fp8scope_dashboard.analysis.losses.verdict import compare_losses
@@ -52,12 +52,12 @@ class Group:
     """Runs of one configuration."""
 
     name: str
-    curves: list[Curve]
+    curves: list[LossCurve]
 
 
 def read_groups(directory: Path) -> list[Group]:
     """All groups, with their curves of at least CURVE_POINTS points."""
-    groups: dict[str, list[Curve]] = defaultdict(list)
+    groups: dict[str, list[LossCurve]] = defaultdict(list)
     for path in sorted(directory.glob("*_loss.csv.gz")):
         dataset = next(
             p for p in directory.glob("*_runs.csv") if path.name.startswith(p.name[: -len("runs.csv")])
@@ -74,14 +74,14 @@ def _group_name(run: dict[str, str]) -> str:
     return run.get("group") or f"{run['test_case']} {run.get('index_origin', '')}"
 
 
-def _curves(path: Path) -> dict[str, Curve]:
+def _curves(path: Path) -> dict[str, LossCurve]:
     points: dict[str, list[tuple[int, float]]] = defaultdict(list)
     with gzip.open(path, "rt", newline="") as file:
         reader = csv.reader(file)
         next(reader)
         for run_id, step, loss in reader:
             points[run_id].append((int(step), float(loss)))
-    return {run_id: Curve(*_columns(rows)) for run_id, rows in points.items()}
+    return {run_id: LossCurve(*_columns(rows)) for run_id, rows in points.items()}
 
 
 def _columns(rows: list[tuple[int, float]]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
@@ -109,7 +109,7 @@ def alone(groups: Sequence[Group]) -> Iterator[dict[str, Any]]:
         }
 
 
-def _openings(detector: LossDetector, kind: str, curve: Curve) -> list[int]:
+def _openings(detector: LossDetector, kind: str, curve: LossCurve) -> list[int]:
     _, findings = detector({}, curve.steps, curve.losses, rules.validate(kind, {}))
     return [finding.onset_step for finding in findings if finding.opened]
 
@@ -146,7 +146,7 @@ def against_baseline(
         }
 
 
-def _baseline_alarms(run: Curve, baseline: Sequence[Curve], parameters: Parameters) -> list[int]:
+def _baseline_alarms(run: LossCurve, baseline: Sequence[LossCurve], parameters: Parameters) -> list[int]:
     steps = run.steps
     for curve in baseline:
         steps = np.intersect1d(steps, curve.steps)
@@ -167,7 +167,9 @@ def detection(
         for _ in range(trials):
             run, *baseline = (group.curves[i] for i in chance.permutation(len(group.curves))[: seeds + 1])
             change = int(run.steps[len(run) // 2])
-            worse = Curve(run.steps, np.where(run.steps >= change, run.losses * (1.0 + raised), run.losses))
+            worse = LossCurve(
+                run.steps, np.where(run.steps >= change, run.losses * (1.0 + raised), run.losses)
+            )
             alarms = _baseline_alarms(worse, baseline, parameters)
             early += any(step < change for step in alarms)
             delays.append(next((step - change for step in alarms if step >= change), None))

@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.signal import lfilter
 
-from fp8scope_dashboard.analysis.quantities.measured import Line, Measured
+from fp8scope_dashboard.analysis.quantities.measured import MeasuredRun, MeasuredScalar
 from fp8scope_dashboard.analysis.quantities.ratios import throughput
-from fp8scope_dashboard.analysis.quantities.tokens_cost import SeedSpread, tokens_cost
+from fp8scope_dashboard.analysis.quantities.tokens_cost import LossSpread, tokens_cost
 
 Floats = NDArray[np.float64]
 Interval = tuple[float, float]
@@ -58,9 +58,9 @@ class CostCase:
                 own = ar1(random, self.steps, self.correlation, self.noise)
                 noise = batches + 0.2 * own if self.paired else own
                 loss = power_law(x / x[-1] / factor) + noise + random.normal(0.0, self.seed_spread)
-                arm.append(Measured(Line(np.arange(1, self.steps + 1), loss), x))
+                arm.append(MeasuredRun(MeasuredScalar(np.arange(1, self.steps + 1), loss), x))
             arms.append(arm)
-        spread = SeedSpread(self.seed_spread, 1e6) if self.known_spread else None
+        spread = LossSpread(self.seed_spread, 1e6) if self.known_spread else None
         return tokens_cost(*arms, spread=spread).interval
 
 
@@ -83,7 +83,7 @@ class SpeedCase:
             arms.append([self._run(random, speed) for _ in range(count)])
         return throughput(*arms).interval
 
-    def _run(self, random: np.random.Generator, speed: float) -> Measured:
+    def _run(self, random: np.random.Generator, speed: float) -> MeasuredRun:
         logarithm = ar1(random, self.steps, self.correlation, self.noise)
         if self.changing:
             logarithm *= np.linspace(0.5, 2.0, self.steps)
@@ -91,8 +91,8 @@ class SpeedCase:
         seconds[49::50] *= 3.0
         seconds[:3] *= 20.0
         steps = np.arange(1, self.steps + 1)
-        rate = Line(steps, 65_536.0 / seconds)
-        return Measured(Line(steps, np.ones(self.steps)), None, {"tokens_per_second": rate})
+        rate = MeasuredScalar(steps, 65_536.0 / seconds)
+        return MeasuredRun(MeasuredScalar(steps, np.ones(self.steps)), None, {"tokens_per_second": rate})
 
 
 def power_law(share: Floats) -> Floats:

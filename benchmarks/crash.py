@@ -75,15 +75,15 @@ def send(url: str, token: str, run: str, rank: int, stop: Any, acknowledged: Pat
 
     from fp8scope.config import Settings
     from fp8scope.delivery.arrow_encoding import CONTENT_TYPE, encode_batch
-    from fp8scope.delivery.transport import Action, Transport
+    from fp8scope.delivery.transport import NextAction, Transport
     from fp8scope.recording.records import Row, dump_json
 
     transport = Transport(Settings(url=url, token=token, read_timeout=10))
     writer = str(uuid.uuid5(uuid.UUID(run), str(rank)))
 
     def repeat(method: str, path: str, body: bytes, kind: str = "application/json") -> Any:
-        while (outcome := transport.send(method, path, body, kind)).action is not Action.DONE:
-            if outcome.action not in (Action.WAIT, Action.RETRY):
+        while (outcome := transport.send(method, path, body, kind)).action is not NextAction.DONE:
+            if outcome.action not in (NextAction.WAIT, NextAction.RETRY):
                 raise SystemExit(f"refused: {outcome}")
             time.sleep(random.uniform(0.01, 0.3))
         return outcome.answer

@@ -43,7 +43,7 @@ from numpy.typing import NDArray
 
 from fp8scope_dashboard.alerts import rules
 from fp8scope_dashboard.alerts.detectors import State, above_baseline, divergence, not_finite, spike
-from fp8scope_dashboard.analysis.losses.alignment import Curve
+from fp8scope_dashboard.analysis.losses.alignment import LossCurve
 from fp8scope_dashboard.analysis.losses.result import LossComparison
 from fp8scope_dashboard.analysis.losses.verdict import compare_losses
 from fp8scope_dashboard.demo.outcome import GOOD_VERDICTS
@@ -80,17 +80,17 @@ def train(trial: int, steps: int, file: Path) -> float:
 
 
 def _losses(plan: Any) -> Floats:
-    from fp8scope.demo.train import Trainer
+    from fp8scope.demo.train import DemoTrainer
 
-    trainer = Trainer(plan)
+    trainer = DemoTrainer(plan)
     return np.array([float(trainer.train(step)["loss"]) for step in range(1, plan.steps + 1)])
 
 
 def _with_and_without_fault(plan: Any, fault_at: int) -> dict[str, Floats]:
     """The losses of the faulty run and of the same without the fault; their beginning is trained once."""
-    from fp8scope.demo.train import Trainer
+    from fp8scope.demo.train import DemoTrainer
 
-    trainer = Trainer(plan)
+    trainer = DemoTrainer(plan)
     common = [float(trainer.train(step)["loss"]) for step in range(1, fault_at)]
     healthy = deepcopy(trainer)
     healthy.plan = replace(plan, fault_at=None)
@@ -130,8 +130,8 @@ def judge(curves: Curves) -> dict[str, Any]:
 def _compared(curves: Curves, name: str, until: int | None = None) -> LossComparison:
     steps = len(curves[name])
 
-    def curve(each: str, end: int | None = None) -> Curve:
-        return Curve(np.arange(1, steps + 1)[:end], curves[each][:end], planned=steps, name=each)
+    def curve(each: str, end: int | None = None) -> LossCurve:
+        return LossCurve(np.arange(1, steps + 1)[:end], curves[each][:end], planned=steps, name=each)
 
     baselines = [curve(each) for each in BASELINES]
     return compare_losses([curve(name, until)], baselines, margin=MARGIN, alpha=ALPHA)

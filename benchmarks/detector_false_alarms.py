@@ -32,7 +32,7 @@ from detector_speed import default_rules
 
 import fp8scope
 from fp8scope.demo.model import Shape
-from fp8scope.demo.train import Plan, Trainer
+from fp8scope.demo.train import DemoTrainer, Plan
 from fp8scope_dashboard.alerts.detection import streams
 from fp8scope_dashboard.alerts.detectors import State, TensorFacts
 from fp8scope_dashboard.diagnosis.tensors import LARGEST
@@ -76,7 +76,7 @@ def train(recipe: str, seed: int, steps: int, width: int) -> tuple[ChunkData, Te
     plan = Plan(name=recipe, precision=precision, seed=seed, steps=steps, batch=8, shape=shape)
     if recipe == "fault":
         plan = Plan(**{**plan.__dict__, "fault_at": steps // 2})
-    trainer = Trainer(plan, RECIPES[recipe])
+    trainer = DemoTrainer(plan, RECIPES[recipe])
     url = f"http://127.0.0.1:{server.server_address[1]}"
     with (
         tempfile.TemporaryDirectory() as folder,

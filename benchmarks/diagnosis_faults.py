@@ -20,7 +20,7 @@ from torchao.float8.float8_linear import Float8Linear
 import fp8scope
 from fp8scope.demo.fault import NEVER
 from fp8scope.demo.model import Shape
-from fp8scope.demo.train import Plan, Trainer
+from fp8scope.demo.train import DemoTrainer, Plan
 from fp8scope_kernels import (
     MXFP8,
     BlockScaling,
@@ -78,7 +78,7 @@ class Case:
         return replace(self, recipe="", fault=self.fault if self.fault in in_bf16 else "")
 
 
-class Faulty(Trainer):
+class Faulty(DemoTrainer):
     """A trainer that injects the fault of its case."""
 
     def __init__(self, case: Case) -> None:

@@ -49,7 +49,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.alerts.detectors import (
-    Finding,
+    ConditionChange,
     ScalarRows,
     TensorFacts,
     TensorRows,
@@ -274,7 +274,7 @@ def grad_norm_sign(run: Recorded, octaves: float) -> list[int]:
     return _opened(sign({}, rows, run.grad_norm[:, None], parameters, WORDING)[1])
 
 
-def _opened(findings: Sequence[Finding]) -> list[int]:
+def _opened(findings: Sequence[ConditionChange]) -> list[int]:
     return [finding.step for finding in findings if finding.opened and not finding.update]
 
 

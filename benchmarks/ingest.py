@@ -83,13 +83,13 @@ class Agent:
         self.post("POST", f"/runs/{run}/writers/{self.writer}/tensors", dump_json(catalogue))
 
     def post(self, method: str, path: str, body: bytes, kind: str = "application/json") -> Any:
-        from fp8scope.delivery.transport import Action
+        from fp8scope.delivery.transport import NextAction
 
         while True:
             outcome = self.transport.send(method, path, body, kind)
-            if outcome.action is Action.DONE:
+            if outcome.action is NextAction.DONE:
                 return outcome.answer
-            if outcome.action not in (Action.WAIT, Action.RETRY):
+            if outcome.action not in (NextAction.WAIT, NextAction.RETRY):
                 raise SystemExit(f"refused: {outcome}")
             time.sleep(outcome.wait or 0.05)
 

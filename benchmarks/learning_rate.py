@@ -26,7 +26,7 @@ import torch
 from numpy.typing import NDArray
 
 from fp8scope.demo.model import Shape
-from fp8scope.demo.train import Plan, Trainer
+from fp8scope.demo.train import DemoTrainer, Plan
 
 # Layers, width, learning rate and steps.
 TRAININGS = ((2, 64, 4e-3, 240), (1, 48, 2e-3, 320), (3, 96, 6e-3, 160))
@@ -37,7 +37,7 @@ LEAST_STEPS = 100
 def train(layers: int, width: int, learning_rate: float, steps: int) -> dict[str, float]:
     """Train once, and measure."""
     shape = Shape(layers=layers, width=width, heads=4, context=32)
-    trainer = Trainer(
+    trainer = DemoTrainer(
         Plan(name="", seed=1, steps=steps, batch=8, windows=32, shape=shape, learning_rate=learning_rate)
     )
     matrices = [each for each in trainer.model.parameters() if each.ndim == 2]

@@ -28,7 +28,7 @@ django.setup()
 
 from fp8scope_dashboard.alerts import rules  # noqa: E402
 from fp8scope_dashboard.alerts.detection.streams import TENSOR_DETECTORS  # noqa: E402
-from fp8scope_dashboard.alerts.detectors import Finding, TensorFacts, tensor_rows  # noqa: E402
+from fp8scope_dashboard.alerts.detectors import ConditionChange, TensorFacts, tensor_rows  # noqa: E402
 
 Floats = NDArray[np.float64]
 Noise = Callable[[np.random.Generator, int, int, float], Floats]
@@ -85,7 +85,7 @@ FAULTS: Mapping[str, tuple[str, Callable[[Floats], Floats]]] = {
 }
 
 
-def findings(rule: str, rates: Floats) -> list[Finding]:
+def findings(rule: str, rates: Floats) -> list[ConditionChange]:
     """What a rule with its defaults finds in rates, float64[R, n]."""
     rows, n = rates.shape
     facts = TensorFacts.unknown([f"blocks.{i}.mlp.input" for i in range(n)])

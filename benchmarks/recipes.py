@@ -19,7 +19,7 @@ import statistics
 import numpy as np
 import torch
 
-from fp8scope.demo.train import Plan, Trainer
+from fp8scope.demo.train import DemoTrainer, Plan
 from fp8scope_dashboard.analysis.losses.seeds import PUBLIC, spread_of
 from fp8scope_kernels import (
     MXFP8,
@@ -42,7 +42,7 @@ RECIPES: tuple[Recipe, ...] = (
 
 def final_loss(recipe: Recipe | None, seed: int, steps: int) -> float:
     """Train once and return the mean loss of the last tenth of the steps. `recipe=None` is BF16."""
-    trainer = Trainer(Plan(name="recipes", seed=seed, steps=steps), recipe)
+    trainer = DemoTrainer(Plan(name="recipes", seed=seed, steps=steps), recipe)
     if recipe is not None and not list(fp8_layers(trainer.model)):
         raise RuntimeError(f"No layer was converted to {type(recipe).__name__}.")
     losses = [float(trainer.train(step)["loss"]) for step in range(1, steps + 1)]

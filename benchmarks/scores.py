@@ -35,8 +35,8 @@ import scipy
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.analysis.scores import intervals, quality
-from fp8scope_dashboard.analysis.scores.differences import Difference, paired
-from fp8scope_dashboard.analysis.scores.result import Score, Task
+from fp8scope_dashboard.analysis.scores.differences import ScoreDifference, paired
+from fp8scope_dashboard.analysis.scores.result import RunScore, TaskScores
 from fp8scope_dashboard.analysis.scores.spending import shares
 from fp8scope_dashboard.analysis.scores.verdict import compare_scores, judge
 
@@ -66,24 +66,26 @@ class Design:
         }
 
 
-def draw(design: Design, harm: float, chance: np.random.Generator) -> Task:
+def draw(design: Design, harm: float, chance: np.random.Generator) -> TaskScores:
     """One task: an arm whose score is lower by `harm` in expectation, and its baseline."""
     # 2 E[p (1 - p)] = 2 m (1 - m) s / (s + 1) for a beta distribution with a + b = s.
     share = design.discordance / (2.0 * MEAN * (1.0 - MEAN))
     total = share / (1.0 - share)
     p = chance.beta(MEAN * total, (1.0 - MEAN) * total, design.n)
 
-    def seed(lost: float) -> Score:
+    def seed(lost: float) -> RunScore:
         shift = chance.normal(0.0, design.seed_sd) if design.seed_sd else 0.0
         right = chance.random(design.n) < p
         # An offset turns answers of either kind, so that the score moves by it on average.
         rate = (lost - shift) / MEAN if lost >= shift else (shift - lost) / (1.0 - MEAN)
         turned = chance.random(design.n) < rate
         items = right & ~turned if lost >= shift else right | turned
-        return Score(items.astype(np.float64))
+        return RunScore(items.astype(np.float64))
 
     runs = [seed(harm) for _ in range(design.run)]
-    return Task("task", "accuracy", "proportion", True, runs, [seed(0.0) for _ in range(design.baseline)])
+    return TaskScores(
+        "task", "accuracy", "proportion", True, runs, [seed(0.0) for _ in range(design.baseline)]
+    )
 
 
 def wrong_worse(trials: int) -> Iterator[dict[str, object]]:
@@ -188,7 +190,7 @@ def _margins_worse(harm: float, design: Design, trials: int) -> float:
         shared = math.sqrt(correlation) * chance.normal(size=design.n)
         own = math.sqrt(1.0 - correlation) * chance.normal(size=(2, design.n))
         run, baseline = shared + own[0] + lower, shared + own[1] + level
-        task = Task("task", "margin", "mean", True, [Score(run)], [Score(baseline)])
+        task = TaskScores("task", "margin", "mean", True, [RunScore(run)], [RunScore(baseline)])
         worse += compare_scores(task, alpha=ALPHA).verdict == "worse"
     return worse / trials
 
@@ -313,7 +315,7 @@ def _nll(harm: float, spread: float, texts: int, noise: float, chance: np.random
     baseline, run = (
         shared * offset + chance.normal(0.0, noise * 3.0, texts) for offset in offsets + [0.0, harm]
     )
-    task = Task("heldout", "nll", "mean", False, [Score(run)], [Score(baseline)])
+    task = TaskScores("heldout", "nll", "mean", False, [RunScore(run)], [RunScore(baseline)])
     return compare_scores(task, alpha=ALPHA).verdict
 
 
@@ -362,7 +364,7 @@ def unequal_clusters(trials: int) -> Iterator[dict[str, object]]:
             yield {**_covered(f"clusters of {label}", len(index), differences, 0.0), "icc": icc}
 
 
-def _covered(interval: str, size: int, differences: list[Difference], true: float) -> dict[str, object]:
+def _covered(interval: str, size: int, differences: list[ScoreDifference], true: float) -> dict[str, object]:
     given = [difference for difference in differences if not difference.doubt]
     held = sum(difference.interval(ALPHA).holds(true) for difference in given)
     refused = len(differences) - len(given)

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.signal import lfilter
 
-from fp8scope_dashboard.analysis.losses.alignment import Curve
+from fp8scope_dashboard.analysis.losses.alignment import LossCurve
 
 Floats = NDArray[np.float64]
 Chance = np.random.Generator
-Draw = Callable[[Chance, int], list[Curve]]
+Draw = Callable[[Chance, int], list[LossCurve]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +49,12 @@ class Kind:
     spikes: float = 0.0
     odd: float = 0.0
 
-    def draw(self, chance: Chance, count: int) -> list[Curve]:
+    def draw(self, chance: Chance, count: int) -> list[LossCurve]:
         """So many runs of one trial."""
         batches = self.batches * chance.normal(size=self.points)
         return [self._run(chance, batches) for _ in range(count)]
 
-    def _run(self, chance: Chance, batches: Floats) -> Curve:
+    def _run(self, chance: Chance, batches: Floats) -> LossCurve:
         points = self.points
         steps = self.every * np.arange(1, points + 1)
         reached = np.arange(points) * np.exp(self.lag * chance.normal())
@@ -63,7 +63,7 @@ class Kind:
         offset = self.offset * chance.normal() + self.odd * (chance.random() < 1.0 / 15.0)
         own = self.noise * (1.0 + 3.0 * np.exp(-np.arange(points) / (0.1 * points)))
         relative = offset + self.wander * walk + own * self._noise(chance) + batches
-        return Curve(steps, level * (1.0 + relative), planned=int(steps[-1]))
+        return LossCurve(steps, level * (1.0 + relative), planned=int(steps[-1]))
 
     def _noise(self, chance: Chance) -> Floats:
         if self.tails:
@@ -121,7 +121,7 @@ HARMS = {
 """Relative rise by the share of the run since the onset, and the share that is left at the onset."""
 
 
-def harmed(curve: Curve, harm: str, onset: float) -> tuple[Curve, Floats]:
+def harmed(curve: LossCurve, harm: str, onset: float) -> tuple[LossCurve, Floats]:
     """The curve with a harm from a share of the run on, and the rise at each of its points."""
     share = curve.steps / curve.steps[-1]
     rise = np.asarray(HARMS[harm](share - onset, 1.0 - onset), np.float64)

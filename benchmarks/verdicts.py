@@ -51,7 +51,7 @@ from scipy.special import digamma, polygamma
 from verdict_curves import HARMS as ONSET_HARMS
 from verdict_curves import harmed, simulated
 
-from fp8scope_dashboard.analysis.losses.alignment import Curve
+from fp8scope_dashboard.analysis.losses.alignment import LossCurve
 from fp8scope_dashboard.analysis.losses.result import LossComparison
 from fp8scope_dashboard.analysis.losses.sequence import COMMON_POINTS
 from fp8scope_dashboard.analysis.losses.verdict import compare_losses
@@ -72,13 +72,15 @@ ONSET_GROUPS = ("simulated: 1500 points, seeds wander by .1 %",)
 HARD_GROUPS, HARD_SHARE = ("wander by .3 %", "wander by .5 %"), 6
 # Runs of one group whose lengths differ by less than this share have one schedule.
 SAME_LENGTH = 0.02
-Draw = Callable[[np.random.Generator, int], list[Curve]]
+Draw = Callable[[np.random.Generator, int], list[LossCurve]]
 
 
-def read_groups(directory: Path, least: int) -> tuple[dict[str, list[Curve]], dict[str, list[list[Curve]]]]:
+def read_groups(
+    directory: Path, least: int
+) -> tuple[dict[str, list[LossCurve]], dict[str, list[list[LossCurve]]]]:
     """Groups of equal runs, and pairs of arms (FP8, BF16), by name."""
-    groups: dict[str, list[Curve]] = defaultdict(list)
-    pairs: dict[str, dict[str, list[Curve]]] = defaultdict(lambda: defaultdict(list))
+    groups: dict[str, list[LossCurve]] = defaultdict(list)
+    pairs: dict[str, dict[str, list[LossCurve]]] = defaultdict(lambda: defaultdict(list))
     for path in sorted(directory.glob("*_loss.csv.gz")):
         dataset = max(
             (p for p in directory.glob("*_runs.csv") if path.name.startswith(p.name[: -len("runs.csv")])),
@@ -101,7 +103,7 @@ def read_groups(directory: Path, least: int) -> tuple[dict[str, list[Curve]], di
     return large, arms
 
 
-def _curves(path: Path) -> tuple[str, dict[str, Curve]]:
+def _curves(path: Path) -> tuple[str, dict[str, LossCurve]]:
     points: dict[str, list[tuple[int, float]]] = defaultdict(list)
     with gzip.open(path, "rt", newline="") as file:
         reader = csv.reader(file)
@@ -110,12 +112,12 @@ def _curves(path: Path) -> tuple[str, dict[str, Curve]]:
             points[run_id].append((int(step), float(loss)))
     columns = {run_id: np.array(rows) for run_id, rows in points.items()}
     return kind, {
-        run_id: Curve(rows[:, 0].astype(np.int64), rows[:, 1], planned=int(rows[:, 0].max()))
+        run_id: LossCurve(rows[:, 0].astype(np.int64), rows[:, 1], planned=int(rows[:, 0].max()))
         for run_id, rows in columns.items()
     }
 
 
-def _of_one_length(curves: Sequence[Curve]) -> list[Curve]:
+def _of_one_length(curves: Sequence[LossCurve]) -> list[LossCurve]:
     """The curves that end near the most common end."""
     ends = Counter(int(curve.steps[-1]) for curve in curves)
     end = max(ends, key=lambda each: sum(n for e, n in ends.items() if abs(e - each) <= SAME_LENGTH * each))
@@ -162,7 +164,7 @@ def null_line(
     }
 
 
-def _first(curves: Sequence[Curve], share: float) -> list[Curve]:
+def _first(curves: Sequence[LossCurve], share: float) -> list[LossCurve]:
     """The curves up to a share of their length."""
     parts = []
     for curve in curves:
@@ -171,15 +173,15 @@ def _first(curves: Sequence[Curve], share: float) -> list[Curve]:
     return parts
 
 
-def _compared(runs: Sequence[Curve], baselines: Sequence[Curve]) -> LossComparison:
+def _compared(runs: Sequence[LossCurve], baselines: Sequence[LossCurve]) -> LossComparison:
     return compare_losses(runs, baselines, margin=MARGIN, alpha=ALPHA)
 
 
-def _verdict(runs: Sequence[Curve], baselines: Sequence[Curve]) -> str:
+def _verdict(runs: Sequence[LossCurve], baselines: Sequence[LossCurve]) -> str:
     return _compared(runs, baselines).verdict
 
 
-def _within(runs: Sequence[Curve], baselines: Sequence[Curve]) -> str:
+def _within(runs: Sequence[LossCurve], baselines: Sequence[LossCurve]) -> str:
     """The margins within which two arms are equivalent; empty if they are not."""
     named = _compared(runs, baselines).judged_margin
     return "" if named is None else f"{named / MARGIN:g}"
@@ -235,7 +237,7 @@ def onset_lines(draws: dict[str, Draw], most: int, seconds: float) -> Iterator[d
         yield onset_line(name, draws[name], mode, harm, onset, most, left / (len(cases) - i))
 
 
-def pair_lines(name: str, arms: Sequence[list[Curve]]) -> Iterator[dict[str, Any]]:
+def pair_lines(name: str, arms: Sequence[list[LossCurve]]) -> Iterator[dict[str, Any]]:
     """The verdicts on real FP8 runs: each alone, and all of them."""
     fp8, bf16 = arms
     for mode, verdicts in (
@@ -246,7 +248,7 @@ def pair_lines(name: str, arms: Sequence[list[Curve]]) -> Iterator[dict[str, Any
         yield {"group": name, "verdict": mode, "looks": 1, "verdicts": dict(sorted(counts.items()))}
 
 
-def prior_lines(groups: dict[str, list[Curve]]) -> Iterator[dict[str, Any]]:
+def prior_lines(groups: dict[str, list[LossCurve]]) -> Iterator[dict[str, Any]]:
     """s0 and d0 of the spread between seeds (Smyth, 2004, moments of log variances), leaving groups out."""
     estimates = {name: _log_variance(curves) for name, curves in groups.items()}
     for left_out in (None, *groups):
@@ -260,7 +262,7 @@ def prior_lines(groups: dict[str, list[Curve]]) -> Iterator[dict[str, Any]]:
         yield {"left_out": left_out or "", "s0": round(spread, 6), "d0": round(2.0 * half, 2)}
 
 
-def _log_variance(curves: Sequence[Curve]) -> tuple[float, float]:
+def _log_variance(curves: Sequence[LossCurve]) -> tuple[float, float]:
     """The bias-corrected logarithm of the relative variance of final losses, and its sampling variance."""
     finals = np.array([curve.losses[-max(5, len(curve) // 10) :].mean() for curve in curves])
     half = (len(finals) - 1) / 2.0
@@ -279,7 +281,7 @@ def _inverse_trigamma(value: float) -> float:
     return x
 
 
-def _draw_from(curves: Sequence[Curve]) -> Draw:
+def _draw_from(curves: Sequence[LossCurve]) -> Draw:
     return lambda chance, count: [curves[i] for i in chance.permutation(len(curves))[:count]]
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
     from fp8scope.observe.snapshot import PlainSnapshot, Snapshot
-    from fp8scope.observe.timing import Reading
+    from fp8scope.observe.timing import StepMeasurements
 
 SCALAR_NAME = re.compile(r"[A-Za-z0-9_./-]{1,128}")
 MAX_NAME = 128
@@ -73,7 +73,7 @@ class Step:
     began = ended = 0.0
     ended_at = 0
     """When the step ended, in microseconds since 1970 (UTC)."""
-    reading: "Reading | None" = None
+    reading: "StepMeasurements | None" = None
     """Times, memory and other scalars that were measured in this step."""
     taken: "Snapshot | PlainSnapshot | None" = None
     is_taken = False

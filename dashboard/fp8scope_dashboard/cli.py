@@ -34,7 +34,7 @@ def up(argv: list[str]) -> int:
     """Run the dashboard on this machine until Ctrl-C: database, queue, web server and workers."""
     options = _up_parser().parse_args(argv)
     # Rewriting a line needs a terminal and no log lines in between.
-    progress = ProgressLine(sys.stdout, rewrites=sys.stdout.isatty() and not options.verbose)
+    progress = StageLine(sys.stdout, rewrites=sys.stdout.isatty() and not options.verbose)
     supervisor = Supervisor(
         options.data_dir,
         options.host,
@@ -85,7 +85,7 @@ def restore(argv: list[str]) -> int:
     return command
 
 
-class ProgressLine:
+class StageLine:
     """The stage of the start: a line rewritten on a terminal; elsewhere only the first stage is printed."""
 
     def __init__(self, stream: TextIO, *, rewrites: bool) -> None:

@@ -10,7 +10,7 @@ from helpers.live_servers import Server, Worker
 
 import fp8scope
 from fp8scope.cli.main import main
-from fp8scope.incidents.folder import Incident
+from fp8scope.incidents.folder import StoredIncident
 from fp8scope_dashboard.control import commands
 from fp8scope_dashboard.control.models import Report
 from fp8scope_dashboard.runs.models import Run
@@ -45,7 +45,7 @@ def test_an_alert_becomes_an_incident_and_a_post_mortem(
         time.sleep(0.02)
     assert run.finish().complete
     facts = reports.get().document["incident"]
-    incident = Incident(Path(facts["folder"]))
+    incident = StoredIncident(Path(facts["folder"]))
     assert (incident.target, facts["target"], facts["reason"]) == (30, 30, "alert")
     assert [row.step for row in incident.rows[:30]] == list(range(1, 31))
     assert main(["report", run.id, "-o", str(tmp_path / "report.md")]) == 0

@@ -39,7 +39,7 @@ PATIENCE = 100
 """Stop waiting for an optimizer that has not stepped in this many steps of another one."""
 
 
-class ForwardHook:
+class ForwardNotifier:
     """Notifies the attachment when a forward pass begins. Holds only a weak reference to it.
 
     In a copy of the model the hook does nothing.
@@ -59,8 +59,8 @@ class ForwardHook:
             if self._counts_tokens and attachment.hasher is not None:
                 attachment.hash_inputs((*args, *kwargs.values()))
 
-    def __reduce__(self) -> tuple[type["ForwardHook"], tuple[()]]:
-        return ForwardHook, ()
+    def __reduce__(self) -> tuple[type["ForwardNotifier"], tuple[()]]:
+        return ForwardNotifier, ()
 
 
 def _version(x: Tensor) -> int:
@@ -71,7 +71,7 @@ def _version(x: Tensor) -> int:
         return x._version + local(x)._version
 
 
-class Followed:
+class FollowedModel:
     """A model that is followed, with its state since the last step."""
 
     def __init__(self, name: str, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
@@ -136,7 +136,7 @@ class Attachment:
         self._counts_inputs = counts_inputs
         self._reduction = reduction
         self._tokens_per_step = tokens_per_step
-        self._followed: list[Followed] = []
+        self._followed: list[FollowedModel] = []
         self._pending: list[tuple[Loss, set[str]]] = []
         """Losses that no optimizer has used yet, each with the models whose gradients it changed."""
         self._handles: list[HookHandle | Handle] = []
@@ -175,7 +175,7 @@ class Attachment:
     def follow(self, name: str, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         """Follow another model. `model` is the module that the script calls, including wrappers."""
         self._leave_light()
-        self._followed.append(Followed(name, model, optimizers))
+        self._followed.append(FollowedModel(name, model, optimizers))
         self._is_alone = False
         self.follow_calls(name, model)
         for optimizer in optimizers:
@@ -206,7 +206,7 @@ class Attachment:
     def follow_calls(self, name: str, model: nn.Module) -> None:
         """Begin steps at forward passes of this module, which is the named model or a part of it."""
         self._leave_light()
-        hook = ForwardHook(self, counts_tokens=self._counts_inputs and not self._models)
+        hook = ForwardNotifier(self, counts_tokens=self._counts_inputs and not self._models)
         self._handles.append(register_forward_pre_hook(model, hook, prepend=True, with_kwargs=True))
         self._handles += around_compiled_calls(model, hook)
         self._models[model] = name
@@ -555,7 +555,7 @@ class Attachment:
 
     # Losses
 
-    def _use_losses(self, followed: Followed) -> None:
+    def _use_losses(self, followed: FollowedModel) -> None:
         """Assign the pending losses that reached this model to it, after a step of its optimizer."""
         used = [loss for loss, reached in self._pending if followed.name in reached]
         self._pending = [(loss, reached) for loss, reached in self._pending if followed.name not in reached]

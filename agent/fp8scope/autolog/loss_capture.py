@@ -24,7 +24,7 @@ _unscaled: MutableMapping[Tensor, Tensor] = WeakIdKeyDictionary()
 """The losses from which `GradScaler.scale` made others. An attribute of those would be in their pickles."""
 
 
-class Listener(Protocol):
+class LossListener(Protocol):
     """Notified of backward passes and of skipped optimizer steps. Its methods never raise."""
 
     def before_backward(self) -> Any:
@@ -139,16 +139,16 @@ def unscaled(loss: Tensor) -> Tensor:
     return _unscaled.get(loss, loss) if len(_unscaled) else loss
 
 
-def is_sole(listener: Listener) -> bool:
+def is_sole(listener: LossListener) -> bool:
     """Whether there is no other listener."""
     return len(_listeners) == 1 and _listeners[0] is listener
 
 
-_listeners: list[Listener] = []
+_listeners: list[LossListener] = []
 _patches: list[Patch] = []
 
 
-def listen(listener: Listener) -> None:
+def listen(listener: LossListener) -> None:
     """Notify `listener` from now on."""
     for owner, name, wrap in (
         (torch.autograd, "backward", _notifying_backward),
@@ -160,7 +160,7 @@ def listen(listener: Listener) -> None:
     _listeners.append(listener)
 
 
-def unlisten(listener: Listener) -> None:
+def unlisten(listener: LossListener) -> None:
     """Stop notifying `listener`. The last one restores the functions."""
     if listener in _listeners:
         _listeners.remove(listener)

@@ -16,14 +16,14 @@ def rebound_names(path: str) -> set[str]:
     try:
         with tokenize.open(path) as file:
             source = file.read(MAX_SOURCE_BYTES)
-        finder = _Finder()
+        finder = _NameCollector()
         finder.visit(ast.parse(source))
     except (OSError, SyntaxError, ValueError, RecursionError):
         return set()
     return finder.names
 
 
-class _Finder(ast.NodeVisitor):
+class _NameCollector(ast.NodeVisitor):
     """Collects the names. The methods are called by `ast.NodeVisitor`, for each kind of node."""
 
     def __init__(self) -> None:

@@ -53,7 +53,7 @@ class NotPlainError(Exception):
     """Raised for an object that holds anything but plain values, or too many of them."""
 
 
-class _Reader:
+class _PlainValueReader:
     """Converts one object to plain values. `strict`: raise on other values instead of naming their type."""
 
     def __init__(self, *, strict: bool) -> None:
@@ -224,7 +224,7 @@ def secrets_in(values: Mapping[str, Any], depth: int = 0) -> Iterator[str]:
 def _declared(value: Any) -> dict[str, Any]:
     """Return all entries of a declared configuration. Other than plain values are named by their type."""
     try:
-        declared = _Reader(strict=False).read(value, "the script's arguments")
+        declared = _PlainValueReader(strict=False).read(value, "the script's arguments")
     except NotPlainError as error:
         logger.warning("the script's arguments are left out: %s.", error)
         return {}
@@ -287,7 +287,11 @@ def _objects(
             if not name.startswith("_") and id(value) not in known and _is_configuration(name, value):
                 try:
                     settings = _class_values(value) if isinstance(value, type) else None
-                    settings = _Reader(strict=True).read(value, f"`{name}`") if settings is None else settings
+                    settings = (
+                        _PlainValueReader(strict=True).read(value, f"`{name}`")
+                        if settings is None
+                        else settings
+                    )
                 except NotPlainError:
                     continue
                 if isinstance(settings, dict) and settings:
@@ -345,7 +349,7 @@ def _plain_items(scope: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
         if name.startswith("_") or name in rebound or left <= 0 or not _could_be_setting(value):
             continue
         try:
-            plain_value = _Reader(strict=True).read(value, f"`{name}`")
+            plain_value = _PlainValueReader(strict=True).read(value, f"`{name}`")
         except NotPlainError:
             continue
         if not isinstance(plain_value, dict):
@@ -373,7 +377,7 @@ def settings_of_model(model: Any) -> dict[str, Any]:
         before_any_run("reading the model's configuration", error)
         return {}
     try:
-        reader = _Reader(strict=not isinstance(known, Mapping))
+        reader = _PlainValueReader(strict=not isinstance(known, Mapping))
         settings = None if known is None else reader.read(known, "the model's configuration")
     except NotPlainError:
         return {}

@@ -39,7 +39,7 @@ PartKind = Literal[
 
 
 @dataclass(frozen=True)
-class Part:
+class MessageRows:
     """The rows of one message. `writer` is an index into the writers of the description."""
 
     writer: int
@@ -116,7 +116,7 @@ class Archive:
         """The number of rows."""
         return sum(int(self.description.get(count, 0)) for count in ("rows", "documents", "histograms"))
 
-    def parts(self, cells: int) -> Iterator[Part]:
+    def parts(self, cells: int) -> Iterator[MessageRows]:
         """Yield the messages; `cells` is the maximum number of values in a row of the run."""
         for batch in self._record_batches():
             self._check(batch)
@@ -173,7 +173,7 @@ class Archive:
             raise TransferError(f"{self.path} is damaged: it has rows of a process that it does not describe")
 
 
-def _cut(batch: pa.RecordBatch, cells: int) -> Iterator[Part]:
+def _cut(batch: pa.RecordBatch, cells: int) -> Iterator[MessageRows]:
     """Cut rows into messages as the agent does: one writer each, with steps that do not decrease.
 
     A message with very many histograms becomes several messages.
@@ -188,7 +188,9 @@ def _cut(batch: pa.RecordBatch, cells: int) -> Iterator[Part]:
     bounds = [0, *(np.flatnonzero(ends) + 1).tolist(), len(steps)]
     for begin, end in zip(bounds, bounds[1:], strict=False):
         for start in range(begin, end, most := _rows_of_a_message(kinds[codes[begin]], cells)):
-            yield Part(int(writers[start]), kinds[codes[start]], batch.slice(start, min(most, end - start)))
+            yield MessageRows(
+                int(writers[start]), kinds[codes[start]], batch.slice(start, min(most, end - start))
+            )
 
 
 def _codes(batch: pa.RecordBatch, kinds: tuple[PartKind, ...]) -> Any:

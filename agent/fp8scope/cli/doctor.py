@@ -41,7 +41,7 @@ State = Literal["ok", "warn", "fail"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """One line of the report. `advice` says what to do; empty if there is nothing to do."""
 
     check: str
@@ -61,7 +61,9 @@ def doctor(arguments: list[str]) -> int:
     try:
         settings = settings_from(url=options.url, project=options.project, directory=options.dir)
     except ConfigurationError as error:
-        findings = [Finding("settings", "fail", str(error), "Correct it, then run `fp8scope doctor` again.")]
+        findings = [
+            CheckResult("settings", "fail", str(error), "Correct it, then run `fp8scope doctor` again.")
+        ]
     else:
         findings = examine(settings)
     if options.json:
@@ -75,9 +77,11 @@ def doctor(arguments: list[str]) -> int:
     return 1 if _failed(findings) else 0
 
 
-def examine(settings: Settings) -> list[Finding]:
+def examine(settings: Settings) -> list[CheckResult]:
     """Run every check, in the order in which a run depends on them."""
-    findings = [Finding("python", "ok", f"{platform.python_version()}, fp8scope {version_of('fp8scope')}")]
+    findings = [
+        CheckResult("python", "ok", f"{platform.python_version()}, fp8scope {version_of('fp8scope')}")
+    ]
     findings += _guarded("packages", check_packages)
     if _failed(findings):
         # The other checks need them.
@@ -90,18 +94,20 @@ def examine(settings: Settings) -> list[Finding]:
     return findings
 
 
-def _failed(findings: list[Finding]) -> bool:
+def _failed(findings: list[CheckResult]) -> bool:
     return any(finding.state == "fail" for finding in findings)
 
 
-def _guarded(name: str, check: Callable[[], list[Finding]]) -> list[Finding]:
+def _guarded(name: str, check: Callable[[], list[CheckResult]]) -> list[CheckResult]:
     try:
         return check()
     except Exception as error:
-        return [Finding(name, "fail", f"{type(error).__name__}: {error}", "This is a bug: please report it.")]
+        return [
+            CheckResult(name, "fail", f"{type(error).__name__}: {error}", "This is a bug: please report it.")
+        ]
 
 
-def check_packages() -> list[Finding]:
+def check_packages() -> list[CheckResult]:
     """Import what a training machine needs. What cannot be imported makes a run unrecorded."""
     findings = []
     for name, requirement in PACKAGES.items():
@@ -109,7 +115,7 @@ def check_packages() -> list[Finding]:
             importlib.import_module(name)
         except Exception as error:
             message = f"{name} cannot be imported: {' '.join(str(error).split())}"
-            findings.append(Finding("packages", "fail", message, f"Run `pip install '{requirement}'`."))
+            findings.append(CheckResult("packages", "fail", message, f"Run `pip install '{requirement}'`."))
     if findings:
         return findings
     versions = ", ".join(f"{name} {version_of(name)}" for name in PACKAGES)
@@ -117,14 +123,16 @@ def check_packages() -> list[Finding]:
 
     if not can_compress():
         advice = "Run `pip install backports.zstd`."
-        return [Finding("packages", "warn", f"{versions}. Without zstd, data is sent uncompressed.", advice)]
-    return [Finding("packages", "ok", f"{versions}.")]
+        return [
+            CheckResult("packages", "warn", f"{versions}. Without zstd, data is sent uncompressed.", advice)
+        ]
+    return [CheckResult("packages", "ok", f"{versions}.")]
 
 
 # The server
 
 
-def check_server(settings: Settings) -> list[Finding]:
+def check_server(settings: Settings) -> list[CheckResult]:
     """Check connection, version, clock and token; stops at the first one that the others depend on."""
     from fp8scope.cli.server import UNKNOWN_RUN, probe
 
@@ -135,37 +143,44 @@ def check_server(settings: Settings) -> list[Finding]:
         }
         advice = "Unset FP8SCOPE_MODE, or set it to online."
         return [
-            Finding("server", "warn", f"FP8SCOPE_MODE={settings.mode}: {meaning[settings.mode]}.", advice)
+            CheckResult("server", "warn", f"FP8SCOPE_MODE={settings.mode}: {meaning[settings.mode]}.", advice)
         ]
     if not settings.url:
         advice = "Run `fp8scope login https://YOUR-SERVER`, or set FP8SCOPE_URL and FP8SCOPE_TOKEN."
-        return [Finding("server", "fail", "No server is configured: runs are only stored on disk.", advice)]
+        return [
+            CheckResult("server", "fail", "No server is configured: runs are only stored on disk.", advice)
+        ]
     outcome = probe(settings)
     if outcome.status == 0:
         advice = "Is the server running, the address correct, and reachable from here (proxy, firewall)?"
-        return [Finding("server", "fail", f"{settings.url} does not answer: {outcome.message}.", advice)]
+        return [CheckResult("server", "fail", f"{settings.url} does not answer: {outcome.message}.", advice)]
     if outcome.code not in (UNKNOWN_RUN, "bad_token", "no_token"):
         message = f"{settings.url} answers HTTP {outcome.status}, but is not an fp8scope dashboard."
         advice = "Is this the address of the dashboard, with its path if it has one, and not of a proxy?"
-        return [Finding("server", "fail", message, advice)]
-    findings = [Finding("server", "ok", f"{settings.url} answers."), *check_version_and_clock(settings.url)]
+        return [CheckResult("server", "fail", message, advice)]
+    findings = [
+        CheckResult("server", "ok", f"{settings.url} answers."),
+        *check_version_and_clock(settings.url),
+    ]
     if outcome.code == UNKNOWN_RUN:
-        findings.append(Finding("token", "ok", "The server accepts the token."))
+        findings.append(CheckResult("token", "ok", "The server accepts the token."))
     else:
         message = "The server does not accept the token." if settings.token else "There is no token."
         advice = f"Create one on the project's settings page, then run `fp8scope login {settings.url}`."
-        findings.append(Finding("token", "fail", message, advice))
+        findings.append(CheckResult("token", "fail", message, advice))
     return findings
 
 
-def check_version_and_clock(url: str) -> list[Finding]:
+def check_version_and_clock(url: str) -> list[CheckResult]:
     """Compare the version and the clock of the server with ours."""
     import urllib3
 
     try:
         response = urllib3.request("GET", f"{url}/api/v1/openapi.json", timeout=ANSWER_SECONDS, retries=False)
     except urllib3.exceptions.HTTPError as error:
-        return [Finding("version", "warn", f"The server does not tell its version: {type(error).__name__}.")]
+        return [
+            CheckResult("version", "warn", f"The server does not tell its version: {type(error).__name__}.")
+        ]
     clock = check_clock(response.headers.get("Date", ""))
     try:
         version = str(json.loads(response.data)["info"]["version"])
@@ -174,36 +189,38 @@ def check_version_and_clock(url: str) -> list[Finding]:
     return [check_version(version), clock]
 
 
-def check_version(theirs: str) -> Finding:
+def check_version(theirs: str) -> CheckResult:
     """Compare the server's version with ours: the minor versions should be the same."""
     ours = version_of("fp8scope")
     if not re.match(r"\d+\.\d+", theirs) or _minor(theirs) == _minor(ours):
-        return Finding("version", "ok", f"server {theirs}, this machine {ours}")
+        return CheckResult("version", "ok", f"server {theirs}, this machine {ours}")
     advice = "Both use protocol 1; install the same minor version to have every feature."
-    return Finding("version", "warn", f"The server has {theirs}, this machine {ours}.", advice)
+    return CheckResult("version", "warn", f"The server has {theirs}, this machine {ours}.", advice)
 
 
 def _minor(version: str) -> list[str]:
     return version.split(".")[:2]
 
 
-def check_clock(date: str) -> Finding:
+def check_clock(date: str) -> CheckResult:
     """Compare this machine's clock with the server's Date header, which has whole seconds."""
     try:
         skew = (datetime.now(UTC) - parsedate_to_datetime(date)).total_seconds()
     except (ValueError, TypeError):
-        return Finding("clock", "warn", "The server sends no time.", "A proxy may remove the Date header.")
+        return CheckResult(
+            "clock", "warn", "The server sends no time.", "A proxy may remove the Date header."
+        )
     if abs(skew) <= MAX_SKEW_SECONDS:
-        return Finding("clock", "ok", f"{abs(skew):.0f} s from the server's.")
+        return CheckResult("clock", "ok", f"{abs(skew):.0f} s from the server's.")
     direction = "ahead of" if skew > 0 else "behind"
     advice = "Charts over time will not line up with other machines: enable NTP (chrony, systemd-timesyncd)."
-    return Finding("clock", "warn", f"{abs(skew):.0f} s {direction} the server's.", advice)
+    return CheckResult("clock", "warn", f"{abs(skew):.0f} s {direction} the server's.", advice)
 
 
 # This machine
 
 
-def check_spool(directory: Path) -> Finding:
+def check_spool(directory: Path) -> CheckResult:
     """Write a record to a spool in `directory`, read it back, and remove it."""
     from fp8scope.recording.records import RecordKind
     from fp8scope.recording.spool import Spool
@@ -218,52 +235,55 @@ def check_spool(directory: Path) -> Finding:
     except OSError as error:
         reason = error.strerror or str(error)
         advice = "Set FP8SCOPE_DIR (or init(directory=...)) to a writable directory on a local disk."
-        return Finding("spool", "fail", f"{directory} cannot be written: {reason}.", advice)
+        return CheckResult("spool", "fail", f"{directory} cannot be written: {reason}.", advice)
     if in_memory or record is None or record.payload != b"{}":
         advice = "Is the disk full, or a quota exceeded? Set FP8SCOPE_DIR to another disk."
-        return Finding("spool", "fail", f"{directory} does not keep written data.", advice)
-    return Finding("spool", "ok", f"{directory} can be written.")
+        return CheckResult("spool", "fail", f"{directory} does not keep written data.", advice)
+    return CheckResult("spool", "ok", f"{directory} can be written.")
 
 
-def check_space(settings: Settings) -> Finding:
+def check_space(settings: Settings) -> CheckResult:
     """Compare the free space at the spool directory with the maximum size of a spool."""
     nearest = next(path for path in (settings.directory, *settings.directory.parents) if path.exists())
     free = shutil.disk_usage(nearest).free
     text = f"{free / GIB:.1f} GiB free; a run's spool takes at most {settings.spool_bytes / GIB:.3g} GiB."
     if free < 64 * MIB:
-        return Finding("space", "fail", text, "Free some space, or set FP8SCOPE_DIR to another disk.")
+        return CheckResult("space", "fail", text, "Free some space, or set FP8SCOPE_DIR to another disk.")
     if free < settings.spool_bytes:
         advice = "Enough while the server answers; an outage may fill the disk. FP8SCOPE_SPOOL_MIB limits it."
-        return Finding("space", "warn", text, advice)
-    return Finding("space", "ok", text)
+        return CheckResult("space", "warn", text, advice)
+    return CheckResult("space", "ok", text)
 
 
-def check_torch() -> list[Finding]:
+def check_torch() -> list[CheckResult]:
     """Check that torch can be imported, that it can use the GPUs, and that these have FP8 units."""
     gpu = ", ".join(gpu_names())
     try:
         import torch
     except ImportError as error:
         advice = "pip install 'fp8scope[torch]'; without torch only numbers can be logged, no tensors."
-        return [Finding("torch", "warn", f"torch cannot be imported: {error}.", advice)]
-    findings = [Finding("torch", "ok", torch.__version__)]
+        return [CheckResult("torch", "warn", f"torch cannot be imported: {error}.", advice)]
+    findings = [CheckResult("torch", "ok", torch.__version__)]
     if not torch.cuda.is_available():
         if gpu:
             advice = f"This torch ({torch.__version__}) is built for another driver, or for the CPU only."
-            return [*findings, Finding("gpu", "warn", f"torch cannot use {gpu}.", advice)]
-        return [*findings, Finding("gpu", "warn", "No GPU: FP8 is emulated on the CPU, for trying it out.")]
+            return [*findings, CheckResult("gpu", "warn", f"torch cannot use {gpu}.", advice)]
+        return [
+            *findings,
+            CheckResult("gpu", "warn", "No GPU: FP8 is emulated on the CPU, for trying it out."),
+        ]
     for index in range(torch.cuda.device_count()):
         major, minor = torch.cuda.get_device_capability(index)
         name = f"{torch.cuda.get_device_name(index)} (compute capability {major}.{minor})"
         if torch.version.hip or float(f"{major}.{minor}") >= FP8_CAPABILITY:
-            findings.append(Finding("gpu", "ok", f"{name} has FP8 units."))
+            findings.append(CheckResult("gpu", "ok", f"{name} has FP8 units."))
         else:
             advice = "FP8 training is emulated and slow here; use BF16 with shadow mode instead."
-            findings.append(Finding("gpu", "warn", f"{name} has no FP8 units.", advice))
+            findings.append(CheckResult("gpu", "warn", f"{name} has no FP8 units.", advice))
     return findings
 
 
-def check_kernels() -> list[Finding]:
+def check_kernels() -> list[CheckResult]:
     """Check that the compiled CPU kernels can be loaded. Empty without torch, see `check_torch`."""
     if not version_of("torch"):
         return []
@@ -274,8 +294,8 @@ def check_kernels() -> list[Finding]:
         cpu_library.library()
     except RuntimeError as error:
         message = f"Quantisation on the CPU uses eager torch, which is several times slower: {error}."
-        return [Finding("kernels", "warn", message)]
-    return [Finding("kernels", "ok", f"The compiled CPU kernels can be loaded ({level}).")]
+        return [CheckResult("kernels", "warn", message)]
+    return [CheckResult("kernels", "ok", f"The compiled CPU kernels can be loaded ({level}).")]
 
 
 SELF_TEST = """
@@ -349,16 +369,18 @@ def _test_in_fork(program: str, out: int, err: int) -> None:
     os._exit(status)
 
 
-def check_step() -> Finding:
+def check_step() -> CheckResult:
     """Run one FP8 step of a small model on the CPU, in another process, which may crash."""
     if not version_of("torch"):
-        return Finding("self-test", "warn", "Skipped: it needs torch.")
+        return CheckResult("self-test", "warn", "Skipped: it needs torch.")
     try:
         done = _self_test()
     except subprocess.TimeoutExpired:
         message = f"One FP8 step took longer than {SELF_TEST_SECONDS} s."
-        return Finding("self-test", "fail", message, "Is this machine out of memory, or is the disk stalled?")
+        return CheckResult(
+            "self-test", "fail", message, "Is this machine out of memory, or is the disk stalled?"
+        )
     if done.returncode == 0:
-        return Finding("self-test", "ok", f"One FP8 step: {done.stdout.strip()} tensors observed.")
+        return CheckResult("self-test", "ok", f"One FP8 step: {done.stdout.strip()} tensors observed.")
     reason = done.stderr.strip().rpartition("\n")[2] or f"exit status {done.returncode}"
-    return Finding("self-test", "fail", reason[:500], "Try `python -c 'import fp8scope, torch'`.")
+    return CheckResult("self-test", "fail", reason[:500], "Try `python -c 'import fp8scope, torch'`.")

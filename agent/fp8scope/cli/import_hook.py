@@ -19,7 +19,7 @@ def when_imported(name: str, call: Callable[[], None]) -> Callable[[], None]:
     if name in sys.modules:
         call()
         return lambda: None
-    finder = _Finder(name, call)
+    finder = _WrappingFinder(name, call)
     sys.meta_path.insert(0, finder)
 
     def cancel() -> None:
@@ -29,7 +29,7 @@ def when_imported(name: str, call: Callable[[], None]) -> Callable[[], None]:
     return cancel
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _WrappingFinder(importlib.abc.MetaPathFinder):
     """Lets the other finders find the module, and wraps its loader."""
 
     def __init__(self, name: str, call: Callable[[], None]) -> None:

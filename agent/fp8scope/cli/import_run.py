@@ -15,12 +15,12 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 
-from fp8scope.cli.archive import BINS, Archive, Part
+from fp8scope.cli.archive import BINS, Archive, MessageRows
 from fp8scope.cli.progress import ProgressLine
 from fp8scope.cli.server import TransferError, server_settings
 from fp8scope.config import ConfigurationError, Settings
 from fp8scope.delivery.arrow_encoding import CONTENT_TYPE, PROTOCOL
-from fp8scope.delivery.transport import Action, Backoff, Transport
+from fp8scope.delivery.transport import Backoff, NextAction, Transport
 from fp8scope.guard import configure_logging
 from fp8scope.recording.records import dump_json
 
@@ -124,13 +124,13 @@ class Upload:
         self._sent[writer] = (sent + part.num_rows, points + int(answer["points"]))
         self._seqs[writer] += 1
 
-    def _send_histograms(self, part: Part) -> None:
+    def _send_histograms(self, part: MessageRows) -> None:
         indexes = self._catalogue_indexes[self._writers[part.writer]["catalogue"]]
         body = encode_histograms(part, indexes, self._metadata(part.writer))
         self._post("POST", "/histograms", body, CONTENT_TYPE)
         self._seqs[part.writer] += 1
 
-    def _send_document(self, part: Part) -> None:
+    def _send_document(self, part: MessageRows) -> None:
         document, path = part.document(), "/reports"
         if part.kind == "report":
             document = {**dict(document.pop("document", {})), **document}
@@ -175,9 +175,9 @@ class Upload:
         backoff, deadline = Backoff(0.5, 10.0), time.monotonic() + PATIENCE_SECONDS
         while True:
             outcome = self._transport.send(method, f"/runs/{self.run}{path}", body, kind)
-            if outcome.action is Action.DONE:
+            if outcome.action is NextAction.DONE:
                 return outcome.answer
-            if outcome.action not in (Action.WAIT, Action.RETRY) or time.monotonic() > deadline:
+            if outcome.action not in (NextAction.WAIT, NextAction.RETRY) or time.monotonic() > deadline:
                 raise TransferError(outcome.message or outcome.code or f"HTTP {outcome.status}")
             time.sleep(max(outcome.wait or 0.0, backoff.next(), 0.01))
 
@@ -208,7 +208,7 @@ def encode(
     return _serialise(fields, columns, metadata)
 
 
-def encode_histograms(part: Part, indexes: Mapping[int, int], metadata: Mapping[str, object]) -> bytes:
+def encode_histograms(part: MessageRows, indexes: Mapping[int, int], metadata: Mapping[str, object]) -> bytes:
     """Encode histograms as in docs/wire.md; `indexes` maps the run's tensors to the writer's catalogue.
 
     Raises:

@@ -24,7 +24,7 @@ def _later(name: str, module: str, function: str, summary: str) -> Command:
         try:
             implementation: Command = getattr(importlib.import_module(f"fp8scope.cli.{module}"), function)
         except ImportError as error:
-            raise UnavailableError(_missing(name, error)) from error
+            raise MissingPackageError(_missing(name, error)) from error
         return implementation(arguments)
 
     command.__doc__ = summary
@@ -60,7 +60,7 @@ BUILT_IN: dict[str, Command] = {
 }
 
 
-class UnavailableError(RuntimeError):
+class MissingPackageError(RuntimeError):
     """A subcommand lacks a package that it needs."""
 
 
@@ -76,7 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
     name, rest = arguments[0], arguments[1:]
     try:
         command = find_command(name)
-    except UnavailableError as error:
+    except MissingPackageError as error:
         print(f"fp8scope: {error}", file=sys.stderr)
         return 1
     if command is None:
@@ -84,7 +84,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     try:
         return command(rest)
-    except UnavailableError as error:
+    except MissingPackageError as error:
         print(f"fp8scope: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -95,7 +95,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def find_command(name: str) -> Command | None:
-    """Return the subcommand `name`, or None. Raises UnavailableError if it cannot be imported."""
+    """Return the subcommand `name`, or None. Raises MissingPackageError if it cannot be imported."""
     if name in BUILT_IN:
         return BUILT_IN[name]
     point = _installed().get(name)
@@ -103,12 +103,12 @@ def find_command(name: str) -> Command | None:
 
 
 def load(point: EntryPoint) -> Command:
-    """Import a subcommand. Raises UnavailableError, which says what to install, if a package is missing."""
+    """Import a subcommand. Raises MissingPackageError if a package is missing; it says what to install."""
     try:
         command: Command = point.load()
     except ModuleNotFoundError as error:
         extra = "torch" if error.name == "torch" else "dashboard"
-        raise UnavailableError(
+        raise MissingPackageError(
             f"`fp8scope {point.name}` needs {error.name}, which is missing: pip install 'fp8scope[{extra}]'"
         ) from error
     return command
@@ -121,7 +121,7 @@ def usage() -> str:
     for name, point in _installed().items():
         try:
             helps[name] = _first_line(load(point))
-        except UnavailableError as error:
+        except MissingPackageError as error:
             helps[name] = f"(not available: {str(error).partition(': ')[2]})"
     lines += [f"  {name:<10} {text}" for name, text in sorted(helps.items())]
     return "\n".join(

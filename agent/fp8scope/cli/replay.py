@@ -18,7 +18,7 @@ from fp8scope.cli.script import ProgramNotFoundError, find_module, find_script
 from fp8scope.control.bisection import SHOWN
 from fp8scope.guard import configure_logging
 from fp8scope.incidents import batches
-from fp8scope.incidents.folder import Incident, IncidentError
+from fp8scope.incidents.folder import IncidentError, StoredIncident
 from fp8scope.process.open_runs import live_runs
 from fp8scope.replay import limits
 from fp8scope.replay.continuation import Continuation
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"fp8scope replay: {refusal}", file=sys.stderr)
         return 2
     try:
-        incident = Incident(options.incident, trust=options.trust)
+        incident = StoredIncident(options.incident, trust=options.trust)
         step = incident.target if options.step is None else options.step
         if incident.row(step) is None:
             begin, end = incident.document["steps"]
@@ -95,7 +95,7 @@ class _Script:
 
 
 def _replay(
-    incident: Incident, step: int, snapshots: list[int], script: _Script, options: argparse.Namespace
+    incident: StoredIncident, step: int, snapshots: list[int], script: _Script, options: argparse.Namespace
 ) -> int:
     # What the agent says about the run of a replay, such as where it is kept, is of no use.
     logging.getLogger("fp8scope").setLevel(logging.WARNING)
@@ -149,7 +149,7 @@ def _go_on(continuation: Continuation, script: _Script) -> int:
     return 0 if count else 1
 
 
-def _snapshots_before(incident: Incident, step: int) -> list[int]:
+def _snapshots_before(incident: StoredIncident, step: int) -> list[int]:
     """The snapshots from which the step can be reached, and the latest before it in any case."""
     before = sorted(after for after in incident.snapshots if after < step)
     needed = [int(group["after_step"]) for group in incident.groups if group["after_step"] < step]

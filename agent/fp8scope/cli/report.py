@@ -8,7 +8,7 @@ from pathlib import Path
 from fp8scope.cli.server import server_settings
 from fp8scope.config import ConfigurationError
 from fp8scope.guard import configure_logging
-from fp8scope.incidents.folder import Incident, IncidentError
+from fp8scope.incidents.folder import IncidentError, StoredIncident
 from fp8scope.postmortem.document import PostMortem
 from fp8scope.postmortem.sources import RunSource, SourceError, from_incident
 
@@ -39,7 +39,7 @@ def _postmortem(options: argparse.Namespace) -> tuple[PostMortem, str]:
     """The post-mortem, and a name for its file."""
     folder = Path(options.source)
     if folder.is_dir():
-        return from_incident(Incident(folder)), folder.resolve().name
+        return from_incident(StoredIncident(folder)), folder.resolve().name
     try:
         run = str(uuid.UUID(options.source))
     except ValueError:

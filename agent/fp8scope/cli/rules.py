@@ -9,7 +9,7 @@ import urllib3
 
 from fp8scope.cli.server import TransferError, server_settings
 from fp8scope.config import ConfigurationError, Settings
-from fp8scope.delivery.transport import Action, classify
+from fp8scope.delivery.transport import NextAction, classify
 
 LARGEST_BYTES = 1 << 20
 ANSWER_SECONDS = 60.0
@@ -96,6 +96,6 @@ def _request(settings: Settings, method: str, fields: dict[str, str], body: byte
     is_yaml = response.headers.get("Content-Type", "").startswith("application/yaml")
     if response.status != 200 or (method == "GET" and not is_yaml):
         raise TransferError(outcome.message or f"HTTP {response.status}")
-    if method == "PUT" and outcome.action is not Action.DONE:
+    if method == "PUT" and outcome.action is not NextAction.DONE:
         raise TransferError(outcome.message)
     return response.data

@@ -4,7 +4,7 @@ import uuid
 from dataclasses import replace
 
 from fp8scope.config import ConfigurationError, Settings, settings_from
-from fp8scope.delivery.transport import Outcome, Transport
+from fp8scope.delivery.transport import SendOutcome, Transport
 
 CHECK_SECONDS = 10.0
 UNKNOWN_RUN = "unknown_run"
@@ -25,7 +25,7 @@ def server_settings(url: str | None, project: str | None) -> Settings:
     return settings
 
 
-def probe(settings: Settings) -> Outcome:
+def probe(settings: Settings) -> SendOutcome:
     """Ask the server for a run that does not exist.
 
     With a valid token the answer is an error with the code UNKNOWN_RUN, with another one HTTP status 401.

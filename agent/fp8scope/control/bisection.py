@@ -32,7 +32,7 @@ SHOWN = 20
 
 
 @dataclass(frozen=True)
-class ProductError:
+class ProductDeviation:
     """The error of the full gradient with one product in FP8. NaN if a gradient is not finite."""
 
     layer: str
@@ -45,8 +45,8 @@ class ProductError:
 class Bisection:
     """The errors of the products of all FP8 layers, worst first, and of all products together."""
 
-    products: tuple[ProductError, ...]
-    total: ProductError
+    products: tuple[ProductDeviation, ...]
+    total: ProductDeviation
     """All products in FP8 at once; its `layer` is `*`."""
     loss_bf16: float
     loss_fp8: float
@@ -56,7 +56,7 @@ class Bisection:
     """Whether the gradient in BF16 is finite; else there is nothing to compare with."""
 
     @property
-    def worst(self) -> ProductError:
+    def worst(self) -> ProductDeviation:
         return self.products[0]
 
     def document(self) -> dict[str, Any]:
@@ -134,16 +134,16 @@ def bisect(
         for product in PRODUCTS
         if product in products_of(layer)
     ]
-    errors: list[ProductError] = []
+    errors: list[ProductDeviation] = []
     try:
         loss_bf16, reference = passes.run({})
         for path, layer, product in cases:
             _, gradient = passes.run({layer: frozenset((product,))})
-            errors.append(ProductError(path, product, *compare_gradients(gradient, reference)))
+            errors.append(ProductDeviation(path, product, *compare_gradients(gradient, reference)))
             if on_progress is not None:
                 on_progress(len(errors), len(cases))
         loss_fp8, gradient = passes.run(None)
-        total = ProductError("*", "fprop", *compare_gradients(gradient, reference))
+        total = ProductDeviation("*", "fprop", *compare_gradients(gradient, reference))
     finally:
         passes.end()
     # NaN, from a gradient that is not finite, is the worst error.
@@ -151,7 +151,7 @@ def bisect(
     return Bisection(tuple(errors), total, loss_bf16, loss_fp8, time.perf_counter() - began, note)
 
 
-def _percent_and_cosine(product: ProductError) -> tuple[str, str]:
+def _percent_and_cosine(product: ProductDeviation) -> tuple[str, str]:
     return f"{product.relative_error:.3%}", f"{product.cosine:.6f}"
 
 

@@ -19,7 +19,7 @@ MARGIN = 0.0025
 
 
 @dataclass(frozen=True)
-class Verdict:
+class WindowVerdict:
     """The result of comparing the losses of two arms on the same batches.
 
     `delta` is (mean FP8 - mean BF16) / |mean BF16|. `noise` is the standard error of the mean paired
@@ -31,16 +31,16 @@ class Verdict:
     within: bool
 
 
-def compare(fp8: Sequence[float], bf16: Sequence[float], tolerance: float) -> Verdict:
+def compare(fp8: Sequence[float], bf16: Sequence[float], tolerance: float) -> WindowVerdict:
     """Compare the arms. They are within tolerance if |delta| <= tolerance; non-finite losses never are."""
     count = len(fp8)
     scale = abs(math.fsum(bf16)) / count if all(map(math.isfinite, bf16)) else math.nan
     differences = [(a - b) / scale if scale else math.nan for a, b in zip(fp8, bf16, strict=True)]
     if not all(map(math.isfinite, differences)):
-        return Verdict(math.nan, math.nan, False)
+        return WindowVerdict(math.nan, math.nan, False)
     delta = math.fsum(differences) / count
     spread = math.fsum((difference - delta) ** 2 for difference in differences) / max(count - 1, 1)
-    return Verdict(delta, math.sqrt(spread / count), abs(delta) <= tolerance)
+    return WindowVerdict(delta, math.sqrt(spread / count), abs(delta) <= tolerance)
 
 
 def check_tolerance(tolerance: Any) -> float | None:

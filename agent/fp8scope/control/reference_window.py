@@ -67,7 +67,7 @@ MAX_FAILURES = 3
 
 
 @dataclass(slots=True)
-class Batch:
+class WindowBatch:
     """The inputs and the loss of one step of the window, to train it again."""
 
     arguments: Any
@@ -77,13 +77,13 @@ class Batch:
 
 
 @dataclass(slots=True)
-class Window:
+class OpenWindow:
     """An open window: the state at its beginning, and the steps since then."""
 
     begin: TrainingState
     first_step: int
     seconds: float
-    batches: list[Batch] = field(default_factory=list)
+    batches: list[WindowBatch] = field(default_factory=list)
 
 
 class WindowHost(Protocol):
@@ -156,7 +156,7 @@ class ReferenceWindow:
         self._inside = False
         self._fallen: list[nn.Module] = []
         """Layers that the policy has switched to BF16 until the next window."""
-        self._window: Window | None = None
+        self._window: OpenWindow | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one training step of the script."""
@@ -219,21 +219,21 @@ class ReferenceWindow:
                 return
             began = time.perf_counter()
             begin = TrainingState(self._model, self._optimizers, self._also, keep_on=self._keep_on)
-            self._window = Window(begin, self._run.step, time.perf_counter() - began)
+            self._window = OpenWindow(begin, self._run.step, time.perf_counter() - began)
             if self._calls - 1 == self._every:
                 size = 2 * begin.nbytes / 2**20
                 logger.info("a reference window holds up to %.0f MiB of copies (%s).", size, self._keep_on)
 
-    def _remember(self, arguments: Any) -> Batch | None:
+    def _remember(self, arguments: Any) -> WindowBatch | None:
         if self._window is None:
             return None
         with self._shielded("keeping a batch"):
             settings = [settings_of(optimizer) for optimizer in self._optimizers]
-            return Batch(clone_batch(arguments), RandomState([self._model]), settings)
+            return WindowBatch(clone_batch(arguments), RandomState([self._model]), settings)
         self._window = None
         return None
 
-    def _note(self, batch: Batch, result: Any) -> None:
+    def _note(self, batch: WindowBatch, result: Any) -> None:
         window = self._window
         if window is None:
             return
@@ -268,7 +268,7 @@ class ReferenceWindow:
             self._conclude(window, layers, fp8, bf16, kept_bytes, seconds)
 
     def _train_in_bf16(
-        self, window: Window, layers: Sequence[tuple[str, nn.Module]]
+        self, window: OpenWindow, layers: Sequence[tuple[str, nn.Module]]
     ) -> tuple[list[float], int]:
         """Return the losses of the batches in BF16, and the size of the copies."""
         now = TrainingState(self._model, self._optimizers, self._also, keep_on=self._keep_on)
@@ -296,7 +296,7 @@ class ReferenceWindow:
 
     def _conclude(
         self,
-        window: Window,
+        window: OpenWindow,
         layers: Sequence[tuple[str, nn.Module]],
         fp8: Sequence[float],
         bf16: Sequence[float],

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fp8scope.delivery.arrow_stream import Column, write_stream
-from fp8scope.recording.records import Histograms, Row
+from fp8scope.delivery.arrow_stream import ArrowColumn, write_stream
+from fp8scope.recording.records import ExponentHistograms, Row
 
 PROTOCOL = 1
 
@@ -19,7 +19,7 @@ CONTENT_TYPE = "application/vnd.apache.arrow.stream"
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class EncodedBatch:
     """The body of a message. `points` counts the non-null values, without `step` and `time`."""
 
     body: bytes
@@ -27,7 +27,9 @@ class Batch:
     points: int
 
 
-def encode_batch(rows: Sequence[Row], statistics: Sequence[str], *, run: str, writer: str, seq: int) -> Batch:
+def encode_batch(
+    rows: Sequence[Row], statistics: Sequence[str], *, run: str, writer: str, seq: int
+) -> EncodedBatch:
     """Encode `rows`; `statistics` names the columns of their matrices.
 
     There must be at least one row, and the steps must not decrease.
@@ -37,15 +39,15 @@ def encode_batch(rows: Sequence[Row], statistics: Sequence[str], *, run: str, wr
     step = np.array([row.step for row in rows], np.int64)
     time = np.array([row.time_us for row in rows], np.int64)
     columns = [
-        Column(name="step", type="int64", values=step, nullable=False),
-        Column(name="time", type="time", values=time, nullable=False),
+        ArrowColumn(name="step", type="int64", values=step, nullable=False),
+        ArrowColumn(name="time", type="time", values=time, nullable=False),
     ]
     points = 0
     for name in dict.fromkeys(name for row in rows for name in row.scalars):
         missing = np.array([name not in row.scalars for row in rows])
         values = np.array([row.scalars.get(name, 0.0) for row in rows])
         points += len(values) - int(np.count_nonzero(missing))
-        columns.append(Column(name=f"scalar:{name}", type="float64", values=values, missing=missing))
+        columns.append(ArrowColumn(name=f"scalar:{name}", type="float64", values=values, missing=missing))
     tensors = max(len(row.statistics) for row in rows)
     if tensors:
         cube = _stack(rows, tensors, len(statistics))
@@ -57,9 +59,9 @@ def encode_batch(rows: Sequence[Row], statistics: Sequence[str], *, run: str, wr
             missing = np.isnan(values)
             points += values.size - int(np.count_nonzero(missing))
             filled = np.where(missing, 0.0, values)
-            columns.append(Column(name=f"tensor:{name}", type="float64", values=filled, missing=missing))
+            columns.append(ArrowColumn(name=f"tensor:{name}", type="float64", values=filled, missing=missing))
     metadata = {**_metadata(run, writer, seq), "fp8scope.dropped": str(rows[-1].dropped)}
-    return Batch(write_stream(columns, metadata), len(rows), points)
+    return EncodedBatch(write_stream(columns, metadata), len(rows), points)
 
 
 def _metadata(run: str, writer: str, seq: int) -> dict[str, str]:
@@ -89,15 +91,15 @@ def _stack_extras(rows: Sequence[Row], name: str, tensors: int) -> NDArray[np.fl
     return values
 
 
-def encode_histograms(histograms: Histograms, *, run: str, writer: str, seq: int) -> bytes:
+def encode_histograms(histograms: ExponentHistograms, *, run: str, writer: str, seq: int) -> bytes:
     """Encode the body of POST /runs/{run}/histograms: one row per tensor."""
     number = len(histograms.counts)
     steps = np.full(number, histograms.step, np.int64)
     times = np.full(number, histograms.time_us, np.int64)
     columns = [
-        Column(name="step", type="int64", values=steps, nullable=False),
-        Column(name="time", type="time", values=times, nullable=False),
-        Column(name="tensor", type="int32", values=histograms.tensors, nullable=False),
-        Column(name="counts", type="float64", values=histograms.counts, nullable=False),
+        ArrowColumn(name="step", type="int64", values=steps, nullable=False),
+        ArrowColumn(name="time", type="time", values=times, nullable=False),
+        ArrowColumn(name="tensor", type="int32", values=histograms.tensors, nullable=False),
+        ArrowColumn(name="counts", type="float64", values=histograms.counts, nullable=False),
     ]
     return write_stream(columns, _metadata(run, writer, seq))

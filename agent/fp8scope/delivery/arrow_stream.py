@@ -37,7 +37,7 @@ LEVEL = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
+class ArrowColumn:
     """A column of `values`: [rows], or [rows, size] for a list of fixed size per row.
 
     The dtype of `values` is that of `type`: int32, int64 or float64; "time" is int64, microseconds since 1970
@@ -52,15 +52,15 @@ class Column:
     nullable: bool = True
 
 
-def write_stream(columns: Sequence[Column], metadata: Mapping[str, str]) -> bytes:
+def write_stream(columns: Sequence[ArrowColumn], metadata: Mapping[str, str]) -> bytes:
     """Return the stream: a schema with this metadata, one record batch, and the end."""
-    body = _Body()
+    body = _Buffers()
     for column in columns:
         body.add(column)
     fields = [_field(column) for column in columns]
-    schema = _Table(None, _Vector(fields), _Vector([_Table(*pair) for pair in metadata.items()]))
-    compression = None if zstd is None else _Table(_Number("b", ZSTD), None)
-    batch = _Table(
+    schema = _FieldTable(None, _Vector(fields), _Vector([_FieldTable(*pair) for pair in metadata.items()]))
+    compression = None if zstd is None else _FieldTable(_Number("b", ZSTD), None)
+    batch = _FieldTable(
         _Number("q", len(columns[0].values)), _Pairs(body.nodes), _Pairs(body.buffers), compression
     )
     data = b"".join(body.parts)
@@ -72,7 +72,7 @@ def can_compress() -> bool:
     return zstd is not None
 
 
-class _Body:
+class _Buffers:
     """The buffers of a record batch, one after the other, and where they are."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class _Body:
         """Offset and length of each buffer."""
         self._end = 0
 
-    def add(self, column: Column) -> None:
+    def add(self, column: ArrowColumn) -> None:
         """Add the buffers of a column: validity and values, after the validity of the list if it is one."""
         values, missing = column.values, column.missing
         if values.ndim == 2:
@@ -128,46 +128,46 @@ class _Pairs:
 class _Vector:
     """A vector of tables."""
 
-    items: "Sequence[_Table]"
+    items: "Sequence[_FieldTable]"
 
 
-class _Table:
+class _FieldTable:
     """A table by the numbers of its fields; None for a field that has its default."""
 
     __slots__ = ("fields",)
 
-    def __init__(self, *fields: "_Number | _Pairs | _Vector | _Table | str | None") -> None:
+    def __init__(self, *fields: "_Number | _Pairs | _Vector | _FieldTable | str | None") -> None:
         self.fields = fields
 
 
-def _field(column: Column) -> _Table:
+def _field(column: ArrowColumn) -> _FieldTable:
     item = {
-        "int32": (INT, _Table(_Number("i", 32), _Number("b", 1))),
-        "int64": (INT, _Table(_Number("i", 64), _Number("b", 1))),
-        "float64": (FLOATING_POINT, _Table(_Number("h", DOUBLE))),
-        "time": (TIMESTAMP, _Table(_Number("h", MICROSECOND), "UTC")),
+        "int32": (INT, _FieldTable(_Number("i", 32), _Number("b", 1))),
+        "int64": (INT, _FieldTable(_Number("i", 64), _Number("b", 1))),
+        "float64": (FLOATING_POINT, _FieldTable(_Number("h", DOUBLE))),
+        "time": (TIMESTAMP, _FieldTable(_Number("h", MICROSECOND), "UTC")),
     }[column.type]
     if column.values.ndim == 1:
         return _typed(column.name, column.nullable, *item)
-    size = _Table(_Number("i", column.values.shape[1]))
+    size = _FieldTable(_Number("i", column.values.shape[1]))
     return _typed(column.name, column.nullable, FIXED_SIZE_LIST, size, _typed("item", True, *item))
 
 
-def _typed(name: str, nullable: bool, number: int, type: _Table, *children: _Table) -> _Table:
-    return _Table(name, _Number("b", nullable), _Number("B", number), type, None, _Vector(children))
+def _typed(name: str, nullable: bool, number: int, type: _FieldTable, *children: _FieldTable) -> _FieldTable:
+    return _FieldTable(name, _Number("b", nullable), _Number("B", number), type, None, _Vector(children))
 
 
-def _message(kind: int, header: _Table, body: bytes) -> bytes:
+def _message(kind: int, header: _FieldTable, body: bytes) -> bytes:
     out = bytearray(4)
-    root = _Table(_Number("h", VERSION_5), _Number("B", kind), header, _Number("q", len(body)))
+    root = _FieldTable(_Number("h", VERSION_5), _Number("B", kind), header, _Number("q", len(body)))
     struct.pack_into("<I", out, 0, _write(out, root))
     out += bytes(-len(out) % 8)
     return CONTINUATION + struct.pack("<i", len(out)) + bytes(out) + body
 
 
-def _write(out: bytearray, node: "_Pairs | _Vector | _Table | str") -> int:
+def _write(out: bytearray, node: "_Pairs | _Vector | _FieldTable | str") -> int:
     """Append an object with all that it refers to; returns its position."""
-    if isinstance(node, _Table):
+    if isinstance(node, _FieldTable):
         return _write_table(out, node)
     out += bytes(-len(out) % 4)
     if isinstance(node, str):
@@ -187,7 +187,7 @@ def _write(out: bytearray, node: "_Pairs | _Vector | _Table | str") -> int:
     return at
 
 
-def _write_table(out: bytearray, table: _Table) -> int:
+def _write_table(out: bytearray, table: _FieldTable) -> int:
     """Append the vtable, then the table with its widest fields first, then what it refers to."""
     sizes = {
         index: struct.calcsize(field.format) if isinstance(field, _Number) else 4
@@ -215,5 +215,5 @@ def _write_table(out: bytearray, table: _Table) -> int:
     return at
 
 
-def _point(out: bytearray, at: int, node: "_Pairs | _Vector | _Table | str") -> None:
+def _point(out: bytearray, at: int, node: "_Pairs | _Vector | _FieldTable | str") -> None:
     struct.pack_into("<I", out, at, _write(out, node) - at)

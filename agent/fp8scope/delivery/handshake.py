@@ -2,7 +2,7 @@
 
 from fp8scope.delivery.cursor import SendProgress
 from fp8scope.delivery.messages import Reader
-from fp8scope.delivery.transport import Action, Outcome, Transport
+from fp8scope.delivery.transport import NextAction, SendOutcome, Transport
 from fp8scope.recording.records import dump_json
 
 CATALOGUE_CHUNK = 2000
@@ -35,7 +35,7 @@ class Handshake:
         """Whether the server has everything it needs to accept messages."""
         return self._is_run_sent() and self._is_writer_sent()
 
-    def send_next(self, progress: SendProgress) -> Outcome:
+    def send_next(self, progress: SendProgress) -> SendOutcome:
         """Send the next missing part. Call this only while `is_complete` is False."""
         return self._send_writer(progress) if self._is_run_sent() else self._send_run()
 
@@ -57,10 +57,10 @@ class Handshake:
         origin_sent = self._origin_sent or not self._reader.origin
         return origin_sent and self._tensors_sent >= len(self._reader.catalogue)
 
-    def _send_run(self) -> Outcome:
+    def _send_run(self) -> SendOutcome:
         registration = self._reader.registration
         outcome = self._transport.send("PUT", f"/runs/{self._run}", registration)
-        if outcome.action is Action.DONE:
+        if outcome.action is NextAction.DONE:
             self._registered = registration
             self.page = str(outcome.answer.get("url", ""))[:1000]
             kinds = outcome.answer.get("accepts")
@@ -69,13 +69,13 @@ class Handshake:
             self.margin = float(margin) if isinstance(margin, int | float) and 0 < margin <= 1 else None
         return outcome
 
-    def _send_writer(self, progress: SendProgress) -> Outcome:
+    def _send_writer(self, progress: SendProgress) -> SendOutcome:
         offset = self._tensors_sent
         chunk = self._reader.catalogue[offset : offset + CATALOGUE_CHUNK]
         path = f"/runs/{self._run}/writers/{progress.writer}/tensors"
         body = dump_json({**self._reader.origin, "offset": offset, "tensors": chunk})
         outcome = self._transport.send("POST", path, body)
-        if outcome.action is Action.DONE:
+        if outcome.action is NextAction.DONE:
             self._origin_sent = True
             self._tensors_sent += len(chunk)
         return outcome

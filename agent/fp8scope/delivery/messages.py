@@ -8,8 +8,8 @@ from typing import Any
 from fp8scope.config import Settings
 from fp8scope.delivery.arrow_encoding import CONTENT_TYPE, encode_batch, encode_histograms
 from fp8scope.delivery.cursor import SendProgress
-from fp8scope.delivery.transport import Outcome
-from fp8scope.recording.records import Histograms, Record, RecordKind, Row, dump_json, load_json
+from fp8scope.delivery.transport import SendOutcome
+from fp8scope.recording.records import ExponentHistograms, Record, RecordKind, Row, dump_json, load_json
 from fp8scope.recording.spool import Spool
 
 JSON_TYPE = "application/json"
@@ -73,7 +73,7 @@ class Reader:
                 first.kind, path, batch.body, CONTENT_TYPE, end, len(rows), batch.rows, batch.points
             )
         if first.kind is RecordKind.HISTOGRAM:
-            histograms = Histograms.decode(first.payload)
+            histograms = ExponentHistograms.decode(first.payload)
             body = encode_histograms(histograms, run=self._run, writer=progress.writer, seq=progress.seq)
             return Message(first.kind, "histograms", body, CONTENT_TYPE, first.end, 1, 0, 0)
         document = {**load_json(first.payload), "writer": progress.writer, "seq": progress.seq}
@@ -103,7 +103,7 @@ class Reader:
         return rows, end
 
 
-def write_refused(directory: Path, message: Message, outcome: Outcome) -> None:
+def write_refused(directory: Path, message: Message, outcome: SendOutcome) -> None:
     """Write a refused message and the reason for the refusal to two files."""
     folder = directory / "refused"
     folder.mkdir(exist_ok=True)

@@ -12,7 +12,7 @@ from fp8scope.delivery.cursor import Cursor, SendProgress
 from fp8scope.delivery.sender import Sender
 from fp8scope.guard import Guard
 from fp8scope.recording.records import RecordKind, dump_json
-from fp8scope.recording.reserve import Counts
+from fp8scope.recording.reserve import RowCounts
 from fp8scope.recording.segments import Owner, SpoolBusyError
 from fp8scope.recording.spool import Spool
 
@@ -117,7 +117,7 @@ def _killed_document(directory: Path, sent: int, ended: datetime | None) -> byte
         f"Process {owner.pid} on {owner.host} was killed, or ended without finishing the run. The cause is"
         " unknown: check for kill -9, the out-of-memory killer (dmesg), os._exit, or a crash in native code."
     )
-    counts = Counts.of(directory)
+    counts = RowCounts.of(directory)
     # Steps that were only in memory because the disk was full were lost with the process.
     dropped = counts.dropped + max(0, counts.recorded - sent) if counts is not None else 0
     document = {

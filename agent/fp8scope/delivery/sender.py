@@ -15,7 +15,7 @@ from fp8scope.delivery.cursor import Cursor
 from fp8scope.delivery.handshake import Handshake
 from fp8scope.delivery.inbox import DocumentSink, Inbox
 from fp8scope.delivery.messages import Message, Reader, write_refused
-from fp8scope.delivery.transport import Action, Backoff, Outcome, Transport
+from fp8scope.delivery.transport import Backoff, NextAction, SendOutcome, Transport
 from fp8scope.guard import Guard
 from fp8scope.recording.records import Record, RecordKind, dump_json, load_json
 from fp8scope.recording.spool import Spool
@@ -209,7 +209,7 @@ class Sender:
         if self._handshake.is_complete:
             return None
         outcome = self._handshake.send_next(self.cursor.progress)
-        if outcome.action is not Action.DONE:
+        if outcome.action is not NextAction.DONE:
             return self._put_off(outcome)
         self._on_page(self.page)
         self._on_success()
@@ -225,20 +225,20 @@ class Sender:
         if self._is_urgent and message.kind is RecordKind.ROW:
             path += "&urgent=1"
         outcome = self._transport.send("POST", path, message.body, message.content_type)
-        if outcome.action is Action.DONE and self._is_for(outcome.answer, progress.seq):
+        if outcome.action is NextAction.DONE and self._is_for(outcome.answer, progress.seq):
             return self._acknowledge(message, outcome.answer)
-        if outcome.action is Action.NEW_WRITER and body_differs:
+        if outcome.action is NextAction.NEW_WRITER and body_differs:
             # Another version of Arrow encodes the same rows in different bytes. The server already has the
             # message, as an earlier process sent it.
             return self._acknowledge(message, {})
-        if outcome.action is Action.HALVE and message.records > 1:
+        if outcome.action is NextAction.HALVE and message.records > 1:
             self._unseal()
             self._reader.row_limit = max(1, message.records // 2)
             return 0.0
-        if outcome.action in (Action.SET_ASIDE, Action.HALVE):
+        if outcome.action in (NextAction.SET_ASIDE, NextAction.HALVE):
             return self._set_aside(message, outcome)
-        if outcome.action is Action.DONE:
-            outcome = Outcome(Action.RETRY, message="the response belongs to another message")
+        if outcome.action is NextAction.DONE:
+            outcome = SendOutcome(NextAction.RETRY, message="the response belongs to another message")
         return self._put_off(outcome)
 
     @staticmethod
@@ -282,7 +282,7 @@ class Sender:
         """Unseal the message, so that its records can be sent differently: the server did not store it."""
         self.cursor.progress.sealed_end, self.cursor.progress.sealed_digest = 0, ""
 
-    def _set_aside(self, message: Message, outcome: Outcome) -> float:
+    def _set_aside(self, message: Message, outcome: SendOutcome) -> float:
         """Write a refused message to a file and continue with the next one.
 
         The next message reuses its seq, under which the server stored nothing.
@@ -310,17 +310,17 @@ class Sender:
 
     # Handling failures
 
-    def _put_off(self, outcome: Outcome) -> float:
+    def _put_off(self, outcome: SendOutcome) -> float:
         """React to a failed attempt. Returns the seconds to wait until the next one."""
-        if outcome.action is Action.REGISTER and self._handshake.forget_run():
+        if outcome.action is NextAction.REGISTER and self._handshake.forget_run():
             return self._backoff.next()
-        if outcome.action is Action.SEND_CATALOGUE and self._handshake.forget_writer():
+        if outcome.action is NextAction.SEND_CATALOGUE and self._handshake.forget_writer():
             return self._backoff.next()
-        if outcome.action is Action.NEW_WRITER:
+        if outcome.action is NextAction.NEW_WRITER:
             return self._become_new_writer()
         self._warn_of_trouble(outcome)
         self.is_unreachable = outcome.status == 0
-        self.held = outcome.action in (Action.HOLD, Action.SET_ASIDE)
+        self.held = outcome.action in (NextAction.HOLD, NextAction.SET_ASIDE)
         if self.held:
             return max(self._settings.hold_seconds, outcome.wait or 0.0)
         if outcome.wait is not None:
@@ -337,7 +337,7 @@ class Sender:
         self._guard.warn_once("writer", "another process used this writer's id; continuing under a new one.")
         return self._backoff.next()
 
-    def _warn_of_trouble(self, outcome: Outcome) -> None:
+    def _warn_of_trouble(self, outcome: SendOutcome) -> None:
         self.trouble = (outcome.message or outcome.code).rstrip(".")
         key = f"trouble {outcome.status} {outcome.code}"
         self._guard.warn_once(
@@ -393,7 +393,7 @@ class Sender:
         self._heartbeat_at = time.monotonic() + self._settings.heartbeat_seconds
         # A failed heartbeat is not retried: the next one reports the same counts.
         self._errors_reported = errors
-        if outcome.action is not Action.DONE:
+        if outcome.action is not NextAction.DONE:
             return min(self._put_off(outcome), self._settings.heartbeat_seconds)
         self._inbox.take(outcome.answer, progress)
         self._on_success()

@@ -17,7 +17,7 @@ MAX_ANSWER_BYTES = 4 << 20
 MAX_RETRY_AFTER = 300.0
 
 
-class Action(enum.Enum):
+class NextAction(enum.Enum):
     """What the sender does after a response."""
 
     DONE = "done"
@@ -32,10 +32,10 @@ class Action(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SendOutcome:
     """A classified response. `answer` is the JSON of a success; `wait` is the server's Retry-After."""
 
-    action: Action
+    action: NextAction
     answer: Mapping[str, Any] = field(default_factory=dict)
     status: int = 0
     code: str = ""
@@ -44,20 +44,20 @@ class Outcome:
 
 
 _CODES = {
-    (401, "no_token"): Action.HOLD,
-    (401, "bad_token"): Action.HOLD,
-    (404, "unknown_run"): Action.REGISTER,
-    (409, "writer_conflict"): Action.NEW_WRITER,
-    (409, "catalogue_gap"): Action.SEND_CATALOGUE,
-    (409, "run_conflict"): Action.HOLD,
-    (413, "too_large"): Action.HALVE,
-    (429, "slow_down"): Action.WAIT,
-    (503, "unavailable"): Action.WAIT,
-    (507, "storage_full"): Action.WAIT,
+    (401, "no_token"): NextAction.HOLD,
+    (401, "bad_token"): NextAction.HOLD,
+    (404, "unknown_run"): NextAction.REGISTER,
+    (409, "writer_conflict"): NextAction.NEW_WRITER,
+    (409, "catalogue_gap"): NextAction.SEND_CATALOGUE,
+    (409, "run_conflict"): NextAction.HOLD,
+    (413, "too_large"): NextAction.HALVE,
+    (429, "slow_down"): NextAction.WAIT,
+    (503, "unavailable"): NextAction.WAIT,
+    (507, "storage_full"): NextAction.WAIT,
 }
 
 
-def classify(status: int, headers: Mapping[str, str], body: bytes) -> Outcome:
+def classify(status: int, headers: Mapping[str, str], body: bytes) -> SendOutcome:
     """Decide what to do after a response.
 
     Only a JSON object from the fp8scope API acknowledges a message; a proxy's sign-in page with status 200
@@ -69,12 +69,16 @@ def classify(status: int, headers: Mapping[str, str], body: bytes) -> Outcome:
         answer = None
     if 200 <= status < 300:
         if isinstance(answer, dict) and "error" not in answer:
-            return Outcome(Action.DONE, answer, status)
-        return Outcome(Action.RETRY, status=status, message="the response is not from the fp8scope API")
+            return SendOutcome(NextAction.DONE, answer, status)
+        return SendOutcome(
+            NextAction.RETRY, status=status, message="the response is not from the fp8scope API"
+        )
     if 300 <= status < 400:
         location = headers.get("Location", "?")[:200]
-        return Outcome(
-            Action.HOLD, status=status, message=f"the server redirects to {location}; use its final address"
+        return SendOutcome(
+            NextAction.HOLD,
+            status=status,
+            message=f"the server redirects to {location}; use its final address",
         )
     error = answer.get("error") if isinstance(answer, dict) else None
     error = error if isinstance(error, dict) else {}
@@ -85,19 +89,19 @@ def classify(status: int, headers: Mapping[str, str], body: bytes) -> Outcome:
         message = "HTTP 404: no dashboard is at this address. Leave out the path of a page (/p/default/)"
     wait = retry_after(headers.get("Retry-After"))
     action = _CODES.get((status, code)) or _by_status(status, known=bool(code))
-    return Outcome(action, status=status, code=code, message=message, wait=wait)
+    return SendOutcome(action, status=status, code=code, message=message, wait=wait)
 
 
-def _by_status(status: int, *, known: bool) -> Action:
+def _by_status(status: int, *, known: bool) -> NextAction:
     if status in (400, 422) and known:
-        return Action.SET_ASIDE
+        return NextAction.SET_ASIDE
     if status == 413:
-        return Action.HALVE
+        return NextAction.HALVE
     if status in (429, 503):
-        return Action.WAIT
+        return NextAction.WAIT
     if status >= 500 or status in (408, 425, 409):
-        return Action.RETRY
-    return Action.HOLD
+        return NextAction.RETRY
+    return NextAction.HOLD
 
 
 def retry_after(text: str | None) -> float | None:
@@ -147,7 +151,9 @@ class Transport:
             timeout=urllib3.Timeout(connect=settings.connect_timeout, read=settings.read_timeout),
         )
 
-    def send(self, method: str, path: str, body: bytes, content_type: str = "application/json") -> Outcome:
+    def send(
+        self, method: str, path: str, body: bytes, content_type: str = "application/json"
+    ) -> SendOutcome:
         """Send one request to `path` below /api/v1 and classify the response."""
         headers = {**self._headers, "Content-Type": content_type}
         try:
@@ -162,10 +168,12 @@ class Transport:
             content = response.read(MAX_ANSWER_BYTES + 1, decode_content=True)
             if len(content) > MAX_ANSWER_BYTES:
                 response.close()
-                return Outcome(Action.RETRY, message=f"the response exceeds {MAX_ANSWER_BYTES >> 20} MiB")
+                return SendOutcome(
+                    NextAction.RETRY, message=f"the response exceeds {MAX_ANSWER_BYTES >> 20} MiB"
+                )
             response.release_conn()
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            return Outcome(Action.RETRY, message=_reason(error))
+            return SendOutcome(NextAction.RETRY, message=_reason(error))
         return classify(response.status, response.headers, content)
 
     def close(self) -> None:

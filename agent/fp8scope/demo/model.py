@@ -62,7 +62,7 @@ class Mlp(nn.Module):
         return y
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     """x + attention(norm(x)), then x + mlp(norm(x))."""
 
     def __init__(self, shape: Shape) -> None:
@@ -87,7 +87,7 @@ class ByteGpt(nn.Module):
         self.bytes = nn.Embedding(BYTES, shape.width)
         self.earlier = nn.ModuleList(nn.Embedding(BYTES, shape.width) for _ in range(shape.earlier))
         self.positions = nn.Embedding(shape.context, shape.width)
-        self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.blocks = nn.ModuleList(TransformerBlock(shape) for _ in range(shape.layers))
         self.norm = nn.LayerNorm(shape.width)
         self.head = nn.Linear(shape.width, BYTES, bias=False)
         for name, parameter in self.named_parameters():

@@ -58,7 +58,7 @@ class Plan:
         return step * self.evaluations // self.steps > (step - 1) * self.evaluations // self.steps
 
 
-class Trainer:
+class DemoTrainer:
     """The model, its optimizer, and one step of training at a time.
 
     `seed` affects only the initial weights: runs of one `data_seed` see the same batches in the same order.
@@ -131,7 +131,7 @@ def run(plan: Plan) -> int:
 
     Returns the exit status: 0 if the server has received everything.
     """
-    trainer = Trainer(plan)
+    trainer = DemoTrainer(plan)
     config = {**asdict(plan), "parameters": sum(p.numel() for p in trainer.model.parameters())}
     with fp8scope.init(
         name=plan.name,
@@ -162,7 +162,7 @@ def run(plan: Plan) -> int:
     return 0 if report.complete else 1
 
 
-def _train(plan: Plan, trainer: Trainer, recorded: fp8scope.Run) -> tuple[list[float], list[float]]:
+def _train(plan: Plan, trainer: DemoTrainer, recorded: fp8scope.Run) -> tuple[list[float], list[float]]:
     """Train all steps. Returns the loss of each and the time when it ended, in seconds since 1970."""
     losses, step_times = [], []
     emitted_at = 0.0
@@ -184,7 +184,7 @@ def _train(plan: Plan, trainer: Trainer, recorded: fp8scope.Run) -> tuple[list[f
     return losses, step_times
 
 
-def _evaluate(trainer: Trainer, recorded: fp8scope.Run) -> None:
+def _evaluate(trainer: DemoTrainer, recorded: fp8scope.Run) -> None:
     correct, nll = trainer.evaluate()
     labels: dict[str, Any] = {"item_ids": trainer.corpus.items, "clusters": trainer.corpus.clusters}
     recorded.log_eval("held-out text", "next-byte accuracy", correct, kind="proportion", **labels)

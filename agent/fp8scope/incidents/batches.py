@@ -37,7 +37,7 @@ class KeptBatch:
 
 
 @dataclass(slots=True)
-class Group:
+class StepBatches:
     """The batches drawn after step `after_step`; the first is number `position` of the process, from 0.
 
     `hashes` are None for batches on a device, which would have to be waited for. `kept` is None if the
@@ -71,7 +71,7 @@ class BatchLog:
     """Groups of the batches that the training thread draws. Other threads may read `groups`."""
 
     def __init__(self, max_bytes: int) -> None:
-        self.groups: deque[Group] = deque(maxlen=MAX_GROUPS)
+        self.groups: deque[StepBatches] = deque(maxlen=MAX_GROUPS)
         self.drawn = 0
         """Batches drawn in this process."""
         self.ordinal = 0
@@ -81,7 +81,7 @@ class BatchLog:
         """Whether batches were not kept because they exceed `max_bytes`."""
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._open: Group | None = None
+        self._open: StepBatches | None = None
 
     def begins_group(self, completed: int) -> bool:
         """Whether the next batch is the first after step `completed`."""
@@ -91,7 +91,7 @@ class BatchLog:
         """The batches that follow are drawn after step `completed`."""
         self.ordinal += 1
         kept: list[KeptBatch] | None = [] if self.keeps else None
-        self._open = Group(self.ordinal, completed, self.drawn, kept=kept)
+        self._open = StepBatches(self.ordinal, completed, self.drawn, kept=kept)
         if len(self.groups) == MAX_GROUPS:
             self._bytes -= _size(self.groups[0])
         self.groups.append(self._open)
@@ -160,7 +160,7 @@ def bytes_of(batch: Any) -> int:
     return sum(int(getattr(leaf, "nbytes", 0)) for leaf in _leaves(batch, 0))
 
 
-def _size(group: Group) -> int:
+def _size(group: StepBatches) -> int:
     return sum(kept.nbytes for kept in group.kept or ())
 
 

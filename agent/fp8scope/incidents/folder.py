@@ -78,7 +78,7 @@ def write(contents: Contents, folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.iterdir())
 
 
-class Incident:
+class StoredIncident:
     """An incident that is read from its folder. Raises IncidentError if it cannot be."""
 
     def __init__(self, folder: Path, *, trust: bool = False) -> None:

@@ -85,7 +85,7 @@ def choose_pace(step: float, fixed: float, reading: float, overhead: float, curr
     return min(shortest(MARGIN), current) if shortest(1.0) < current else shortest(1.0)
 
 
-class Budget:
+class TimeBudget:
     """Measures the agent's share of the step time, and decides in which steps plain tensors are read."""
 
     def __init__(self, overhead: float | None = DEFAULT_OVERHEAD) -> None:

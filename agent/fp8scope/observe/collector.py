@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fp8scope.observe.budget import HOOK_SECONDS, Budget
+from fp8scope.observe.budget import HOOK_SECONDS, TimeBudget
 from fp8scope.observe.snapshot import Copied, HostBuffers, PlainSnapshot, Snapshot
 from fp8scope.scalars import host_number
 
 if TYPE_CHECKING:
     import torch
 
-    from fp8scope.observe.tensors import Source, StatisticsTable, StatisticsTables, Watching
+    from fp8scope.observe.tensors import StatisticsTable, StatisticsTables, TensorSource, Watching
     from fp8scope_kernels import TensorInfo
 
 DEFAULT_EVERY = 100
@@ -38,19 +38,19 @@ class Collector:
     """
 
     def __init__(
-        self, on_error: Callable[[str, Exception], None] = _ignore, budget: Budget | None = None
+        self, on_error: Callable[[str, Exception], None] = _ignore, budget: TimeBudget | None = None
     ) -> None:
         self.recipe: Mapping[str, Any] = {}
         self.every = DEFAULT_EVERY
         self.on_error = on_error
         self.sampled = False
         """Whether the current step is sampled."""
-        self._budget = budget or Budget(None)
+        self._budget = budget or TimeBudget(None)
         self._paced = False
         """Whether there are plain tensors, which the budget limits."""
         self._tables: StatisticsTables | None = None
-        self._sources: dict[tuple[int, int, str], Source] = {}
-        self._always: Sequence[Source] = ()
+        self._sources: dict[tuple[int, int, str], TensorSource] = {}
+        self._always: Sequence[TensorSource] = ()
         """The sources that have work at the end of every step."""
         self._announced = 0
         self._pool = HostBuffers()
@@ -273,7 +273,7 @@ class Collector:
         event.record(torch.cuda.current_stream(device))
         return Copied(rows, names, pinned, size, event, self._pool.give_back)
 
-    def _finish(self, source: "Source") -> None:
+    def _finish(self, source: "TensorSource") -> None:
         try:
             source.finish(self.sampled)
         except Exception as error:

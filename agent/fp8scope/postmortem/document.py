@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 
-from fp8scope.postmortem.figure import Figure
+from fp8scope.postmortem.figure import DocumentFigure
 
 STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:52rem;margin:2rem auto;padding:0 1rem;color:#1f2430;"
@@ -16,7 +16,7 @@ STYLE = (
 
 
 @dataclass(frozen=True)
-class Event:
+class DocumentEvent:
     """Something that happened at a step, or at a time that has none."""
 
     step: int | None
@@ -29,16 +29,16 @@ class PostMortem:
 
     title: str
     facts: Sequence[tuple[str, str]]
-    signs: Sequence[Event] = ()
+    signs: Sequence[DocumentEvent] = ()
     """What moved, in the order of the steps."""
-    alerts: Sequence[Event] = ()
-    orders: Sequence[Event] = ()
+    alerts: Sequence[DocumentEvent] = ()
+    orders: Sequence[DocumentEvent] = ()
     """Commands and their results, and other changes to the run."""
     cause: Sequence[str] = ()
     replay: Sequence[str] = ()
     products: Sequence[tuple[str, str, str]] = ()
     """Layer, product, and its gradient error."""
-    figures: Sequence[Figure] = ()
+    figures: Sequence[DocumentFigure] = ()
     gaps: Sequence[str] = field(default_factory=tuple)
 
     def _lists(self) -> list[tuple[str, list[str]]]:
@@ -87,7 +87,7 @@ class PostMortem:
         return "".join([*parts, "</body></html>\n"])
 
 
-def _at(event: Event) -> str:
+def _at(event: DocumentEvent) -> str:
     return event.text if event.step is None else f"step {event.step}: {event.text}"
 
 

@@ -11,7 +11,7 @@ MOST_POINTS = 2000
 
 
 @dataclass(frozen=True)
-class Figure:
+class DocumentFigure:
     """A chart: its title, and values over steps. Values that are not finite are marked at the top edge.
 
     `mark`: the step to mark with a vertical line, if any.

@@ -9,9 +9,9 @@ import urllib3
 
 from fp8scope.config import Settings
 from fp8scope.delivery.transport import MAX_ANSWER_BYTES, classify
-from fp8scope.incidents.folder import Incident
-from fp8scope.postmortem.document import Event, PostMortem
-from fp8scope.postmortem.figure import Figure
+from fp8scope.incidents.folder import StoredIncident
+from fp8scope.postmortem.document import DocumentEvent, PostMortem
+from fp8scope.postmortem.figure import DocumentFigure
 from fp8scope.postmortem.onset import series_of, signs
 from fp8scope.recording.records import Row
 
@@ -25,7 +25,7 @@ class SourceError(RuntimeError):
     """The server does not answer, or refuses; the message says why."""
 
 
-def from_incident(incident: Incident) -> PostMortem:
+def from_incident(incident: StoredIncident) -> PostMortem:
     """The post-mortem of an incident, from its folder alone."""
     document, rows = incident.document, incident.rows
     tensors, statistics = document["tensors"], document["statistics"]
@@ -47,7 +47,7 @@ def from_incident(incident: Incident) -> PostMortem:
     return PostMortem(
         title=f"Post-mortem: {document['name']}, step {document['target']}",
         facts=facts,
-        signs=[Event(sign.step, sign.sentence()) for sign in moved],
+        signs=[DocumentEvent(sign.step, sign.sentence()) for sign in moved],
         alerts=[_alert(alert)] if alert else [],
         orders=[_order(event) for event in document["events"] if event.get("name") != "incident"],
         replay=[] if result is None else result["sentences"],
@@ -64,7 +64,7 @@ def _why(document: Mapping[str, Any]) -> str:
     return f"the failure {last[-1]}" if last else "a failure"
 
 
-def _gaps(moved: Sequence[object], result: object, incident: Incident) -> list[str]:
+def _gaps(moved: Sequence[object], result: object, incident: StoredIncident) -> list[str]:
     gaps = []
     if not moved:
         gaps.append("No value left its earlier range within the kept steps.")
@@ -76,32 +76,32 @@ def _gaps(moved: Sequence[object], result: object, incident: Incident) -> list[s
 
 def _charts(
     rows: Sequence[Row], tensors: Sequence[str], statistics: Sequence[str], names: Sequence[str], mark: int
-) -> list[Figure]:
+) -> list[DocumentFigure]:
     steps = [row.step for row in rows]
     series = dict(series_of(rows, tensors, statistics))
     return [
-        Figure(f"{number}", name, steps, series[name].tolist(), mark)
+        DocumentFigure(f"{number}", name, steps, series[name].tolist(), mark)
         for number, name in enumerate(names, 1)
         if name in series and len(steps) > 1
     ]
 
 
-def _alert(alert: Mapping[str, Any]) -> Event:
+def _alert(alert: Mapping[str, Any]) -> DocumentEvent:
     step = alert.get("onset_step")
     name = alert.get("rule") or str(alert.get("kind", "")).replace("_", " ").capitalize()
-    return Event(
+    return DocumentEvent(
         alert.get("step") if step is None else step,
         f"{name} ({alert.get('severity', '')}). {alert.get('message', '')}",
     )
 
 
-def _order(event: Mapping[str, Any]) -> Event:
+def _order(event: Mapping[str, Any]) -> DocumentEvent:
     """A report of the run: the result of a command, or a change."""
     if event.get("kind") == "command":
         message = f": {event['message']}" if event.get("message") else ""
-        return Event(event.get("step"), f"command {event['command']} {event['state']}{message}")
+        return DocumentEvent(event.get("step"), f"command {event['command']} {event['state']}{message}")
     why = f" ({event['why']})" if event.get("why") else ""
-    return Event(event.get("step"), f"{event.get('text', '')}{why}")
+    return DocumentEvent(event.get("step"), f"{event.get('text', '')}{why}")
 
 
 def _products(bisection: Mapping[str, Any] | None) -> list[tuple[str, str, str]]:
@@ -136,7 +136,7 @@ class RunSource:
                 ("Baseline", run["baseline"] or "none"),
             ],
             signs=[
-                Event(finding["onset"], finding["sentence"])
+                DocumentEvent(finding["onset"], finding["sentence"])
                 for finding in sorted(diagnosis["findings"], key=lambda finding: finding["onset"] or 0)
                 if finding["onset"] is not None
             ],
@@ -148,13 +148,13 @@ class RunSource:
             gaps=_unknown(run, diagnosis),
         )
 
-    def _chart(self, name: str, mark: int | None) -> Figure | None:
+    def _chart(self, name: str, mark: int | None) -> DocumentFigure | None:
         query = urllib.parse.urlencode({"scalar": name, "points": POINTS})
         series = self._get(f"/series?{query}", missing={"steps": [], "values": []})
         values = [float("nan") if value is None else float(value) for value in series["values"]]
         if len(values) < 2:
             return None
-        return Figure(name, name, series["steps"], values, mark)
+        return DocumentFigure(name, name, series["steps"], values, mark)
 
     def _get(self, path: str, missing: Mapping[str, Any] | None = None) -> Any:
         """Return the answer of the server, or `missing` where it has none of this kind."""
@@ -192,10 +192,10 @@ def _unknown(run: Mapping[str, Any], diagnosis: Mapping[str, Any]) -> list[str]:
     return gaps
 
 
-def _orders(history: Mapping[str, Any]) -> list[Event]:
+def _orders(history: Mapping[str, Any]) -> list[DocumentEvent]:
     """Commands with their results, and changes to the run, by step."""
     events = [
-        Event(
+        DocumentEvent(
             command["step"],
             f"{command['given_by']} ordered {command['kind']}"
             + (f" ({command['reason']})" if command["reason"] else "")

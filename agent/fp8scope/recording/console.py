@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from fp8scope.metadata.redaction import REDACTED, clean, redact
 from fp8scope.process.standard_streams import Listener, StreamName, leave, leave_in_child, listen
-from fp8scope.recording.terminal import Line, Screen
+from fp8scope.recording.terminal import Screen, TerminalLine
 
 ONLINE_SECONDS: Final = 2.0
 OFFLINE_SECONDS: Final = 5.0
@@ -113,13 +113,15 @@ class ConsoleLog:
             self._screens[name].feed(text, at, step)
         self._taken = self._added
 
-    def _affordable(self, lines: list[tuple[StreamName, Line]], final: bool) -> list[tuple[str, Line]]:
+    def _affordable(
+        self, lines: list[tuple[StreamName, TerminalLine]], final: bool
+    ) -> list[tuple[str, TerminalLine]]:
         """The newest lines within the allowance, after a line that says how many are missing."""
         now = time.monotonic()
         earned = (now - self._allowed_at) * CHARACTERS_PER_SECOND
         self._allowance, self._allowed_at = min(BURST_CHARACTERS, self._allowance + earned), now
         left = max(self._allowance, LAST_CHARACTERS) if final else self._allowance
-        chosen: list[tuple[str, Line]] = []
+        chosen: list[tuple[str, TerminalLine]] = []
         for name, line in reversed(lines):
             cost = len(line.text) + 32
             if cost > left:
@@ -132,12 +134,12 @@ class ConsoleLog:
         chosen.reverse()
         if missing:
             text = f"{missing:,} lines are left out: the program writes more than the console log takes."
-            first = chosen[0][1] if chosen else Line(0, time.time(), self._step())
+            first = chosen[0][1] if chosen else TerminalLine(0, time.time(), self._step())
             # Between the lines around it, in order of time; its number only identifies it.
-            chosen.insert(0, ("agent", Line(next(self._numbers), first.time, first.step, text)))
+            chosen.insert(0, ("agent", TerminalLine(next(self._numbers), first.time, first.step, text)))
         return chosen
 
-    def _documents(self, lines: list[tuple[str, Line]]) -> list[dict[str, Any]]:
+    def _documents(self, lines: list[tuple[str, TerminalLine]]) -> list[dict[str, Any]]:
         documents: list[dict[str, Any]] = []
         if not lines:
             return documents

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fp8scope.guard import Guard
 from fp8scope.observe.snapshot import NOTHING, PlainSnapshot, Snapshot
-from fp8scope.recording.records import Bytes, Histograms, RecordKind, Row
+from fp8scope.recording.records import Bytes, ExponentHistograms, RecordKind, Row
 from fp8scope.recording.urgency import Urgency
 from fp8scope.step import Step
 
@@ -29,7 +29,7 @@ class Pending(Protocol):
         """Wait until they have arrived."""
 
 
-class Entry(abc.ABC):
+class SpoolEntry(abc.ABC):
     """One record for the spool. The thread that writes it calls `wait`, then `pieces`, then `done`."""
 
     __slots__ = ()
@@ -56,7 +56,7 @@ class Entry(abc.ABC):
         """Called once the entry is written or dropped; its buffers may be reused."""
 
 
-class Document(Entry):
+class Document(SpoolEntry):
     """A record whose payload `payload()` returns; `source` is what that reads from a device."""
 
     __slots__ = ("kind", "payload", "source")
@@ -121,7 +121,7 @@ def catalogue_of(offset: int, tensors: "Sequence[TensorInfo]", statistics: Seque
     return Catalogue(offset, described, statistics)
 
 
-class StepRow(Entry):
+class StepRow(SpoolEntry):
     """A step's row: logged values, measured values that were not logged, and the tensors' statistics.
 
     `tokens`: the tokens of all steps up to the end of this one.
@@ -203,6 +203,6 @@ def histograms_of(step: Step, snapshot: Snapshot | PlainSnapshot) -> Document:
         seen = snapshot.read()
         if not len(seen.histogram_tensors):
             return b""
-        return Histograms(number, now, seen.histogram_tensors, seen.histogram_counts).encode()
+        return ExponentHistograms(number, now, seen.histogram_tensors, seen.histogram_counts).encode()
 
     return Document(RecordKind.HISTOGRAM, payload, snapshot)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from fp8scope.guard import Guard
 from fp8scope.observe.snapshot import EMPTY
-from fp8scope.recording.entries import Entry
+from fp8scope.recording.entries import SpoolEntry
 from fp8scope.recording.records import Bytes, RecordKind, Row
 from fp8scope.recording.urgency import Urgency
 
@@ -32,7 +32,7 @@ def clock_offset() -> float:
     return time.time() - time.perf_counter()
 
 
-class LightRow(Entry):
+class LightRow(SpoolEntry):
     """The row of one light step: its number, end (`time.perf_counter`) and loss, None if there was none.
 
     `step_tokens` are those of this step, `tokens` those of all steps up to its end, 0 if they are not known.

@@ -19,10 +19,10 @@ from typing import Any
 
 from fp8scope.config import Settings
 from fp8scope.guard import Guard
-from fp8scope.recording.entries import Catalogue, Entry, Origin
+from fp8scope.recording.entries import Catalogue, Origin, SpoolEntry
 from fp8scope.recording.light_rows import LightRow
 from fp8scope.recording.records import RecordKind, dump_json
-from fp8scope.recording.reserve import Counts
+from fp8scope.recording.reserve import RowCounts
 from fp8scope.recording.spool import Spool, SpoolFullError
 
 WAIT_AT_MOST = 0.25
@@ -53,7 +53,7 @@ class Recorder:
         self._guard = guard
         self._origin = origin
         self._on_urgent = on_urgent
-        self.waiting: deque[Entry | Catalogue] = deque()
+        self.waiting: deque[SpoolEntry | Catalogue] = deque()
         self.handed = 0
         """Number of entries ever queued. Code that appends to `waiting` increments it."""
         self.recorded = 0
@@ -69,7 +69,7 @@ class Recorder:
         self._rows = 0
         """Rows that the spool has accepted, on disk or in memory."""
 
-    def add(self, entry: Entry | Catalogue) -> None:
+    def add(self, entry: SpoolEntry | Catalogue) -> None:
         """Queue an entry without waiting."""
         self.waiting.append(entry)
         self.handed += 1
@@ -118,7 +118,7 @@ class Recorder:
                 break
         return self.recorded != before
 
-    def add_now(self, entry: Entry) -> None:
+    def add_now(self, entry: SpoolEntry) -> None:
         """On the recorder thread: record an entry that never was in the queue."""
         with self.lock, self._guard.shield(f"recording ({entry.kind.name.lower()})"):
             self._record(entry)
@@ -128,7 +128,7 @@ class Recorder:
         first = self._first()
         return self.handed - self.recorded > but and (first is None or first.is_ready())
 
-    def _first(self) -> Entry | Catalogue | None:
+    def _first(self) -> SpoolEntry | Catalogue | None:
         try:
             return self.waiting[0]
         except IndexError:
@@ -178,7 +178,7 @@ class Recorder:
         if any(row.is_urgent for row in rows):
             self._on_urgent(self.spool.end)
 
-    def _record(self, entry: Entry) -> None:
+    def _record(self, entry: SpoolEntry) -> None:
         assert self.spool is not None
         try:
             pieces = entry.pieces()
@@ -206,7 +206,7 @@ class Recorder:
     def _note_counts(self) -> None:
         """Store the counts from which `fp8scope sync` computes the rows lost to a `kill -9`."""
         if self.spool is not None:
-            self.spool.note(Counts(self._rows, self._guard.counts()[0]))
+            self.spool.note(RowCounts(self._rows, self._guard.counts()[0]))
 
     def _record_catalogue(self) -> None:
         """Append the tensors that the spool does not have yet, and the writer's origin."""

@@ -29,7 +29,7 @@ _HISTOGRAM = struct.Struct("<qqII")
 
 
 class RecordKind(enum.IntEnum):
-    """The payload of ROW is `Row.encode`, of HISTOGRAM `Histograms.encode`; the others are JSON."""
+    """The payload of ROW is `Row.encode`, of HISTOGRAM `ExponentHistograms.encode`; the others are JSON."""
 
     REGISTRATION = 1
     TENSORS = 2
@@ -166,7 +166,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Histograms:
+class ExponentHistograms:
     """The distribution of the exponents of some tensors in one step.
 
     `tensors` is int32 [n]: indices into the writer's catalogue. `counts` is float64 [n, bins]: zeros, then
@@ -186,7 +186,7 @@ class Histograms:
         return b"".join((head, self.tensors.astype("<i4", copy=False).tobytes(), packed))
 
     @classmethod
-    def decode(cls, payload: bytes) -> "Histograms":
+    def decode(cls, payload: bytes) -> "ExponentHistograms":
         """Decode a payload from `encode`. Raises TornRecordError if the sizes are inconsistent."""
         try:
             step, time_us, number, bins = _HISTOGRAM.unpack_from(payload)

@@ -12,7 +12,7 @@ from fp8scope.metadata.git import RepositoryLookup
 from fp8scope.metadata.redaction import plain
 
 if TYPE_CHECKING:
-    from fp8scope.recording.entries import Document, Entry
+    from fp8scope.recording.entries import Document, SpoolEntry
 
 MAX_TAGS = 50
 SEND_SECONDS = 1.0
@@ -78,7 +78,12 @@ class Registration:
     """The registration of a run in this process. `put` hands an entry to the current writer."""
 
     def __init__(
-        self, document: Mapping[str, Any], guard: Guard, put: "Callable[[Entry], object]", *, enabled: bool
+        self,
+        document: Mapping[str, Any],
+        guard: Guard,
+        put: "Callable[[SpoolEntry], object]",
+        *,
+        enabled: bool,
     ) -> None:
         self.document = dict(document)
         self.pending = False

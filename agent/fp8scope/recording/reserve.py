@@ -20,7 +20,7 @@ _MARK = b"RISK"
 
 
 @dataclass(frozen=True)
-class Counts:
+class RowCounts:
     """The number of rows that a writer has recorded (on disk or in memory), and that it has dropped."""
 
     recorded: int
@@ -53,7 +53,7 @@ class Reserve:
             self.remove()
             raise
 
-    def note(self, counts: Counts | None) -> None:
+    def note(self, counts: RowCounts | None) -> None:
         """Store counts while some rows are only in memory; None clears them: all rows are on disk again."""
         if self._descriptor < 0 or (counts is None and not self._noted):
             return

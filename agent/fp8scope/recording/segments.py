@@ -17,7 +17,7 @@ class SpoolBusyError(RuntimeError):
     """Another process is using this spool."""
 
 
-class Segment(abc.ABC):
+class LogSegment(abc.ABC):
     """Consecutive bytes of the log, beginning at position `base`."""
 
     def __init__(self, base: int) -> None:
@@ -51,7 +51,7 @@ class Segment(abc.ABC):
         """Close the segment and delete its data."""
 
 
-class FileSegment(Segment):
+class FileSegment(LogSegment):
     """A segment in a file. Writes are unbuffered, so they survive the death of the process."""
 
     def __init__(self, path: Path, base: int, *, create: bool, durable: bool = False) -> None:
@@ -102,7 +102,7 @@ class FileSegment(Segment):
         self.path.unlink(missing_ok=True)
 
 
-class MemorySegment(Segment):
+class MemorySegment(LogSegment):
     """A segment in memory, which is lost with the process."""
 
     def __init__(self, base: int) -> None:

@@ -31,8 +31,8 @@ from fp8scope.recording.records import (
     size_of,
 )
 from fp8scope.recording.reserve import RESERVE_BYTES as LAST_BYTES
-from fp8scope.recording.reserve import Counts, Reserve
-from fp8scope.recording.segments import FileSegment, Lock, MemorySegment, Owner, Segment, sync_directory
+from fp8scope.recording.reserve import Reserve, RowCounts
+from fp8scope.recording.segments import FileSegment, Lock, LogSegment, MemorySegment, Owner, sync_directory
 
 MAGIC = b"FP8SPL\x00\x01"
 SEGMENT_BYTES = 16 << 20
@@ -90,7 +90,7 @@ class Spool:
         self._segment_bytes = max(min(SEGMENT_BYTES, max_bytes // 8), 64 << 10)
         self._preamble = preamble
         self._mutex = threading.Lock()
-        self._segments: list[Segment] = []
+        self._segments: list[LogSegment] = []
         self._lock = Lock(directory, owner) if directory is not None else None
         self._reserve: Reserve | None = None
         if directory is not None and owner is not None:
@@ -100,7 +100,7 @@ class Spool:
                 self.close()
                 raise
         self._durable = durable
-        self._active: Segment | None = None
+        self._active: LogSegment | None = None
         self._end = 0
         for path in sorted(directory.glob("*.log")) if directory is not None else ():
             if path.stem.isdecimal():
@@ -194,13 +194,13 @@ class Spool:
             self._roll(kind, size)
             self._active.append(*pieces)
 
-    def _size_of(self, segment: Segment) -> int:
+    def _size_of(self, segment: LogSegment) -> int:
         return self._memory_segment_bytes if isinstance(segment, MemorySegment) else self._segment_bytes
 
     def _roll(self, kind: RecordKind, size: int) -> None:
         """Begin a new segment, in a file if possible, otherwise in memory."""
         head = self._head()
-        segment: Segment | None = None
+        segment: LogSegment | None = None
         if self.directory is not None and self.trouble is None:
             segment = self._new_file(self._end, head)
         if segment is None:
@@ -250,8 +250,8 @@ class Spool:
         if earlier is None:
             self._on_disk(error)
 
-    def note(self, counts: Counts) -> None:
-        """Store counts on disk, so that rows in memory are counted if the process is killed; see `Counts`."""
+    def note(self, counts: RowCounts) -> None:
+        """Store counts on disk, so that rows in memory are counted if the process is killed."""
         if self._reserve is not None and self.trouble is not None:
             self._reserve.note(counts)
 
@@ -356,7 +356,7 @@ class Spool:
             with contextlib.suppress(OSError):
                 file.delete()
 
-    def _records_from(self, segment: Segment, position: int) -> list[Record]:
+    def _records_from(self, segment: LogSegment, position: int) -> list[Record]:
         """Return the records of one segment that begin at `position` or later."""
         records, at = [], segment.base + len(MAGIC)
         while at < segment.end:
@@ -385,7 +385,7 @@ class Spool:
             position = following.base
         return None
 
-    def _read_one(self, segment: Segment, position: int) -> Record:
+    def _read_one(self, segment: LogSegment, position: int) -> Record:
         header = segment.read(position, FRAME.size)
         if len(header) < FRAME.size:
             raise TornRecordError("the frame is cut off")
@@ -396,11 +396,11 @@ class Spool:
         payload = segment.read(position + FRAME.size, length)
         return Record(check_frame(header, payload), payload, position, end)
 
-    def _segment_at(self, position: int) -> Segment | None:
+    def _segment_at(self, position: int) -> LogSegment | None:
         with self._mutex:
             return next((s for s in self._segments if position < s.end), None)
 
-    def _segment_after(self, segment: Segment) -> Segment | None:
+    def _segment_after(self, segment: LogSegment) -> LogSegment | None:
         with self._mutex:
             return next((s for s in self._segments if s.base > segment.base), None)
 

@@ -27,7 +27,7 @@ _UNFINISHED = re.compile(r"\x1b(?:\[[0-9;?]*|\][^\x07\x1b]{0,256})?$")
 
 
 @dataclass(slots=True)
-class Line:
+class TerminalLine:
     """One line. `number` counts the lines of a process; `time` (Unix seconds) and `step` are those of its
     last change.
     """
@@ -43,10 +43,10 @@ class Screen:
 
     def __init__(self, next_number: Callable[[], int]) -> None:
         self._next_number = next_number
-        self._rows: list[Line] = []
+        self._rows: list[TerminalLine] = []
         self._row = 0
         self._column = 0
-        self._changed: dict[int, Line] = {}
+        self._changed: dict[int, TerminalLine] = {}
         self._unfinished = ""
 
     def feed(self, text: str, time: float, step: int) -> None:
@@ -76,7 +76,7 @@ class Screen:
             elif control == "\b":
                 self._column = max(0, self._column - 1)
 
-    def take(self) -> list[Line]:
+    def take(self) -> list[TerminalLine]:
         """The lines that have changed since the last call, in the order of their numbers."""
         changed, self._changed = self._changed, {}
         return [changed[number] for number in sorted(changed)]
@@ -115,7 +115,7 @@ class Screen:
         if command in "EF":
             self._column = 0
 
-    def _erase(self, line: Line, how: int, time: float, step: int) -> None:
+    def _erase(self, line: TerminalLine, how: int, time: float, step: int) -> None:
         """Erase to the end of the line (0), to its beginning (1), or all of it (2)."""
         kept = line.text[: self._column] if how == 0 else ""
         if how == 1:
@@ -123,15 +123,15 @@ class Screen:
         line.text = kept
         self._note(line, time, step)
 
-    def _line(self, time: float, step: int) -> Line:
+    def _line(self, time: float, step: int) -> TerminalLine:
         """The line of the cursor; made if there is none yet."""
         if self._row == len(self._rows):
-            self._rows.append(Line(self._next_number(), time, step))
+            self._rows.append(TerminalLine(self._next_number(), time, step))
             if len(self._rows) > ROWS:
                 del self._rows[0]
                 self._row -= 1
         return self._rows[self._row]
 
-    def _note(self, line: Line, time: float, step: int) -> None:
+    def _note(self, line: TerminalLine, time: float, step: int) -> None:
         line.time, line.step = time, step
         self._changed[line.number] = line

@@ -32,7 +32,7 @@ MAX_STREAK = 200
 """A bound that more steps exceed than keep is the usual state of this run after so many, and not urgent."""
 
 
-class Level:
+class UsualLevel:
     """The usual level of one scalar, on a logarithmic scale."""
 
     __slots__ = ("_deviation", "_level", "_points", "_rise")
@@ -66,7 +66,7 @@ class Urgency:
     def __init__(self) -> None:
         self._not_finite: set[str] = set()
         """The scalars whose last value was NaN or infinite."""
-        self._levels = {name: Level(rise) for name, rise in MAX_RISES.items()}
+        self._levels = {name: UsualLevel(rise) for name, rise in MAX_RISES.items()}
         self._streaks = dict.fromkeys((*MAX_RISES, "range"), 0)
 
     def is_urgent(self, scalars: Mapping[str, float], statistics: Float64s) -> bool:

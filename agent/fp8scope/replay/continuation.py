@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from fp8scope.incidents.batches import host_hash
 from fp8scope.incidents.flight_recorder import FlightRecorder
-from fp8scope.incidents.folder import Incident, IncidentError
+from fp8scope.incidents.folder import IncidentError, StoredIncident
 from fp8scope.incidents.rates import before_steps, rates_of
 from fp8scope.incidents.snapshots import SnapshotError, restore_random
 from fp8scope.replay.engine import EndScript
@@ -26,7 +26,7 @@ class Continuation:
 
     keeps_incidents = True
 
-    def __init__(self, incident: Incident, first: int, last: int, snapshot: int | None) -> None:
+    def __init__(self, incident: StoredIncident, first: int, last: int, snapshot: int | None) -> None:
         self.problem = ""
         """Why the script was ended."""
         self.skipped = 0

@@ -15,20 +15,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from fp8scope.incidents.flight_recorder import FlightRecorder
-from fp8scope.incidents.folder import Incident, IncidentError
+from fp8scope.incidents.folder import IncidentError, StoredIncident
 from fp8scope.incidents.snapshots import SnapshotError
 from fp8scope.replay.from_snapshot import FromSnapshot
 from fp8scope.replay.from_start import FromStart
 from fp8scope.replay.passes import OnProgress
 from fp8scope.replay.study import HOW_TO_STUDY, Study
-from fp8scope.replay.verdict import Finding, loss_in
+from fp8scope.replay.verdict import ReplayResult, loss_in
 
 
 class EndScript(BaseException):  # noqa: N818 - no error: the script has done what it is for
     """Ends the script. Not an Exception, which the script may handle."""
 
 
-class Way(Protocol):
+class ReplayPath(Protocol):
     """The way through the training to the steps of the incident."""
 
     def turns(self, flight: FlightRecorder, source: Iterator[Any], *, searches: bool) -> Iterator[Any]:
@@ -55,7 +55,7 @@ class Engine:
     keeps_incidents = False
 
     def __init__(
-        self, incident: Incident, step: int | None, snapshots: Sequence[int], *, on_progress: OnProgress
+        self, incident: StoredIncident, step: int | None, snapshots: Sequence[int], *, on_progress: OnProgress
     ) -> None:
         self.problem = ""
         """Why there is no finding."""
@@ -67,13 +67,13 @@ class Engine:
             on_progress=on_progress,
         )
         self._has_snapshots = bool(snapshots)
-        self._way: Way = (
+        self._way: ReplayPath = (
             FromSnapshot(incident, self._study, snapshots) if snapshots else FromStart(incident, self._study)
         )
         self._serves = False
 
     @property
-    def finding(self) -> Finding | None:
+    def finding(self) -> ReplayResult | None:
         """The result; None if the step was not reached."""
         return self._study.finding
 

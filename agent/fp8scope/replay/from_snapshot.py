@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 from fp8scope.control.training_state import clone_batch
 from fp8scope.incidents.batches import KeptBatch
 from fp8scope.incidents.flight_recorder import FlightRecorder
-from fp8scope.incidents.folder import Incident
+from fp8scope.incidents.folder import StoredIncident
 from fp8scope.incidents.rates import before_steps, set_rates
 from fp8scope.incidents.snapshots import SnapshotError, Trained, restore_random
 from fp8scope.recording.records import Row
@@ -25,7 +25,7 @@ Group: TypeAlias = dict[str, Any]
 class FromSnapshot:
     """Begins after one of the steps `snapshots`, see `Engine`."""
 
-    def __init__(self, incident: Incident, study: Study, snapshots: Sequence[int]) -> None:
+    def __init__(self, incident: StoredIncident, study: Study, snapshots: Sequence[int]) -> None:
         self.is_over = False
         self._incident = incident
         self._study = study

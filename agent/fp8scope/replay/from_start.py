@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from fp8scope.incidents.batches import BatchLog, KeptBatch
 from fp8scope.incidents.flight_recorder import BATCH_BYTES, FlightRecorder
-from fp8scope.incidents.folder import Incident
+from fp8scope.incidents.folder import StoredIncident
 from fp8scope.incidents.rates import before_steps, set_rates
 from fp8scope.incidents.snapshots import Snapshot
 from fp8scope.recording.records import Row
@@ -21,7 +21,7 @@ from fp8scope.replay.verdict import loss_in
 class FromStart:
     """Goes from the beginning of the script to the step of the study, or to the end of the incident."""
 
-    def __init__(self, incident: Incident, study: Study) -> None:
+    def __init__(self, incident: StoredIncident, study: Study) -> None:
         self.is_over = False
         self._incident = incident
         self._study = study

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fp8scope.autolog.loss_capture import Loss, listen, unlisten
-from fp8scope.control.bisection import Bisection, ProductError, compare_gradients
+from fp8scope.control.bisection import Bisection, ProductDeviation, compare_gradients
 from fp8scope.control.precision import fp8_layers_of, precision_of, products_of, set_products
 from fp8scope.control.training_state import clone_batch
 from fp8scope.guard import Guard
@@ -223,10 +223,10 @@ def bisection_of(
     errors = []
     for path, layer, product in cases:
         single = yield from passes.again({layer: frozenset((product,))})
-        errors.append(ProductError(path, product, *gradient_error(single, reference)))
+        errors.append(ProductDeviation(path, product, *gradient_error(single, reference)))
         on_progress(len(errors), len(cases))
     errors.sort(key=lambda error: (error.relative_error == error.relative_error, -error.relative_error))
-    together = ProductError("*", "fprop", *gradient_error(total, reference))
+    together = ProductDeviation("*", "fprop", *gradient_error(total, reference))
     seconds = time.perf_counter() - began
     return Bisection(
         tuple(errors), together, loss_bf16, loss_fp8, seconds, NOTE, exact_is_finite=reference.is_finite

@@ -34,7 +34,7 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SearchOutcome:
     """The step that a search ended with: its stage, and its place among the stage's steps."""
 
     stage: Stage
@@ -78,11 +78,11 @@ def _outcome(
     begin: Snapshot,
     wanted: int,
     on_progress: OnProgress,
-) -> Generator[Any, None, Outcome]:
+) -> Generator[Any, None, SearchOutcome]:
     """Yield the batches of the search. In the end the training is in the state before the outcome's stage."""
     trained.load(begin)
     last = stages[-1].steps[-1]
-    otherwise: tuple[Outcome, Passes] | None = None
+    otherwise: tuple[SearchOutcome, Passes] | None = None
     for number, stage in enumerate(stages):
         passes = Passes(flight, trained, stage.batches(), stage.on_begin)
         with passes.watched():
@@ -91,15 +91,15 @@ def _outcome(
             index = _first_other(stage.losses, in_fp8)
             if index is not None:
                 repeated = _loss(in_fp8, index)
-                return Outcome(stage, index, stage.steps[index], repeated, is_repeatable=False)
+                return SearchOutcome(stage, index, stage.steps[index], repeated, is_repeatable=False)
             in_bf16: Pass = yield from passes.again({})
         index = _parting_step(in_fp8, in_bf16)
         if index is not None:
             passes.restore()
             index = min(index, len(stage.steps) - 1)
-            return Outcome(stage, index, stage.steps[index])
+            return SearchOutcome(stage, index, stage.steps[index])
         if wanted in stage.steps:
-            otherwise = Outcome(stage, stage.steps.index(wanted), last), passes
+            otherwise = SearchOutcome(stage, stage.steps.index(wanted), last), passes
         trained.load(following)
         on_progress(number + 1, len(stages))
     assert otherwise is not None

@@ -7,12 +7,12 @@ import torch
 
 from fp8scope.incidents.batches import KeptBatch
 from fp8scope.incidents.flight_recorder import FlightRecorder
-from fp8scope.incidents.folder import Incident
+from fp8scope.incidents.folder import StoredIncident
 from fp8scope.incidents.snapshots import Trained
 from fp8scope.recording.records import Row
 from fp8scope.replay import limits
 from fp8scope.replay.passes import More, OnProgress, Pass, Passes, bisection_of, same_gradient
-from fp8scope.replay.verdict import Finding, SearchedSteps, loss_in, same_bits
+from fp8scope.replay.verdict import ReplayResult, SearchedSteps, loss_in, same_bits
 
 HOW_TO_STUDY = (
     "For the comparison with BF16 the script must take its batches from run.batches(...) and call "
@@ -25,10 +25,10 @@ class Study:
     """The result of a replay of `step`, as far as it has come."""
 
     def __init__(
-        self, incident: Incident, step: int, *, is_from_start: bool, on_progress: OnProgress
+        self, incident: StoredIncident, step: int, *, is_from_start: bool, on_progress: OnProgress
     ) -> None:
         self.step = step
-        self.finding: Finding | None = None
+        self.finding: ReplayResult | None = None
         self.first_difference: int | None = None
         """The first step on the way whose loss is another one than recorded."""
         self.search: SearchedSteps | None = None
@@ -66,9 +66,9 @@ class Study:
             )
 
     def conclude(self, loss: float | None, *notes: str, **more: Any) -> None:
-        """Set the finding for a step whose replayed loss is `loss`; `more`: further fields of a `Finding`."""
+        """Set the finding for a step whose replayed loss is `loss`; `more`: fields of a `ReplayResult`."""
         recorded = self._recorded.get(self.step)
-        self.finding = Finding(
+        self.finding = ReplayResult(
             self.step,
             None if recorded is None else loss_in(recorded.scalars),
             loss,

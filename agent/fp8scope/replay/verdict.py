@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from fp8scope.control.bisection import Bisection, ProductError
+from fp8scope.control.bisection import Bisection, ProductDeviation
 from fp8scope.recording.records import wire_number
 
 PARTED_LOSS = 0.01
@@ -38,7 +38,7 @@ class SearchedSteps:
 
 
 @dataclass(frozen=True)
-class Finding:
+class ReplayResult:
     """The result of a replay. Losses are None where they are not known."""
 
     step: int
@@ -85,7 +85,7 @@ class Finding:
         )
 
     @property
-    def product(self) -> ProductError | None:
+    def product(self) -> ProductDeviation | None:
         """The product in which they part; None if they do not, or if no layer stands out."""
         if not self.parted or self.bisection is None or not self.bisection.products:
             return None

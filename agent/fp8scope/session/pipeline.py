@@ -26,7 +26,7 @@ from fp8scope.guard import Guard
 from fp8scope.observe.budget import LAG_SECONDS
 from fp8scope.process.threads import Worker
 from fp8scope.recording.console import ConsoleLog
-from fp8scope.recording.entries import Catalogue, Document, Entry, Origin
+from fp8scope.recording.entries import Catalogue, Document, Origin, SpoolEntry
 from fp8scope.recording.finish_report import FinishReport
 from fp8scope.recording.recorder import Recorder
 from fp8scope.recording.records import RecordKind, dump_json
@@ -101,7 +101,7 @@ class Pipeline:
         self.sending = Worker("sender", self._send, guard, self._sender_ended)
         self._flusher = Worker("flusher", self._flush, guard)
 
-    def put(self, entry: Entry | Catalogue) -> None:
+    def put(self, entry: SpoolEntry | Catalogue) -> None:
         """Queue an entry. All earlier entries are written when this returns, unless the disk is slower than
         the bounds of `fp8scope.recording.recorder`.
         """
@@ -123,7 +123,7 @@ class Pipeline:
         if self.started:
             self._queue.catch_up(but=0)
 
-    def prepare(self, entry: Entry) -> None:
+    def prepare(self, entry: SpoolEntry) -> None:
         """Queue an entry without starting the threads: it is recorded only if a `put` follows."""
         self._queue.add(entry)
 

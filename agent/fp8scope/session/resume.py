@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fp8scope.config import ConfigurationError, Settings
-from fp8scope.delivery.transport import Action, Transport
+from fp8scope.delivery.transport import NextAction, Transport
 from fp8scope.process.launch_ranks import Job
 
 ASK_SECONDS = 3.0
@@ -118,7 +118,7 @@ def last_attempt(run: str, settings: Settings) -> int:
     transport = Transport(impatient)
     outcome = transport.send("GET", f"/runs/{run}", b"")
     transport.close()
-    attempt = outcome.answer.get("last_attempt") if outcome.action is Action.DONE else None
+    attempt = outcome.answer.get("last_attempt") if outcome.action is NextAction.DONE else None
     return attempt if isinstance(attempt, int) else -1
 
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from fp8scope.delivery.inbox import AlertQueue
 from fp8scope.guard import Guard
-from fp8scope.observe.budget import MEASURED_EVERY, PLAIN_EVERY, Budget
+from fp8scope.observe.budget import MEASURED_EVERY, PLAIN_EVERY, TimeBudget
 from fp8scope.observe.collector import Collector
 from fp8scope.observe.snapshot import BusyError, PlainSnapshot, Snapshot
 from fp8scope.observe.timing import Measures
@@ -99,7 +99,7 @@ class Steps:
         """The thread that trains."""
         self.failure = ""
         """How the run has failed, as text. A step that ends well clears it."""
-        self.budget = Budget(overhead)
+        self.budget = TimeBudget(overhead)
         self.collector = Collector(guard.caught, self.budget)
         self.measures = Measures(guard, self.budget)
         self.known_names: set[str] = set()

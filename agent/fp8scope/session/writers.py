@@ -13,7 +13,7 @@ from fp8scope.delivery.inbox import DocumentSink
 from fp8scope.delivery.sender import Sender
 from fp8scope.guard import Guard
 from fp8scope.recording.console import ConsoleLog
-from fp8scope.recording.entries import Catalogue, Entry, Origin
+from fp8scope.recording.entries import Catalogue, Origin, SpoolEntry
 from fp8scope.recording.finish_report import FinishReport
 from fp8scope.session.pipeline import Pipeline
 
@@ -54,7 +54,7 @@ class Writers:
         """The current writer's sender; None before the first entry, and in offline mode."""
         return self.pipeline.sender
 
-    def put(self, entry: Entry | Catalogue) -> None:
+    def put(self, entry: SpoolEntry | Catalogue) -> None:
         """Hand an entry to the current writer."""
         self.pipeline.put(entry)
 

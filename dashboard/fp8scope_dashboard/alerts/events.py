@@ -17,7 +17,7 @@ from django.db.models import Q
 
 from fp8scope_dashboard.alerts import evidence, lifecycle, rules, signals
 from fp8scope_dashboard.alerts.delivery import routing
-from fp8scope_dashboard.alerts.detectors import Finding
+from fp8scope_dashboard.alerts.detectors import ConditionChange
 from fp8scope_dashboard.alerts.models import (
     EntryKind,
     Event,
@@ -46,7 +46,7 @@ class Detection:
     """
 
     rule: Rule
-    finding: Finding
+    finding: ConditionChange
     stream: str
     generation: str
 
@@ -160,7 +160,7 @@ def _opened_or_kept(live: RunEvents, each: Detection, opened: list[Event], kept:
         opened.append(event)
 
 
-def _covers(event: Event, finding: Finding) -> bool:
+def _covers(event: Event, finding: ConditionChange) -> bool:
     """Whether an event of a kind that outranks a finding's has its cause."""
     return not rules.kind_of(event.kind).names_tensors or evidence.overlaps(event, finding)
 
@@ -168,7 +168,7 @@ def _covers(event: Event, finding: Finding) -> bool:
 def _completed(waiting: Detection, update: Detection) -> Detection:
     if not _is_end_of(update, waiting):
         return waiting
-    finding = Finding(**{**asdict(update.finding), "update": False})
+    finding = ConditionChange(**{**asdict(update.finding), "update": False})
     return Detection(waiting.rule, finding, waiting.stream, waiting.generation)
 
 
@@ -315,7 +315,7 @@ def _create(live: RunEvents, each: Detection) -> Event | None:
     return None
 
 
-def _fields(run: Run, each: Detection, finding: Finding) -> dict[str, Any]:
+def _fields(run: Run, each: Detection, finding: ConditionChange) -> dict[str, Any]:
     """The fields of a new event, beside those that identify it."""
     return {
         "rule": each.rule,
@@ -330,7 +330,7 @@ def _fields(run: Run, each: Detection, finding: Finding) -> dict[str, Any]:
     }
 
 
-def _since_its_beginning(run: Run, each: Detection) -> Finding:
+def _since_its_beginning(run: Run, each: Detection) -> ConditionChange:
     """A finding that opens an event, from the earliest step at which its condition was seen.
 
     That is the onset of its first tensor, or of a condition that was its beginning (`Kind.begins_as`) and
@@ -355,7 +355,7 @@ def _since_its_beginning(run: Run, each: Detection) -> Finding:
     return replace(finding, onset_step=onset, message=message, evidence=own)
 
 
-def _begin_earlier(event: Event, finding: Finding) -> None:
+def _begin_earlier(event: Event, finding: ConditionChange) -> None:
     """Let an event begin at a finding's onset if that is earlier. The caller saves it."""
     onset = evidence.first_onset(finding)
     if onset >= event.onset_step:
@@ -432,7 +432,7 @@ def _restored(run: Run, waiting: Sequence[Mapping[str, Any]]) -> Iterator[Detect
     )
     for item in waiting:
         if item["rule"] in known:
-            finding = Finding(**item["finding"])
+            finding = ConditionChange(**item["finding"])
             yield Detection(known[item["rule"]], finding, item["stream"], item["generation"])
 
 

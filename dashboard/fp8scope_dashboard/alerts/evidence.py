@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fp8scope_dashboard.alerts import rules
-from fp8scope_dashboard.alerts.detectors import NAMED, SAME_CAUSE, Finding
+from fp8scope_dashboard.alerts.detectors import NAMED, SAME_CAUSE, ConditionChange
 from fp8scope_dashboard.alerts.models import Event, Rule
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.runs.models import Run, Tensor
@@ -24,7 +24,7 @@ MESSAGE_LENGTH = 500
 OF_TENSORS = ("tensors", "tensors_over", "first")
 
 
-def gather(run: Run, rule: Rule, finding: Finding) -> dict[str, Any]:
+def gather(run: Run, rule: Rule, finding: ConditionChange) -> dict[str, Any]:
     """The finding's evidence and the series around its onset, as JSON types.
 
     `series` and, if the run has a baseline, `baseline` are lists of {"name", "steps", "values"}, with NaN and
@@ -57,7 +57,7 @@ def gather(run: Run, rule: Rule, finding: Finding) -> dict[str, Any]:
     return gathered
 
 
-def first_onset(finding: Finding) -> int:
+def first_onset(finding: ConditionChange) -> int:
     """The step at which the condition of a finding began: that of its first tensor, if it has tensors."""
     first = finding.evidence.get("first")
     return finding.onset_step if first is None else min(finding.onset_step, int(first["onset_step"]))
@@ -72,13 +72,13 @@ def first_tensor(evidence: Mapping[str, Any], onset: int) -> dict[str, Any]:
     return next((dict(tensor) for tensor in listed if tensor.get("onset_step") == onset), {})
 
 
-def overlaps(event: Event, finding: Finding) -> bool:
+def overlaps(event: Event, finding: ConditionChange) -> bool:
     """Whether a finding of tensors has the cause of an event: it began at most SAME_CAUSE steps apart."""
     last = int(event.evidence.get("last_onset", event.onset_step))
     return event.onset_step - SAME_CAUSE <= finding.onset_step <= last + SAME_CAUSE
 
 
-def shares_tensors(event: Event, finding: Finding) -> bool:
+def shares_tensors(event: Event, finding: ConditionChange) -> bool:
     """Whether a finding names a tensor of an event; true if it names none at all."""
     if "tensors" not in finding.evidence:
         return True
@@ -86,7 +86,7 @@ def shares_tensors(event: Event, finding: Finding) -> bool:
     return any(tensor["name"] in names for tensor in finding.evidence["tensors"])
 
 
-def is_about(event: Event, finding: Finding) -> bool:
+def is_about(event: Event, finding: ConditionChange) -> bool:
     """Whether a finding names largely the tensors of an event: half of its modules are the event's.
 
     Input, weight and gradient of one module leave their ranges together. Of many tensors the evidence names
@@ -105,7 +105,7 @@ def _modules(named: Mapping[str, Any]) -> set[Any]:
     return {tensor["name"].rpartition(".")[0] for tensor in named.get("tensors", [])}
 
 
-def add_further(event: Event, rule: Rule, finding: Finding) -> None:
+def add_further(event: Event, rule: Rule, finding: ConditionChange) -> None:
     """Keep what another rule found about the same tensors: one entry for each rule, the latest."""
     entry: dict[str, Any] = {
         "kind": rule.kind,
@@ -138,7 +138,7 @@ def _earlier_first(before: Mapping[str, Any], other: Mapping[str, Any]) -> dict[
     return {"first": min(named, key=lambda first: int(first["onset_step"]))} if named else {}
 
 
-def complete(event: Event, finding: Finding) -> None:
+def complete(event: Event, finding: ConditionChange) -> None:
     """Add the tensors of a finding to an event that has the same cause; other findings change nothing."""
     tensors = finding.evidence.get("tensors")
     if tensors is None:
@@ -160,7 +160,9 @@ def complete(event: Event, finding: Finding) -> None:
         event.message, event.value = finding.message[:MESSAGE_LENGTH], finding.value
 
 
-def _own_series(run: Run, rule: Rule, finding: Finding, first: int, last: int) -> list[dict[str, Any]]:
+def _own_series(
+    run: Run, rule: Rule, finding: ConditionChange, first: int, last: int
+) -> list[dict[str, Any]]:
     """The series that the rule reads, without the loss."""
     if rule.kind == "threshold" and not rule.tensors:
         if rule.statistic == "loss":
@@ -173,7 +175,9 @@ def _own_series(run: Run, rule: Rule, finding: Finding, first: int, last: int) -
     return _tensor_series(run, finding, statistic, first, last)
 
 
-def _tensor_series(run: Run, finding: Finding, statistic: str, first: int, last: int) -> list[dict[str, Any]]:
+def _tensor_series(
+    run: Run, finding: ConditionChange, statistic: str, first: int, last: int
+) -> list[dict[str, Any]]:
     names = [tensor["name"] for tensor in finding.evidence["tensors"][:TENSORS]]
     indices = dict(Tensor.objects.filter(run=run, name__in=names).values_list("name", "index"))
     return [

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fp8scope_dashboard.alerts.kinds import KINDS, Kind, Parameter
+from fp8scope_dashboard.alerts.kinds import KINDS, KindDefinition, Parameter
 
-__all__ = ["KINDS", "Kind", "Parameter", "RuleError", "kind_of", "saved_parameters", "validate"]
+__all__ = ["KINDS", "KindDefinition", "Parameter", "RuleError", "kind_of", "saved_parameters", "validate"]
 
 
 class RuleError(ValueError):
     """The parameters of a rule are invalid; the message says what to change."""
 
 
-def kind_of(name: str) -> Kind:
+def kind_of(name: str) -> KindDefinition:
     """The kind with this name.
 
     Raises:

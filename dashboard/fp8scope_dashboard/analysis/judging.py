@@ -21,7 +21,7 @@ from fp8scope_dashboard.analysis.coverage import (
     missing_steps,
     standing_of,
 )
-from fp8scope_dashboard.analysis.losses.alignment import Axis, Curve
+from fp8scope_dashboard.analysis.losses.alignment import Axis, LossCurve
 from fp8scope_dashboard.analysis.losses.result import LossComparison
 from fp8scope_dashboard.analysis.models import Comparison, EvaluationComparison
 from fp8scope_dashboard.runs.models import Run, RunState
@@ -30,8 +30,8 @@ from fp8scope_dashboard.runs.models import Run, RunState
 def coverage_of_loss(
     arm: Sequence[Run],
     baseline: Sequence[Run],
-    ours: Sequence[Curve],
-    theirs: Sequence[Curve],
+    ours: Sequence[LossCurve],
+    theirs: Sequence[LossCurve],
     result: LossComparison,
 ) -> Coverage:
     """How much of the first run's plan the comparison of its loss covers.
@@ -165,6 +165,6 @@ def _standing(run: Run, reached: Mapping[UUID, int | None], gap: float = 1.0) ->
     return standing_of(run.state, reached[run.id], run.total_steps, gap)
 
 
-def _end(curve: Curve, axis: Axis) -> float:
+def _end(curve: LossCurve, axis: Axis) -> float:
     x = curve.tokens if axis == "tokens" else curve.steps
     return float(x[-1]) if x is not None and len(x) else 0.0

@@ -13,7 +13,7 @@ from django.utils import timezone
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.analysis.coverage import conclude
 from fp8scope_dashboard.analysis.judging import coverage_of_loss
-from fp8scope_dashboard.analysis.losses.alignment import Curve
+from fp8scope_dashboard.analysis.losses.alignment import LossCurve
 from fp8scope_dashboard.analysis.losses.result import LossComparison
 from fp8scope_dashboard.analysis.losses.seeds import Prior, pooled_prior
 from fp8scope_dashboard.analysis.losses.verdict import compare_losses
@@ -94,7 +94,11 @@ def project_prior(run: Run) -> Prior:
 
 
 def _own_differences(
-    arm: Sequence[Run], ours: Sequence[Curve], theirs: Sequence[Curve], result: LossComparison, prior: Prior
+    arm: Sequence[Run],
+    ours: Sequence[LossCurve],
+    theirs: Sequence[LossCurve],
+    result: LossComparison,
+    prior: Prior,
 ) -> list[RunDifference]:
     """The differences of the runs of an arm. Those that diverged leave no difference of the others: these are
     then compared without them.
@@ -114,7 +118,7 @@ def _own_differences(
     return [*others, *(replace(run, left=True) for i, run in enumerate(named) if i not in healthy)]
 
 
-def _planned(curve: Curve, run: Run) -> Curve:
+def _planned(curve: LossCurve, run: Run) -> LossCurve:
     """The curve with its run's name and the end of its schedule."""
     planned = run.total_steps
     if not planned and run.state == RunState.FINISHED and len(curve):

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fp8scope_dashboard.analysis.losses.alignment import Curve
+from fp8scope_dashboard.analysis.losses.alignment import LossCurve
 from fp8scope_dashboard.analysis.losses.result import LossComparison
 from fp8scope_dashboard.analysis.losses.seeds import PUBLIC_NATS, Prior, odd_seeds
 from fp8scope_dashboard.text import own_differences as text
@@ -42,7 +42,7 @@ class RunDifference:
 
 
 def of_losses(
-    runs: Sequence[RunDifference], curves: Sequence[Curve], result: LossComparison, prior: Prior
+    runs: Sequence[RunDifference], curves: Sequence[LossCurve], result: LossComparison, prior: Prior
 ) -> list[RunDifference]:
     """The differences of the runs that took part in a comparison of losses; their mean is the group's.
 
@@ -77,7 +77,7 @@ def of_losses(
     return [*found, *(run for run in broken if run.run not in {each.run for each in found})]
 
 
-def ends_broken(curve: Curve) -> bool:
+def ends_broken(curve: LossCurve) -> bool:
     """Whether the last loss is not finite."""
     return bool(len(curve)) and not usable(curve.losses[-1:]).all()
 
@@ -93,7 +93,7 @@ def with_left(runs: Sequence[RunDifference], prior: Prior) -> list[RunDifference
     ]
 
 
-def _level(curve: Curve, axis: Any, window: tuple[float, float]) -> float | None:
+def _level(curve: LossCurve, axis: Any, window: tuple[float, float]) -> float | None:
     """The mean of the usable losses in the window; None without one."""
     x = curve.on(axis)
     losses = curve.losses[(x >= window[0]) & (x <= window[1])]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fp8scope_dashboard.analysis.quantities import Line, Measured, SeedSpread, of
-from fp8scope_dashboard.analysis.reading import Reading
+from fp8scope_dashboard.analysis.quantities import LossSpread, MeasuredRun, MeasuredScalar, of
+from fp8scope_dashboard.analysis.reading import RunReading
 from fp8scope_dashboard.runs.models import Run
 
 
 def quantities_of(
-    run: Run, ours: Sequence[Reading], theirs: Sequence[Reading], losses: Mapping[str, Any]
+    run: Run, ours: Sequence[RunReading], theirs: Sequence[RunReading], losses: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What the run costs and saves against its baseline; see `quantities.of`.
 
@@ -28,15 +28,17 @@ def quantities_of(
     )
 
 
-def _measured(reading: Reading) -> Measured:
-    scalars = {name: Line(means.ends, means.means) for name, means in reading.scalars.items()}
-    return Measured(Line(reading.curve.steps, reading.curve.losses), reading.curve.tokens, scalars)
+def _measured(reading: RunReading) -> MeasuredRun:
+    scalars = {name: MeasuredScalar(means.ends, means.means) for name, means in reading.scalars.items()}
+    return MeasuredRun(
+        MeasuredScalar(reading.curve.steps, reading.curve.losses), reading.curve.tokens, scalars
+    )
 
 
-def _spread(losses: Mapping[str, Any]) -> SeedSpread | None:
+def _spread(losses: Mapping[str, Any]) -> LossSpread | None:
     """The spread between seeds that the verdict used, in the unit of the loss."""
     stored, baseline = losses.get("seed_spread") or {}, losses.get("baseline_loss")
     value, relative = stored.get("value"), losses.get("unit", "relative") == "relative"
     if not value or (relative and not baseline):
         return None
-    return SeedSpread(abs(value * baseline) if relative else value, float(stored.get("freedom") or 3.0))
+    return LossSpread(abs(value * baseline) if relative else value, float(stored.get("freedom") or 3.0))

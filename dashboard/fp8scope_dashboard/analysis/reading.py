@@ -17,7 +17,7 @@ from uuid import UUID
 import numpy as np
 from numpy.typing import NDArray
 
-from fp8scope_dashboard.analysis.losses.alignment import Curve
+from fp8scope_dashboard.analysis.losses.alignment import LossCurve
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry.queries import ScalarMeans
@@ -37,10 +37,10 @@ MOST_KEPT: Final = 32
 
 
 @dataclass(frozen=True)
-class Reading:
+class RunReading:
     """A run as a comparison reads it: its loss curve, and the other scalars in the same buckets."""
 
-    curve: Curve
+    curve: LossCurve
     scalars: Mapping[str, ScalarMeans]
 
 
@@ -55,7 +55,7 @@ def stride_of(steps: int) -> int:
     return stride
 
 
-def read_arms(ours: Sequence[UUID], theirs: Sequence[UUID]) -> tuple[list[Reading], list[Reading]]:
+def read_arms(ours: Sequence[UUID], theirs: Sequence[UUID]) -> tuple[list[RunReading], list[RunReading]]:
     """The runs of two arms. Buckets are equal in the range that the first run and the baseline share.
 
     The buckets follow from that range, so that a short run is compared step by step with a long baseline.
@@ -83,7 +83,7 @@ def _end(run_id: UUID, rows_stored: int) -> int:
 
 
 @lru_cache(maxsize=MOST_KEPT)
-def _read(run_id: UUID, rows_stored: int, near: int, rest: tuple[int, int] | None) -> Reading:
+def _read(run_id: UUID, rows_stored: int, near: int, rest: tuple[int, int] | None) -> RunReading:
     """A run in buckets of `near` steps.
 
     Args:
@@ -102,7 +102,7 @@ def _read(run_id: UUID, rows_stored: int, near: int, rest: tuple[int, int] | Non
     return _with_exact_breaks(run_id, _reading(joined))
 
 
-def _with_exact_breaks(run_id: UUID, reading: Reading) -> Reading:
+def _with_exact_breaks(run_id: UUID, reading: RunReading) -> RunReading:
     """The reading in which stretches of losses that are not finite begin and end at their own steps.
 
     People look for the step that a sentence names.
@@ -139,7 +139,7 @@ def _joined(first: ScalarMeans, second: ScalarMeans) -> ScalarMeans:
     return ScalarMeans(*(np.concatenate(pair) for pair in pairs))
 
 
-def _reading(means: Mapping[str, ScalarMeans]) -> Reading:
+def _reading(means: Mapping[str, ScalarMeans]) -> RunReading:
     loss, tokens = means["loss"], means["tokens"]
     at = np.searchsorted(tokens.ends, loss.ends)
     known = len(tokens) > 0 and bool((at < len(tokens)).all())
@@ -149,8 +149,8 @@ def _reading(means: Mapping[str, ScalarMeans]) -> Reading:
         and np.array_equal(tokens.ends[at], loss.ends)
         and bool((tokens.counts[at] >= loss.counts).all())
     )
-    curve = Curve(loss.ends, loss.means, tokens.last[at] if known else None, _hashes(means))
-    return Reading(curve, {name: means[name] for name in SCALARS if len(means[name])})
+    curve = LossCurve(loss.ends, loss.means, tokens.last[at] if known else None, _hashes(means))
+    return RunReading(curve, {name: means[name] for name in SCALARS if len(means[name])})
 
 
 def _hashes(means: Mapping[str, ScalarMeans]) -> NDArray[np.float64] | None:

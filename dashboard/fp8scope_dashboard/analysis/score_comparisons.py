@@ -18,10 +18,10 @@ from fp8scope_dashboard.analysis.losses.seeds import Prior, pooled_prior
 from fp8scope_dashboard.analysis.models import Comparison, EvaluationComparison
 from fp8scope_dashboard.analysis.own_differences import as_dict, sentences
 from fp8scope_dashboard.analysis.scores import precision
-from fp8scope_dashboard.analysis.scores.result import METHOD_VERSION, Score, ScoreComparison, Task
-from fp8scope_dashboard.analysis.scores.seeds import Group
+from fp8scope_dashboard.analysis.scores.result import METHOD_VERSION, RunScore, ScoreComparison, TaskScores
+from fp8scope_dashboard.analysis.scores.seeds import SeedGroup
 from fp8scope_dashboard.analysis.scores.spending import shares
-from fp8scope_dashboard.analysis.scores.summary import Summary, summarise
+from fp8scope_dashboard.analysis.scores.summary import ScoreSummary, summarise
 from fp8scope_dashboard.analysis.scores.verdict import judge
 from fp8scope_dashboard.evaluations.models import Evaluation
 from fp8scope_dashboard.notifications import run_changed
@@ -86,7 +86,7 @@ def compare_evaluations(run_id: UUID) -> list[EvaluationComparison]:
     return computed
 
 
-def summary_of(run: Run, rows: Sequence[EvaluationComparison]) -> Summary:
+def summary_of(run: Run, rows: Sequence[EvaluationComparison]) -> ScoreSummary:
     """One verdict over the comparisons of a run at one step, for the current state of the run.
 
     As for a single score, an equivalence on a part of the run is `pending` or `incomplete`.
@@ -189,7 +189,7 @@ def _loss_prior(run: Run) -> Prior:
     return pooled_prior([np.array(losses, np.float64) for losses in groups.values()])
 
 
-def _other_groups(run: Run, tasks: Sequence[TaskName]) -> dict[TaskName, list[Group]]:
+def _other_groups(run: Run, tasks: Sequence[TaskName]) -> dict[TaskName, list[SeedGroup]]:
     """The seeds of the project's other groups on these tasks, each at the last checkpoint with own seeds."""
     rows = EvaluationComparison.objects.filter(
         run__project_id=run.project_id,
@@ -200,21 +200,21 @@ def _other_groups(run: Run, tasks: Sequence[TaskName]) -> dict[TaskName, list[Gr
     fields = rows.order_by("name", "metric", "run__baseline", "-step", "-computed_at").distinct(
         "name", "metric", "run__baseline"
     )
-    groups: dict[TaskName, list[Group]] = defaultdict(list)
+    groups: dict[TaskName, list[SeedGroup]] = defaultdict(list)
     for name, metric, score, spread in fields.values_list(
         "name", "metric", "result__baseline_score", "result__seed_spread"
     )[: MOST_GROUPS * len(tasks)]:
         variance, freedom = spread.get("own") or (0.0, 0.0)
         if freedom:
             excess = max(0.0, variance - spread["by_items"])
-            groups[name, metric].append(Group(float(score), excess, float(freedom)))
+            groups[name, metric].append(SeedGroup(float(score), excess, float(freedom)))
     return groups
 
 
-def _task(inputs: _Inputs, stored: Mapping[int, Evaluation], names: Mapping[UUID, str]) -> Task:
+def _task(inputs: _Inputs, stored: Mapping[int, Evaluation], names: Mapping[UUID, str]) -> TaskScores:
     mine = stored[inputs.arm[0]]
     margins = [stored[pk].margin for pk in inputs.ids]
-    return Task(
+    return TaskScores(
         mine.name,
         mine.metric,
         mine.kind,
@@ -225,10 +225,10 @@ def _task(inputs: _Inputs, stored: Mapping[int, Evaluation], names: Mapping[UUID
     )
 
 
-def score_of(evaluation: Evaluation, name: str = "") -> Score:
+def score_of(evaluation: Evaluation, name: str = "") -> RunScore:
     """The stored scores as arrays, with the id of their run and its name if it is given."""
     items = np.asarray(evaluation.items, dtype=np.float64)
-    return Score(items, evaluation.item_ids, evaluation.clusters, str(evaluation.run_id), name)
+    return RunScore(items, evaluation.item_ids, evaluation.clusters, str(evaluation.run_id), name)
 
 
 def _with_warnings(

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from fp8scope_dashboard.api.pacing import pace
 from fp8scope_dashboard.api.responses import Known, news_for, receipt
-from fp8scope_dashboard.api.senders import Sender, sender_of
+from fp8scope_dashboard.api.senders import SendingWriter, sender_of
 from fp8scope_dashboard.edge.backpressure import gate
 from fp8scope_dashboard.ingest import services
 from fp8scope_dashboard.ingest.arrow_preflight import Envelope, open_envelope
@@ -83,7 +83,7 @@ def _take_json(sent: Sent, began: float) -> tuple[int, dict[str, Any]]:
         return _store(sent, sender, read_json(document, sent.run, positions), began)
 
 
-def _store(sent: Sent, sender: Sender, batch: Batch, began: float) -> tuple[int, dict[str, Any]]:
+def _store(sent: Sent, sender: SendingWriter, batch: Batch, began: float) -> tuple[int, dict[str, Any]]:
     if batch.run != sender.run.id:
         raise InvalidError(
             f"The message belongs to run {batch.run}.", "fp8scope.run must be the run in the address."

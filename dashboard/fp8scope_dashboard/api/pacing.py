@@ -24,7 +24,7 @@ LONGEST: Final = 5.0
 """A writer counts for so many seconds after a message, and no pause is longer."""
 
 
-class Pace:
+class SendingPace:
     """Counts the writers that send to this process, and what their messages cost. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -45,4 +45,4 @@ class Pace:
             return min(LONGEST, len(self._seen) * self._cost / MAX_SHARE)
 
 
-pace: Final = Pace()
+pace: Final = SendingPace()

@@ -37,7 +37,7 @@ _SENDER: Final = f"""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sender:
+class SendingWriter:
     """The run that a message is about, its writer if it is not new, and whether there is news for it."""
 
     run: Run
@@ -45,7 +45,7 @@ class Sender:
     news: News
 
 
-def sender_of(secret: str, run_id: UUID, writer: UUID | None, known: Known) -> Sender:
+def sender_of(secret: str, run_id: UUID, writer: UUID | None, known: Known) -> SendingWriter:
     """Authenticate a token that writes to a run, and read what storing its message needs.
 
     Args:
@@ -77,7 +77,7 @@ def sender_of(secret: str, run_id: UUID, writer: UUID | None, known: Known) -> S
     if of_run[0] is None:
         raise unknown_run(project, run_id)
     writer_id, dropped, catalogued, has_alerts, has_commands = of_writer
-    return Sender(
+    return SendingWriter(
         run=_run(of_run),
         writer=None if writer_id is None else KnownWriter(writer_id, dropped, catalogued),
         news=News(has_alerts, has_commands),

@@ -16,7 +16,7 @@ from types import FrameType
 # rich is a dependency of the dashboard, and only this package uses it.
 from rich.console import Console
 
-from fp8scope_dashboard.demo.outcome import Outcome, problems, surprises
+from fp8scope_dashboard.demo.outcome import RunOutcome, problems, surprises
 from fp8scope_dashboard.demo.plan import LEAST_STEPS, MOST_STEPS, STEPS
 from fp8scope_dashboard.demo.running import Demo, DemoError
 from fp8scope_dashboard.demo.screen import tables
@@ -63,7 +63,7 @@ def demo(argv: list[str]) -> int:
     return status
 
 
-def _report(session: Demo, outcomes: Sequence[Outcome], file: Path | None) -> int:
+def _report(session: Demo, outcomes: Sequence[RunOutcome], file: Path | None) -> int:
     """Print the results. Returns exit status 0 if everything that was sent is stored."""
     errors, unusual = problems(outcomes), surprises(outcomes)
     for table in tables(outcomes):

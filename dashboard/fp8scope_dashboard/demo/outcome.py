@@ -17,7 +17,7 @@ SATURATION_ALERT = "saturation_rate"
 
 
 @dataclass(frozen=True)
-class Alert:
+class AlertOutcome:
     """An alert and its delays.
 
     `steps`: from the fault's first step to the step of detection. `seconds`: from the end of the fault's
@@ -35,7 +35,7 @@ class Alert:
 
 
 @dataclass(frozen=True)
-class Score:
+class ScoreOutcome:
     """An evaluation's last score against the baseline's."""
 
     metric: str
@@ -47,7 +47,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """The results of one run, from its process and from the dashboard."""
 
     name: str
@@ -58,8 +58,8 @@ class Outcome:
     verdict: str
     delta: float | None
     tolerance: float | None
-    scores: tuple[Score, ...]
-    alerts: tuple[Alert, ...]
+    scores: tuple[ScoreOutcome, ...]
+    alerts: tuple[AlertOutcome, ...]
     points_sent: int
     points_stored: int
     page: str
@@ -69,12 +69,12 @@ class Outcome:
         return asdict(self)
 
 
-def outcome_of(plan: RunPlan, report: TrainerReport, stored: Mapping[str, Any]) -> Outcome:
+def outcome_of(plan: RunPlan, report: TrainerReport, stored: Mapping[str, Any]) -> RunOutcome:
     """Combine the results of a finished run. `stored` is the response to GET /runs/{run}."""
     finished = report.finished or {}
     comparison = stored["comparison"] or {}
     scores = [score for score in stored["evaluations"] if score["step"] == plan.steps]
-    return Outcome(
+    return RunOutcome(
         name=plan.name,
         group=plan.group,
         fault_at=plan.fault_at,
@@ -103,12 +103,12 @@ def is_judged(plan: RunPlan, stored: Mapping[str, Any]) -> bool:
     return bool(comparison["to_step"] == plan.steps)
 
 
-def problems(outcomes: Sequence[Outcome]) -> list[str]:
+def problems(outcomes: Sequence[RunOutcome]) -> list[str]:
     """The errors as sentences: data that was not sent, or not stored. Empty if there is none."""
     return [text for outcome in outcomes for text in _lost_points(outcome)]
 
 
-def surprises(outcomes: Sequence[Outcome]) -> list[str]:
+def surprises(outcomes: Sequence[RunOutcome]) -> list[str]:
     """The verdicts and alerts that are unusual for this demo, as sentences.
 
     They are no errors: processors and versions of torch round differently, as if the seeds were others.
@@ -125,7 +125,7 @@ def surprises(outcomes: Sequence[Outcome]) -> list[str]:
     return texts
 
 
-def _unusual_verdict(outcome: Outcome) -> list[str]:
+def _unusual_verdict(outcome: RunOutcome) -> list[str]:
     usual = GOOD_VERDICTS if outcome.fault_at is None else BAD_VERDICTS
     if outcome.verdict in usual:
         return []
@@ -140,7 +140,7 @@ def _words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _lost_points(outcome: Outcome) -> list[str]:
+def _lost_points(outcome: RunOutcome) -> list[str]:
     if outcome.points_sent == 0:
         return [f"{outcome.name} sent no points."]
     if outcome.points_sent != outcome.points_stored:
@@ -148,7 +148,7 @@ def _lost_points(outcome: Outcome) -> list[str]:
     return []
 
 
-def _missing_alerts(outcome: Outcome, fault_at: int) -> list[str]:
+def _missing_alerts(outcome: RunOutcome, fault_at: int) -> list[str]:
     raised = {alert.kind for alert in outcome.alerts if alert.step >= fault_at}
     missing = []
     if SATURATION_ALERT not in raised:
@@ -158,7 +158,7 @@ def _missing_alerts(outcome: Outcome, fault_at: int) -> list[str]:
     return missing
 
 
-def _alert(plan: RunPlan, report: TrainerReport, event: Mapping[str, Any]) -> Alert:
+def _alert(plan: RunPlan, report: TrainerReport, event: Mapping[str, Any]) -> AlertOutcome:
     step = int(event["step"])
     opened = datetime.fromisoformat(event["opened_at"]).timestamp()
 
@@ -166,7 +166,7 @@ def _alert(plan: RunPlan, report: TrainerReport, event: Mapping[str, Any]) -> Al
         known = number is not None and 1 <= number <= len(report.step_times)
         return opened - report.step_times[number - 1] if known and number is not None else None
 
-    return Alert(
+    return AlertOutcome(
         kind=event["kind"],
         severity=event["severity"],
         onset_step=int(event["onset_step"]),
@@ -177,8 +177,8 @@ def _alert(plan: RunPlan, report: TrainerReport, event: Mapping[str, Any]) -> Al
     )
 
 
-def _score(score: Mapping[str, Any]) -> Score:
-    return Score(
+def _score(score: Mapping[str, Any]) -> ScoreOutcome:
+    return ScoreOutcome(
         metric=score["metric"],
         verdict=score["verdict"],
         score=score.get("score"),

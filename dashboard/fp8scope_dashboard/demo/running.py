@@ -11,11 +11,11 @@ from rich.console import Console
 
 from fp8scope_dashboard.demo import plan as plans
 from fp8scope_dashboard.demo import project as projects
-from fp8scope_dashboard.demo.outcome import Outcome, is_judged, outcome_of
+from fp8scope_dashboard.demo.outcome import RunOutcome, is_judged, outcome_of
 from fp8scope_dashboard.demo.project import DemoProject
 from fp8scope_dashboard.demo.screen import Bars
 from fp8scope_dashboard.demo.stored import Dashboard
-from fp8scope_dashboard.demo.trainer import Trainer
+from fp8scope_dashboard.demo.trainer import TrainingProcess
 from fp8scope_dashboard.servers.supervisor import Supervisor
 
 AT_ONCE = 2
@@ -42,7 +42,7 @@ class Demo:
     def elapsed(self) -> float:
         return time.monotonic() - self.began
 
-    def run(self, stack: ExitStack) -> list[Outcome]:
+    def run(self, stack: ExitStack) -> list[RunOutcome]:
         """Start everything, train, and return the results. Closing `stack` stops all processes."""
         stack.callback(self.supervisor.stop)
         self.supervisor.start()
@@ -66,7 +66,7 @@ class Demo:
         self.console.print(f"    {project.link}", soft_wrap=True, highlight=False, style="bold")
         self.console.print(f"Later visits: {project.page}\n", soft_wrap=True, highlight=False)
 
-    def _trainer(self, plan: plans.RunPlan, project: DemoProject) -> Trainer:
+    def _trainer(self, plan: plans.RunPlan, project: DemoProject) -> TrainingProcess:
         environment = {
             **os.environ,
             "FP8SCOPE_URL": self.supervisor.url,
@@ -76,12 +76,12 @@ class Demo:
             "OMP_NUM_THREADS": "1",
             "PYTHONUNBUFFERED": "1",
         }
-        return Trainer(plan, environment, self.supervisor.data.logs)
+        return TrainingProcess(plan, environment, self.supervisor.data.logs)
 
-    def _train(self, trainers: list[Trainer], dashboard: Dashboard) -> None:
+    def _train(self, trainers: list[TrainingProcess], dashboard: Dashboard) -> None:
         """Run the trainers in order, AT_ONCE at a time."""
         bars = Bars(trainers, self.console)
-        waiting, running = list(trainers), list[Trainer]()
+        waiting, running = list(trainers), list[TrainingProcess]()
         with bars.progress:
             while waiting or running:
                 for trainer in running:
@@ -95,14 +95,14 @@ class Demo:
                 self._note_first_rows(trainers[0], dashboard)
                 time.sleep(POLL_SECONDS)
 
-    def _note_first_rows(self, trainer: Trainer, dashboard: Dashboard) -> None:
+    def _note_first_rows(self, trainer: TrainingProcess, dashboard: Dashboard) -> None:
         if self.first_rows is None and (run := trainer.report.run):
             stored = dashboard.run(run)
             if stored is not None and stored["rows_stored"] > 0:
                 self.first_rows = self.elapsed()
 
 
-def _check(trainer: Trainer) -> None:
+def _check(trainer: TrainingProcess) -> None:
     """Raise DemoError if the process has failed."""
     status = trainer.exit_status()
     if status is None or (status == 0 and trainer.report.finished is not None):
@@ -114,7 +114,7 @@ def _check(trainer: Trainer) -> None:
     )
 
 
-def _wait_for_verdicts(trainer: Trainer, dashboard: Dashboard) -> Outcome:
+def _wait_for_verdicts(trainer: TrainingProcess, dashboard: Dashboard) -> RunOutcome:
     report = trainer.report
     stored = dashboard.wait(report.run, lambda run: is_judged(trainer.plan, run), JUDGE_SECONDS)
     return outcome_of(trainer.plan, report, stored)

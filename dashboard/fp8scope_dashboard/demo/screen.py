@@ -9,14 +9,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from fp8scope_dashboard.demo.outcome import Outcome
-from fp8scope_dashboard.demo.trainer import Trainer
+from fp8scope_dashboard.demo.outcome import RunOutcome
+from fp8scope_dashboard.demo.trainer import TrainingProcess
 
 
 class Bars:
     """A progress bar per run with steps, loss, speed and alerts."""
 
-    def __init__(self, trainers: Iterable[Trainer], console: Console) -> None:
+    def __init__(self, trainers: Iterable[TrainingProcess], console: Console) -> None:
         self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -25,7 +25,7 @@ class Bars:
             TimeElapsedColumn(),
             console=console,
         )
-        self._tasks: dict[Trainer, TaskID] = {
+        self._tasks: dict[TrainingProcess, TaskID] = {
             trainer: self.progress.add_task(
                 trainer.plan.name, total=trainer.plan.steps, start=False, note="waiting"
             )
@@ -45,12 +45,12 @@ class Bars:
                 self.progress.stop_task(task)
 
 
-def tables(outcomes: Sequence[Outcome]) -> list[Table]:
+def tables(outcomes: Sequence[RunOutcome]) -> list[Table]:
     """Tables of losses, scores and alerts, with verdicts and delays."""
     return [_losses(outcomes), _scores(outcomes), _alerts(outcomes)]
 
 
-def _losses(outcomes: Sequence[Outcome]) -> Table:
+def _losses(outcomes: Sequence[RunOutcome]) -> Table:
     table = _table(
         "Training loss, points", "run", "final loss", "delta", "tolerance", "verdict", "sent", "stored"
     )
@@ -67,7 +67,7 @@ def _losses(outcomes: Sequence[Outcome]) -> Table:
     return table
 
 
-def _scores(outcomes: Sequence[Outcome]) -> Table:
+def _scores(outcomes: Sequence[RunOutcome]) -> Table:
     table = _table("Held-out text", "run", "score", "", "interval", "BF16", "interval", "verdict")
     for outcome in outcomes:
         for score in outcome.scores:
@@ -83,7 +83,7 @@ def _scores(outcomes: Sequence[Outcome]) -> Table:
     return table
 
 
-def _alerts(outcomes: Sequence[Outcome]) -> Table:
+def _alerts(outcomes: Sequence[RunOutcome]) -> Table:
     table = _table("Alerts", "run", "alert", "severity", "at step", "after the fault", "after its step")
     for outcome in outcomes:
         if not outcome.alerts:
@@ -124,7 +124,7 @@ def _seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f} s"
 
 
-def _note(trainer: Trainer) -> str:
+def _note(trainer: TrainingProcess) -> str:
     report = trainer.report
     if not report.step:
         return "starting"

@@ -59,7 +59,7 @@ class TrainerReport:
                 self.finished = dict(message)
 
 
-class Trainer:
+class TrainingProcess:
     """One training process. Start it from a thread that lives at least as long as the process."""
 
     def __init__(self, plan: RunPlan, environment: Mapping[str, str], logs: Path) -> None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fp8scope_dashboard.diagnosis.curves import Trouble, troubles
-from fp8scope_dashboard.diagnosis.findings import Finding, Link
-from fp8scope_dashboard.diagnosis.reference import Curve, describe
+from fp8scope_dashboard.diagnosis.findings import EvidenceLink, Finding
+from fp8scope_dashboard.diagnosis.reference import RunLoss, describe
 
 
 @dataclass(frozen=True)
@@ -17,10 +17,10 @@ class BaselineHealth:
     """The finding of this step, and the BF16 runs to compare with."""
 
     finding: Finding
-    usable: tuple[Curve, ...]
+    usable: tuple[RunLoss, ...]
 
 
-def examine(run: Curve, baselines: Sequence[Curve]) -> BaselineHealth:
+def examine(run: RunLoss, baselines: Sequence[RunLoss]) -> BaselineHealth:
     """Judge each BF16 run by its own loss.
 
     A BF16 run in lasting trouble that the FP8 run does not have is not usable: against it any run is better.
@@ -40,7 +40,7 @@ def examine(run: Curve, baselines: Sequence[Curve]) -> BaselineHealth:
     names = {arm.name for arm, _ in sick}
     usable = tuple(arm for arm in arms if arm not in [bad for bad, _ in sick])
     arm, bad = sick[0]
-    links = tuple(Link("run", each.name, {"run": each.run}) for each, _ in sick[:3])
+    links = tuple(EvidenceLink("run", each.name, {"run": each.run}) for each, _ in sick[:3])
     what = f"the BF16 run {arm.name} is in trouble, and the FP8 run is not: {describe(bad)}"
     if usable:
         rest = f"It is left out; {len(usable)} of {len(arms)} BF16 runs are healthy."
@@ -57,7 +57,7 @@ def examine(run: Curve, baselines: Sequence[Curve]) -> BaselineHealth:
     )  # fmt: skip
 
 
-def _lasting(curve: Curve) -> Trouble | None:
+def _lasting(curve: RunLoss) -> Trouble | None:
     """The first trouble that lasts to the end of a run."""
     if not np.isfinite(curve.losses).any():
         return Trouble("not_finite", int(curve.steps[0]), None, np.inf)

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from fp8scope_dashboard.diagnosis.findings import METHOD_VERSION, Finding, Outcome
 from fp8scope_dashboard.diagnosis.precedence import RunTrouble, weighed
-from fp8scope_dashboard.diagnosis.reference import Reference
+from fp8scope_dashboard.diagnosis.reference import ReferenceFinding
 
 NO_CAUSE: Final = "No cause found."
 CAUSES: Final[Mapping[str, str]] = {
@@ -71,7 +71,7 @@ class Conclusion:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Steps:
+class StepFindings:
     """What each step found.
 
     Attributes:
@@ -80,7 +80,7 @@ class Steps:
     """
 
     baseline: Finding
-    reference: Reference
+    reference: ReferenceFinding
     software: Finding
     optimizer: Finding
     scaling: Finding
@@ -90,7 +90,7 @@ class Steps:
     trouble: RunTrouble
 
 
-def conclude(steps: Steps) -> Conclusion:
+def conclude(steps: StepFindings) -> Conclusion:
     """Choose the decisive finding; see the module's docstring."""
     weigh = [weighed(finding, steps.trouble) for finding in (steps.optimizer, steps.scaling, steps.product)]
     optimizer, scaling, product = weigh
@@ -106,7 +106,7 @@ def conclude(steps: Steps) -> Conclusion:
     return Conclusion(sentence, decisive.outcome, decisive, findings)
 
 
-def _decisive(steps: Steps, optimizer: Finding, scaling: Finding, product: Finding) -> Finding | None:
+def _decisive(steps: StepFindings, optimizer: Finding, scaling: Finding, product: Finding) -> Finding | None:
     reference, evaluation, software = steps.reference, steps.evaluation, steps.software
     if steps.baseline.outcome == "not_fp8":
         return steps.baseline

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from fp8scope_dashboard.diagnosis.findings import Finding, Link
+from fp8scope_dashboard.diagnosis.findings import EvidenceLink, Finding
 
 # With fewer checkpoints a trend cannot be told from noise.
 LEAST_CHECKPOINTS: Final = 3
-LINKS: Final = (Link("evaluations", "Evaluations"),)
+LINKS: Final = (EvidenceLink("evaluations", "Evaluations"),)
 
 
 @dataclass(frozen=True)

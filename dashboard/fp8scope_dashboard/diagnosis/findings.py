@@ -18,7 +18,7 @@ LinkKind = Literal["run", "tensor", "compare", "evaluations", "reports", "ranks"
 
 
 @dataclass(frozen=True)
-class Link:
+class EvidenceLink:
     """A part of a link to evidence. The page turns it into an address; `source` has one already."""
 
     kind: LinkKind
@@ -48,7 +48,7 @@ class Finding:
     onset: int | None = None
     tensors: tuple[str, ...] = ()
     suggestion: str = ""
-    links: tuple[Link, ...] = ()
+    links: tuple[EvidenceLink, ...] = ()
     earliest: int | None = None
     is_proven: bool = False
     observation: str = ""

@@ -8,13 +8,13 @@ import numpy as np
 
 from fp8scope_dashboard.diagnosis.curves import Trouble
 from fp8scope_dashboard.diagnosis.findings import Finding
-from fp8scope_dashboard.diagnosis.tensors import TensorRows
+from fp8scope_dashboard.diagnosis.tensors import TensorSeries
 
 # Rows before the loss in which the tensors must be observed.
 ROWS = 4
 
 
-def examine(own: Sequence[Trouble], rows: TensorRows | None) -> Finding | None:
+def examine(own: Sequence[Trouble], rows: TensorSeries | None) -> Finding | None:
     """A finding if the run's first trouble is a loss that is not finite, and the tensors were until then.
 
     The inputs and weights of that step must be finite and in their range, and the gradients of the steps

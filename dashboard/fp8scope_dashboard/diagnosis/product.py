@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from fp8scope_dashboard.diagnosis.findings import Finding, Link
+from fp8scope_dashboard.diagnosis.findings import EvidenceLink, Finding
 
 # The worst layer's error over that of every other layer; a healthy ranking is flat: benchmarks/bisection.py.
 APART: Final = 4.0
@@ -17,14 +17,14 @@ HOW_TO: Final = "Call run.bisect, or start the training script with fp8scope bis
 
 
 @dataclass(frozen=True)
-class Ranking:
+class ProductRanking:
     """A bisection: the step before it, and (layer, product, relative error), worst first."""
 
     step: int
     products: Sequence[tuple[str, str, float]]
 
     @classmethod
-    def of(cls, step: int, document: Mapping[str, Any]) -> Ranking:
+    def of(cls, step: int, document: Mapping[str, Any]) -> ProductRanking:
         """Read the agent's report."""
         rows = [
             (str(row["layer"]), str(row["product"]), float(row["relative_error"]))
@@ -33,13 +33,13 @@ class Ranking:
         return cls(step, rows)
 
 
-def examine(ranking: Ranking | None) -> Finding:
+def examine(ranking: ProductRanking | None) -> Finding:
     """The finding of this step."""
     if ranking is None or not ranking.products:
         return Finding(
             "product", "unknown", "No bisection of the matrix products was made.", suggestion=HOW_TO
         )
-    links = (Link("reports", f"Bisection after step {ranking.step:,}"),)
+    links = (EvidenceLink("reports", f"Bisection after step {ranking.step:,}"),)
     layer, product, error = ranking.products[0]
     others = [value for name, _, value in ranking.products if name != layer and math.isfinite(value)]
     rest = max(others, default=0.0)

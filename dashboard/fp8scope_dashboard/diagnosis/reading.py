@@ -16,9 +16,9 @@ from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.analysis.models import EvaluationComparison
 from fp8scope_dashboard.diagnosis.evaluation import Scored
 from fp8scope_dashboard.diagnosis.findings import METHOD_VERSION
-from fp8scope_dashboard.diagnosis.product import Ranking
-from fp8scope_dashboard.diagnosis.reference import Curve, Window
-from fp8scope_dashboard.diagnosis.tensors import LARGEST, Int64s, TensorInfo, TensorRows
+from fp8scope_dashboard.diagnosis.product import ProductRanking
+from fp8scope_dashboard.diagnosis.reference import JudgedWindow, RunLoss
+from fp8scope_dashboard.diagnosis.tensors import LARGEST, CataloguedTensor, Int64s, TensorSeries
 from fp8scope_dashboard.diagnosis.weights import Moments
 from fp8scope_dashboard.evaluations.models import Evaluation
 from fp8scope_dashboard.runs.models import Run, RunState, Tensor, Writer
@@ -81,7 +81,7 @@ def baselines_of(run: Run) -> list[Run]:
     return runs[:MOST_BASELINES]
 
 
-def curve_of(run: Run) -> Curve:
+def curve_of(run: Run) -> RunLoss:
     """The run's loss and learning rate; thinned if it is very long."""
     loss = queries.scalar(run.id, "loss", points=MOST_CURVE_POINTS, timed=False)
     rate = queries.scalar(run.id, "learning_rate", points=MOST_CURVE_POINTS, timed=False)
@@ -90,7 +90,7 @@ def curve_of(run: Run) -> Curve:
         places = np.clip(np.searchsorted(rate.steps, loss.steps, side="right") - 1, 0, None)
         rates = rate.values[places]
     update, growth = update_ratio(run), weight_growth(run)
-    return Curve(run.name, loss.steps, loss.values, run.seed, rates, str(run.id), update, growth)
+    return RunLoss(run.name, loss.steps, loss.values, run.seed, rates, str(run.id), update, growth)
 
 
 def update_ratio(run: Run) -> float | None:
@@ -105,7 +105,7 @@ def update_ratio(run: Run) -> float | None:
 
 
 def weight_growth(run: Run) -> float | None:
-    """Ratio of the weights' amax in the last part of the run to that in the first; see `Curve.growth`."""
+    """Ratio of the weights' amax in the last part of the run to that in the first; see `RunLoss.growth`."""
     if "amax" not in run.statistics:
         return None
     weights = Tensor.objects.filter(run=run, role="weight").order_by("index")[:MOST_TENSORS]
@@ -173,11 +173,11 @@ def gradient_norms(run: Run, baseline: Run | None) -> GradientNorms:
     return GradientNorms(steps[known], bits[known])
 
 
-def tensors_of(run: Run) -> list[TensorInfo]:
+def tensors_of(run: Run) -> list[CataloguedTensor]:
     """The tensors of linear layers, in the order of the run's catalogue."""
     stored = Tensor.objects.filter(run=run, role__in=("input", "weight", "grad_output")).order_by("index")
     return [
-        TensorInfo(
+        CataloguedTensor(
             row.index, row.name, row.module, row.role, LARGEST.get(row.format.lower(), np.nan), row.numel
         )
         for row in stored[:MOST_TENSORS]
@@ -202,7 +202,9 @@ def steps_to_read(run: Run, tensors: int, around: Sequence[int]) -> tuple[int, i
     return begin, begin + width - 1
 
 
-def tensor_rows(run: Run, tensors: Sequence[TensorInfo], between: tuple[int, int]) -> TensorRows | None:
+def tensor_rows(
+    run: Run, tensors: Sequence[CataloguedTensor], between: tuple[int, int]
+) -> TensorSeries | None:
     """All rows of these tensors in these steps; None if nothing is stored."""
     known = set(Run.objects.values_list("statistics", flat=True).get(pk=run.pk))
     names = [name for name in (*COUNTS, *ERRORS) if name in known]
@@ -215,7 +217,7 @@ def tensor_rows(run: Run, tensors: Sequence[TensorInfo], between: tuple[int, int
     values: dict[str, Floats] = {name: merged.values.get(name, blank) for name in (*COUNTS, *ERRORS)}
     stored = queries.step_range(run.id)
     error, signal = values.pop("sq_error"), values.pop("sq_signal")
-    return TensorRows(
+    return TensorSeries(
         tuple(tensors),
         merged.steps,
         error=np.divide(error, signal, out=blank.copy(), where=signal > 0),
@@ -232,17 +234,17 @@ def resumes_of(run: Run) -> list[int]:
     )
 
 
-def ranking_of(run: Run) -> Ranking | None:
+def ranking_of(run: Run) -> ProductRanking | None:
     """The latest bisection."""
     report = run.reports.filter(kind="bisect").order_by("-step", "-id").first()
-    return Ranking.of(report.step, report.document) if report is not None else None
+    return ProductRanking.of(report.step, report.document) if report is not None else None
 
 
-def windows_of(run: Run) -> list[Window]:
+def windows_of(run: Run) -> list[JudgedWindow]:
     """The latest reference windows, by step."""
     reports = run.reports.filter(kind="reference").order_by("-step", "-id")[:MOST_WINDOWS]
     return [
-        Window(report.step, report.step + len(report.document["bf16"]) - 1, report.document["verdict"])
+        JudgedWindow(report.step, report.step + len(report.document["bf16"]) - 1, report.document["verdict"])
         for report in reversed(reports)
     ]
 

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from fp8scope_dashboard.diagnosis.curves import Trouble, troubles, window_of
-from fp8scope_dashboard.diagnosis.findings import Finding, Link
+from fp8scope_dashboard.diagnosis.findings import EvidenceLink, Finding
 from fp8scope_dashboard.diagnosis.tensors import Int64s
 from fp8scope_dashboard.statistics.arrays import Floats
 
@@ -45,7 +45,7 @@ FEW_STEPS: Final = 10
 
 
 @dataclass(frozen=True)
-class Curve:
+class RunLoss:
     """A run's loss: steps int64[n], losses float64[n].
 
     Attributes:
@@ -66,7 +66,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Window:
+class JudgedWindow:
     """A reference window of the agent: the same batches in BF16 from the same state."""
 
     first: int
@@ -75,7 +75,7 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Reference:
+class ReferenceFinding:
     """What this step knows.
 
     Attributes:
@@ -94,12 +94,15 @@ class Reference:
 class _Matched:
     trouble: Trouble
     theirs: Trouble
-    arm: Curve
+    arm: RunLoss
 
 
 def compare_trouble(
-    run: Curve, baselines: Sequence[Curve], windows: Sequence[Window] = (), resumes: Sequence[int] = ()
-) -> Reference:
+    run: RunLoss,
+    baselines: Sequence[RunLoss],
+    windows: Sequence[JudgedWindow] = (),
+    resumes: Sequence[int] = (),
+) -> ReferenceFinding:
     """Match the troubles of a run with those of its BF16 runs.
 
     A trouble is shared if the BF16 run with the same seed shows it, or half of the BF16 runs do: it begins
@@ -112,34 +115,36 @@ def compare_trouble(
         return _alone(run, ours, windows, resumes)
     shared = [match for trouble in ours if (match := _match(trouble, run, arms)) is not None]
     own = tuple(trouble for trouble in ours if trouble not in [match.trouble for match in shared])
-    links = (Link("compare", "Both arms"),)
+    links = (EvidenceLink("compare", "Both arms"),)
     # Two such trainings drift apart by several per cent, whatever their precision. So a loss that ends higher
     # is no evidence against FP8; trouble of its own is.
     if not shared and not (own and worse) and _is_driven_too_hard(run):
         hard = [arm for arm, _ in arms if _is_driven_too_hard(arm)]
         if hard and (2 * len(hard) >= len(arms) or run.seed in [arm.seed for arm in hard]):
-            return Reference(_too_hard(run, hard[0], links), True)
+            return ReferenceFinding(_too_hard(run, hard[0], links), True)
     if not ours:
         sentence = f"The run's loss has no spike and no rise (compared with {_arms(len(arms))})."
-        return Reference(Finding("reference", "clear", sentence, links=links), is_worse=worse)
+        return ReferenceFinding(Finding("reference", "clear", sentence, links=links), is_worse=worse)
     if not shared:
         sentence = (
             f"The trouble is the FP8 run's alone: {describe(ours[0])} (compared with {_arms(len(arms))})."
         )
         onset = ours[0].onset
-        return Reference(Finding("reference", "clear", sentence, onset=onset, links=links), False, own, worse)
+        return ReferenceFinding(
+            Finding("reference", "clear", sentence, onset=onset, links=links), False, own, worse
+        )
     lasting = any(match.trouble.lasts and match.theirs.lasts for match in shared)
     if own and not lasting:
         first = own[0]
         onset = shared[0].trouble.onset
         sentence = f"BF16 shows the trouble at step {onset:,} too, but not this: {describe(first)}."
-        return Reference(
+        return ReferenceFinding(
             Finding("reference", "clear", sentence, onset=first.onset, links=links), False, own, worse
         )
-    return Reference(_not_fp8(run, shared, links), lasting, () if lasting else own, worse)
+    return ReferenceFinding(_not_fp8(run, shared, links), lasting, () if lasting else own, worse)
 
 
-def falls_slowly(curve: Curve) -> bool:
+def falls_slowly(curve: RunLoss) -> bool:
     """Whether the loss falls no faster than usual after the first quarter of the run; see USUAL_FALL."""
     finite = curve.losses[np.isfinite(curve.losses)]
     if len(finite) < LEAST_POINTS:
@@ -149,17 +154,17 @@ def falls_slowly(curve: Curve) -> bool:
     return late > USUAL_FALL * early
 
 
-def update_of_first_weights(curve: Curve) -> float | None:
+def update_of_first_weights(curve: RunLoss) -> float | None:
     """Ratio of an update to the weights before they grew; None if it is not recorded."""
     return None if curve.update is None else curve.update * max(1.0, curve.growth or 1.0)
 
 
-def _is_driven_too_hard(curve: Curve) -> bool:
+def _is_driven_too_hard(curve: RunLoss) -> bool:
     update = update_of_first_weights(curve)
     return update is not None and update >= LARGE_UPDATE and falls_slowly(curve)
 
 
-def _too_hard(run: Curve, arm: Curve, links: tuple[Link, ...]) -> Finding:
+def _too_hard(run: RunLoss, arm: RunLoss, links: tuple[EvidenceLink, ...]) -> Finding:
     update = update_of_first_weights(arm) or 0.0
     grown = f", which grow {arm.growth:.1f}-fold" if arm.growth is not None and arm.growth >= GROWN else ""
     sentence = (
@@ -169,11 +174,11 @@ def _too_hard(run: Curve, arm: Curve, links: tuple[Link, ...]) -> Finding:
     return Finding(
         "reference", "not_fp8", sentence, "learning_rate", int(run.steps[0]), (),
         "Lower the learning rate, or warm up for longer, in both arms.",
-        (*links, Link("run", arm.name, {"run": arm.run})),
+        (*links, EvidenceLink("run", arm.name, {"run": arm.run})),
     )  # fmt: skip
 
 
-def is_worse(run: Curve, baselines: Sequence[Curve]) -> bool:
+def is_worse(run: RunLoss, baselines: Sequence[RunLoss]) -> bool:
     """Whether the loss is clearly above BF16's over the last common steps."""
     if not baselines:
         return False
@@ -195,10 +200,10 @@ def is_worse(run: Curve, baselines: Sequence[Curve]) -> bool:
     return mean > WORSE * abs(float(theirs.mean())) and mean > ERRORS * error
 
 
-def _match(trouble: Trouble, run: Curve, arms: Sequence[tuple[Curve, list[Trouble]]]) -> _Matched | None:
+def _match(trouble: Trouble, run: RunLoss, arms: Sequence[tuple[RunLoss, list[Trouble]]]) -> _Matched | None:
     """The trouble of a BF16 run that is the same; None if BF16 does not show it."""
     near = max(SAME_STEPS, int(SAME_SHARE * (run.steps[-1] - run.steps[0])))
-    matches: list[tuple[Curve, Trouble]] = []
+    matches: list[tuple[RunLoss, Trouble]] = []
     for arm, theirs in arms:
         same = [
             each
@@ -228,7 +233,7 @@ def _overlap(one: Trouble, other: Trouble) -> bool:
     return one.onset <= ends[1] and other.onset <= ends[0]
 
 
-def _not_fp8(run: Curve, shared: Sequence[_Matched], links: tuple[Link, ...]) -> Finding:
+def _not_fp8(run: RunLoss, shared: Sequence[_Matched], links: tuple[EvidenceLink, ...]) -> Finding:
     first = shared[0]
     if _is_data(run, first):
         sentence = (
@@ -246,11 +251,11 @@ def _not_fp8(run: Curve, shared: Sequence[_Matched], links: tuple[Link, ...]) ->
         cause, suggestion = "learning_rate", "Lower the learning rate, or warm up for longer, in both arms."
     return Finding(
         "reference", "not_fp8", sentence, cause, first.trouble.onset, (), suggestion,
-        (*links, Link("run", first.arm.name, {"run": first.arm.run})),
+        (*links, EvidenceLink("run", first.arm.name, {"run": first.arm.run})),
     )  # fmt: skip
 
 
-def _advice_on_data(trouble: Trouble, run: Curve) -> str:
+def _advice_on_data(trouble: Trouble, run: RunLoss) -> str:
     """What to do about data. Skipping helps only where a few steps are hit, and those do harm."""
     last = int(run.steps[-1]) if trouble.until is None else trouble.until
     steps = last - trouble.onset + 1
@@ -270,7 +275,7 @@ def _advice_on_data(trouble: Trouble, run: Curve) -> str:
     )
 
 
-def _is_data(run: Curve, match: _Matched) -> bool:
+def _is_data(run: RunLoss, match: _Matched) -> bool:
     """Whether both arms jump in one and the same step, and the learning rate does not rise before it."""
     ours, theirs = match.trouble, match.theirs
     if ours.kind == "rise" or theirs.kind == "rise" or abs(ours.onset - theirs.onset) > 1:
@@ -280,7 +285,7 @@ def _is_data(run: Curve, match: _Matched) -> bool:
     return not _rate_rises(run, ours.onset)
 
 
-def _rate_rises(run: Curve, onset: int) -> bool:
+def _rate_rises(run: RunLoss, onset: int) -> bool:
     if run.rates is None:
         return False
     before = run.rates[(run.steps < onset - RATE_STEPS) & (run.steps >= onset - 3 * RATE_STEPS)]
@@ -290,7 +295,9 @@ def _rate_rises(run: Curve, onset: int) -> bool:
     return bool(np.nanmax(here) > RATE_RISES * np.nanmax(before))
 
 
-def _alone(run: Curve, ours: list[Trouble], windows: Sequence[Window], resumes: Sequence[int]) -> Reference:
+def _alone(
+    run: RunLoss, ours: list[Trouble], windows: Sequence[JudgedWindow], resumes: Sequence[int]
+) -> ReferenceFinding:
     """Without BF16 runs: reference windows, and resumes."""
     if ours and windows:
         covering = [
@@ -305,16 +312,18 @@ def _alone(run: Curve, ours: list[Trouble], windows: Sequence[Window], resumes: 
             finding = Finding(
                 "reference", "not_fp8", sentence, "training", ours[0].onset,
                 (), "Look for the cause in the data, the learning rate and the model.",
-                (Link("reports", "Reference windows"),),
+                (EvidenceLink("reports", "Reference windows"),),
             )  # fmt: skip
-            return Reference(finding, True, (), False)
+            return ReferenceFinding(finding, True, (), False)
     near = window_of(len(run.steps))
     again = [step for step in resumes for trouble in ours if 0 <= trouble.onset - step <= near]
     note = f" It begins at the resume at step {again[0]:,}." if again else ""
     trouble = f"The run is in trouble: {describe(ours[0])}.{note} " if ours else ""
     sentence = f"{trouble}There is no BF16 run to compare with: set the run's baseline."
     onset = ours[0].onset if ours else None
-    return Reference(Finding("reference", "unknown", sentence, onset=onset), False, tuple(ours), bool(ours))
+    return ReferenceFinding(
+        Finding("reference", "unknown", sentence, onset=onset), False, tuple(ours), bool(ours)
+    )
 
 
 def _arms(number: int) -> str:

@@ -21,12 +21,12 @@ from fp8scope_dashboard.diagnosis import (
     software,
     weights,
 )
-from fp8scope_dashboard.diagnosis.conclusion import Conclusion, Steps, conclude
+from fp8scope_dashboard.diagnosis.conclusion import Conclusion, StepFindings, conclude
 from fp8scope_dashboard.diagnosis.findings import Finding
 from fp8scope_dashboard.diagnosis.models import Diagnosis
 from fp8scope_dashboard.diagnosis.precedence import RunTrouble, may_explain
 from fp8scope_dashboard.diagnosis.scaling import step as scaling
-from fp8scope_dashboard.diagnosis.tensors import TensorRows
+from fp8scope_dashboard.diagnosis.tensors import TensorSeries
 from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.runs.models import Run, RunState
 
@@ -107,7 +107,7 @@ def conclude_run(run: Run, report: ReportStage) -> Conclusion:
     rows, beside = _rows(run, baselines, shared, resumes)
     report("Concluding", 0.9)
     return conclude(
-        Steps(
+        StepFindings(
             baseline=health.finding,
             reference=shared,
             software=software.examine(reading.environments_of(run), run.recipe),
@@ -127,8 +127,8 @@ def conclude_run(run: Run, report: ReportStage) -> Conclusion:
 
 
 def _rows(
-    run: Run, baselines: list[Run], shared: reference.Reference, resumes: list[int]
-) -> tuple[TensorRows | None, TensorRows | None]:
+    run: Run, baselines: list[Run], shared: reference.ReferenceFinding, resumes: list[int]
+) -> tuple[TensorSeries | None, TensorSeries | None]:
     """The tensors of the run around its trouble, and those of its BF16 run in the same steps."""
     tensors = reading.tensors_of(run)
     onset = shared.own[0].onset if shared.own else None
@@ -144,9 +144,9 @@ def _rows(
 def _scaling(
     run: Run,
     baselines: list[Run],
-    rows: TensorRows | None,
-    beside: TensorRows | None,
-    shared: reference.Reference,
+    rows: TensorSeries | None,
+    beside: TensorSeries | None,
+    shared: reference.ReferenceFinding,
 ) -> Finding:
     if rows is None:
         return Finding("scaling", "unknown", "The run has no FP8 tensor telemetry to look at.")

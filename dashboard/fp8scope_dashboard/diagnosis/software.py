@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from fp8scope_dashboard.diagnosis.findings import Finding, Link
+from fp8scope_dashboard.diagnosis.findings import EvidenceLink, Finding
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def examine(environments: Sequence[Mapping[str, Any]], recipe: Mapping[str, Any]
         sentence = f"The processes of the run have different versions of {package}: {' and '.join(versions)}."
         return Finding(
             "software", "suspect", sentence, "mixed_versions",
-            suggestion="Install the same versions on every node.", links=(Link("ranks", "Ranks"),),
+            suggestion="Install the same versions on every node.", links=(EvidenceLink("ranks", "Ranks"),),
         )  # fmt: skip
     environment = environments[0]
     for known in KNOWN:
@@ -74,7 +74,7 @@ def examine(environments: Sequence[Mapping[str, Any]], recipe: Mapping[str, Any]
             return Finding(
                 "software", "suspect", sentence, "known_version",
                 suggestion="Update it, or check that the training does not use this.",
-                links=(Link("source", known.source, {"address": known.source}),),
+                links=(EvidenceLink("source", known.source, {"address": known.source}),),
             )  # fmt: skip
     listed = ", ".join(f"{name} {environment[name]}" for name in PACKAGES[:4] if environment.get(name))
     return Finding("software", "clear", f"No version with a known fault ({listed or 'none recorded'}).")

@@ -22,7 +22,7 @@ LONG_HISTORY: Final = 1024
 
 
 @dataclass(frozen=True)
-class TensorInfo:
+class CataloguedTensor:
     """A tensor of the run; `largest` is that of its format, NaN if it is not FP8."""
 
     index: int
@@ -34,7 +34,7 @@ class TensorInfo:
 
 
 @dataclass(frozen=True)
-class TensorRows:
+class TensorSeries:
     """N steps of T tensors, float64[T, N] each, NaN where nothing was observed.
 
     Attributes:
@@ -43,7 +43,7 @@ class TensorRows:
         begins: whether the window begins with the run, so that no history precedes it.
     """
 
-    tensors: tuple[TensorInfo, ...]
+    tensors: tuple[CataloguedTensor, ...]
     steps: Int64s
     amax: Floats
     scale: Floats

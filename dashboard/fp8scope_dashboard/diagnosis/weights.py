@@ -11,9 +11,9 @@ from typing import Final
 
 import numpy as np
 
-from fp8scope_dashboard.diagnosis.findings import Finding, Link
+from fp8scope_dashboard.diagnosis.findings import EvidenceLink, Finding
 from fp8scope_dashboard.diagnosis.precedence import SLACK, RunTrouble
-from fp8scope_dashboard.diagnosis.tensors import Int64s, TensorRows
+from fp8scope_dashboard.diagnosis.tensors import Int64s, TensorSeries
 from fp8scope_dashboard.statistics.arrays import Floats
 
 # In powers of two, and in times of the usual change of a step: what most weights do not do by themselves.
@@ -46,7 +46,7 @@ class Moments:
 
 
 def examine(
-    rows: TensorRows | None, reference: TensorRows | None, moments: Moments | None, trouble: RunTrouble
+    rows: TensorSeries | None, reference: TensorSeries | None, moments: Moments | None, trouble: RunTrouble
 ) -> Finding:
     """The finding of this step."""
     looked = []
@@ -90,7 +90,7 @@ _ADVICE: Final = (
 )
 
 
-def leap_of(rows: TensorRows) -> tuple[int, float] | None:
+def leap_of(rows: TensorSeries) -> tuple[int, float] | None:
     """The first step in which most weights leap, and the median leap in powers of two; None without one."""
     amax = rows.amax[rows.roles == "weight"]
     known = np.isfinite(amax).sum(axis=1) > 0.9 * amax.shape[1]
@@ -107,7 +107,7 @@ def leap_of(rows: TensorRows) -> tuple[int, float] | None:
     return None
 
 
-def _growth_after(rows: TensorRows, step: int) -> float | None:
+def _growth_after(rows: TensorSeries, step: int) -> float | None:
     """Powers of two by which most weights grow in each step from this one on; None if it was a leap.
 
     A broken state leaps by far, and the next steps are unlike the first.
@@ -122,7 +122,7 @@ def _growth_after(rows: TensorRows, step: int) -> float | None:
     return rate if 0.0 < rate <= MOST_RATE and least >= 0.5 * rate and medians.max() <= 2.0 * rate else None
 
 
-def _grows(rows: TensorRows, step: int, rate: float) -> Finding:
+def _grows(rows: TensorSeries, step: int, rate: float) -> Finding:
     names = tuple(tensor.name for tensor in rows.tensors if tensor.role == "weight")[:3]
     sentence = (
         f"The weights grow by {100.0 * (2.0**rate - 1.0):.0f} % in each step from step {step:,} on, and the "
@@ -132,7 +132,7 @@ def _grows(rows: TensorRows, step: int, rate: float) -> Finding:
     return Finding("optimizer", "cause", sentence, "weight_growth", step, names, advice)
 
 
-def _leaps(rows: TensorRows, step: int, bits: float) -> Finding:
+def _leaps(rows: TensorSeries, step: int, bits: float) -> Finding:
     weights = np.flatnonzero(rows.roles == "weight")
     names = tuple(rows.tensors[position].name for position in weights[:3].tolist())
     sentence = (
@@ -141,7 +141,7 @@ def _leaps(rows: TensorRows, step: int, bits: float) -> Finding:
         f"{100.0 * (2.0**bits - 1.0):.0f} % in one step, so that the optimizer's state is broken, or its "
         "learning rate is."
     )
-    links = tuple(Link("tensor", name, {"tensor": name, "statistic": "amax"}) for name in names)
+    links = tuple(EvidenceLink("tensor", name, {"tensor": name, "statistic": "amax"}) for name in names)
     return Finding("optimizer", "cause", sentence, "optimizer_state", step, names, _ADVICE, links)
 
 
@@ -156,14 +156,14 @@ def _moments_jump(moments: Moments) -> tuple[int, int, float] | None:
     return None
 
 
-def _growth(rows: TensorRows, reference: TensorRows | None, until: int) -> float | None:
+def _growth(rows: TensorSeries, reference: TensorSeries | None, until: int) -> float | None:
     """log2 of the median growth of the weights up to a step, beyond that of BF16."""
     ours = _grown(rows, until)
     theirs = None if reference is None else _grown(reference, until)
     return None if ours is None else ours - max(theirs or 0.0, 0.0)
 
 
-def _grown(rows: TensorRows, until: int) -> float | None:
+def _grown(rows: TensorSeries, until: int) -> float | None:
     amax = rows.amax[rows.roles == "weight"][:, rows.steps < until]
     if not rows.begins or amax.shape[0] < LEAST_WEIGHTS or amax.shape[1] < LEAST_ROWS:
         return None

@@ -33,7 +33,7 @@ class TooSlowError(RefusalError):
     status, code = 408, "too_slow"
 
 
-class Budget:
+class BodyBudget:
     """The total size of the bodies that this process holds at a time. Use it from one event loop.
 
     The bodies of one project may take half of it, so that the uploads of one leave room for the others.
@@ -73,13 +73,13 @@ class BodyLimit:
         self,
         application: Application,
         limit: int = wire_limits.REQUEST_BYTES,
-        budget: Budget | None = None,
+        budget: BodyBudget | None = None,
         seconds: float = limits.BODY_SECONDS,
         rate: float = limits.BODY_RATE,
     ) -> None:
         self._application = application
         self._limit = limit
-        self._budget = budget or Budget()
+        self._budget = budget or BodyBudget()
         self._seconds = seconds
         self._rate = rate
 
@@ -90,7 +90,7 @@ class BodyLimit:
         limit = scope.get(BODY_LIMIT, self._limit)
         caller = scope.get(CALLER)
         project = None if caller is None else caller.project
-        body = _Body(receive, limit, self._budget, self._seconds, self._rate, project)
+        body = _BoundedBody(receive, limit, self._budget, self._seconds, self._rate, project)
         declared = declared_length(scope)
         try:
             if declared > limit:
@@ -108,7 +108,7 @@ class BodyLimit:
                 counts.note(caller.token, caller.project, bytes=body.size - declared)
 
 
-class _Body:
+class _BoundedBody:
     """Passes a body on until it exceeds a limit, then reports to Django that the client has disconnected.
 
     Django then drops the request without a response, so that `BodyLimit` can send one for `error`.
@@ -118,7 +118,7 @@ class _Body:
         self,
         receive: Receive,
         limit: int,
-        budget: Budget,
+        budget: BodyBudget,
         seconds: float,
         rate: float,
         project: int | None = None,

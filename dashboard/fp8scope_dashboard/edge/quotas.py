@@ -145,7 +145,7 @@ Key = tuple[str, str]
 
 
 @dataclass
-class Counts:
+class QuotaCounts:
     """Counts what tokens and projects send. Thread-safe.
 
     `exchange` runs in a thread of its own, which the first count starts; None counts in this process only.
@@ -259,4 +259,4 @@ class Counts:
                 is_failing = True
 
 
-counts = Counts(Exchange(settings.REDIS_URL))
+counts = QuotaCounts(Exchange(settings.REDIS_URL))

@@ -69,7 +69,7 @@ class Turn:
 
 
 @dataclass
-class _Token:
+class _TokenTurns:
     served: float = 0.0
     waiting: deque[tuple[asyncio.Future[None], Turn]] = field(default_factory=deque)
 
@@ -96,7 +96,7 @@ class _Project:
     credited: float = 0.0
     token_time: float = 0.0
     waiting: int = 0
-    tokens: dict[int, _Token] = field(default_factory=dict)
+    tokens: dict[int, _TokenTurns] = field(default_factory=dict)
 
 
 class Turns:
@@ -202,7 +202,7 @@ class Turns:
             raise TurnsFullError
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         project.waiting += 1
-        project.tokens.setdefault(token, _Token(project.token_time)).waiting.append((ready, turn))
+        project.tokens.setdefault(token, _TokenTurns(project.token_time)).waiting.append((ready, turn))
         self._wait_for_credit()
         try:
             await ready
@@ -220,7 +220,7 @@ class Turns:
         project.credit -= turn.expected
         self._time = project.served = max(self._time, project.served)
         project.served += turn.expected
-        of_token = project.tokens.setdefault(token, _Token())
+        of_token = project.tokens.setdefault(token, _TokenTurns())
         project.token_time = of_token.served = max(project.token_time, of_token.served)
         of_token.served += turn.expected
 

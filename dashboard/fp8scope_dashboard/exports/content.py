@@ -51,7 +51,7 @@ SCORES = (
 
 
 @dataclass(frozen=True)
-class Source:
+class ExportedWriter:
     """A writer whose rows are exported: its index among the writers, and its catalogue."""
 
     index: int
@@ -60,7 +60,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Content:
+class ExportContent:
     """A run to export, as it is when the export begins. Columns and tensors that are added later are left
     out.
 
@@ -74,7 +74,7 @@ class Content:
     run_id: UUID
     description: dict[str, Any]
     schema: pa.Schema
-    sources: tuple[Source, ...]
+    sources: tuple[ExportedWriter, ...]
     scalars: tuple[str, ...]
     statistics: tuple[str, ...]
     tensors: tuple[str, ...]
@@ -107,13 +107,13 @@ class Content:
         for step, document in documents:
             yield self._document(0, 0, step, name, document)
 
-    def _cut(self, source: Source, data: ChunkData, last_seq: int) -> Iterator[pa.RecordBatch]:
+    def _cut(self, source: ExportedWriter, data: ChunkData, last_seq: int) -> Iterator[pa.RecordBatch]:
         width = max(1, len(self.scalars) + len(self.statistics) * len(self.tensors))
         together = max(1, MOST_CELLS // width)
         for begin in range(0, len(data), together):
             yield self._rows(source, data.rows(slice(begin, begin + together)), last_seq)
 
-    def _rows(self, source: Source, data: ChunkData, last_seq: int) -> pa.RecordBatch:
+    def _rows(self, source: ExportedWriter, data: ChunkData, last_seq: int) -> pa.RecordBatch:
         count = len(data)
         seqs = np.full(count, last_seq, np.int64) if data.seqs is None else data.seqs
         columns: list[pa.Array[Any]] = [
@@ -130,7 +130,7 @@ class Content:
         columns += [self._lists(data.statistics.get(name), source, count) for name in self.statistics]
         return self._piece(count, dict(zip(self.schema.names, columns, strict=False)))
 
-    def _lists(self, values: Float64s | None, source: Source, rows: int) -> pa.Array[Any]:
+    def _lists(self, values: Float64s | None, source: ExportedWriter, rows: int) -> pa.Array[Any]:
         """A statistic as lists over the run's tensors; null where not observed."""
         kind = pa.list_(pa.float64())
         if values is None:
@@ -144,7 +144,7 @@ class Content:
         return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat, mask=np.isnan(flat)))
 
     def _documents(
-        self, source: Source, model: type[Evaluation | Report], name: str, fields: tuple[str, ...]
+        self, source: ExportedWriter, model: type[Evaluation | Report], name: str, fields: tuple[str, ...]
     ) -> Iterator[pa.RecordBatch]:
         """Evaluations or reports, one row each, with the fields as JSON in the column `name`."""
         stored = model.objects.filter(run_id=self.run_id, writer=source.uuid).order_by("seq")
@@ -155,7 +155,7 @@ class Content:
             document = {field: getattr(row, field) for field in fields}
             yield self._document(source.index, row.seq, row.step, name, document)
 
-    def _console(self, source: Source) -> Iterator[pa.RecordBatch]:
+    def _console(self, source: ExportedWriter) -> Iterator[pa.RecordBatch]:
         """The console log of a writer, in rows of LINES_AT_ONCE lines."""
         for lines in console.pieces_of(self.run_id, source.uuid, LINES_AT_ONCE):
             document = {"lines": [console.as_json(line) for line in lines]}
@@ -173,7 +173,7 @@ class Content:
         types = {field: self.schema.field(field).type for field in values}
         return self._piece(1, {field: pa.array([values[field]], types[field]) for field in values})
 
-    def _histograms(self, source: Source) -> Iterator[pa.RecordBatch]:
+    def _histograms(self, source: ExportedWriter) -> Iterator[pa.RecordBatch]:
         """One row for each tensor of each message."""
         together = max(1, MOST_CELLS // (queries.EXPONENT_BINS + len(self.schema)))
         next_seq = 0
@@ -184,7 +184,7 @@ class Content:
             for begin in range(0, len(known), together):
                 yield self._sampled(source, rows, known[begin : begin + together])
 
-    def _sampled(self, source: Source, rows: queries.HistogramRows, chosen: Int64s) -> pa.RecordBatch:
+    def _sampled(self, source: ExportedWriter, rows: queries.HistogramRows, chosen: Int64s) -> pa.RecordBatch:
         count = len(chosen)
         offsets = np.arange(count + 1, dtype=np.int32) * np.int32(queries.EXPONENT_BINS)
         columns: dict[str, pa.Array[Any]] = {
@@ -212,7 +212,7 @@ def _times(times: NDArray[np.datetime64]) -> pa.Array[Any]:
     return pa.array(times.astype("datetime64[us]").astype(np.int64)).cast(TIME_TYPE)
 
 
-def content_of(run: Run, *, with_histograms: bool) -> Content:
+def content_of(run: Run, *, with_histograms: bool) -> ExportContent:
     """Prepare the export of a run."""
     tensors = list(Tensor.objects.filter(run=run).order_by("index"))
     writers = list(Writer.objects.filter(run=run).order_by("attempt", "rank", "created_at", "uuid"))
@@ -237,12 +237,13 @@ def content_of(run: Run, *, with_histograms: bool) -> Content:
     ]
     if with_histograms:
         fields += [pa.field("tensor", pa.int32()), pa.field("histogram", pa.list_(pa.float64()))]
-    return Content(
+    return ExportContent(
         run.pk,
         {**_describe(run, tensors, writers), "histograms": histograms, "documents": documents},
         pa.schema(fields),
         tuple(
-            Source(i, writer.uuid, np.asarray(writer.catalogue, np.int64)) for i, writer in enumerate(writers)
+            ExportedWriter(i, writer.uuid, np.asarray(writer.catalogue, np.int64))
+            for i, writer in enumerate(writers)
         ),
         scalars,
         statistics,

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
-from fp8scope_dashboard.exports.content import MOST_CELLS, Content
+from fp8scope_dashboard.exports.content import MOST_CELLS, ExportContent
 from fp8scope_dashboard.exports.spreadsheet import escape_json, json_text, safe_header
 from fp8scope_dashboard.telemetry.codec import TENSOR
 
@@ -29,7 +29,7 @@ GROUP_BYTES: Final = 8 * MOST_CELLS
 OnRows = Callable[[int], None]
 
 
-def write(content: Content, form: Format, on_rows: OnRows = lambda rows: None) -> Iterator[bytes]:
+def write(content: ExportContent, form: Format, on_rows: OnRows = lambda rows: None) -> Iterator[bytes]:
     """The bytes of the file. Calls `on_rows` with the number of rows written so far.
 
     Histograms are in Parquet files only: as text, each would be 279 numbers, most of them 0.
@@ -55,7 +55,7 @@ class _Buffer(io.RawIOBase):
         return b"".join(parts)
 
 
-def _parquet(content: Content, on_rows: OnRows) -> Iterator[bytes]:
+def _parquet(content: ExportContent, on_rows: OnRows) -> Iterator[bytes]:
     # Heavy: at the top it would take a tenth of the start time of every process.
     from pyarrow import parquet
 
@@ -73,7 +73,7 @@ def _parquet(content: Content, on_rows: OnRows) -> Iterator[bytes]:
         yield buffer.take()
 
 
-def _gathered(content: Content) -> Iterator[pa.Table]:
+def _gathered(content: ExportContent) -> Iterator[pa.Table]:
     """Combine small pieces, of which an uncompacted run has many, into row groups of a useful size."""
     waiting: list[pa.RecordBatch] = []
     size = 0
@@ -87,7 +87,7 @@ def _gathered(content: Content) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(waiting)
 
 
-def _csv(content: Content, on_rows: OnRows) -> Iterator[bytes]:
+def _csv(content: ExportContent, on_rows: OnRows) -> Iterator[bytes]:
     """A line with the description, a header, and rows with one column per statistic and tensor."""
     buffer = _Buffer()
     yield f"#{KEY} {json_text(content.description)}\n".encode()
@@ -103,7 +103,7 @@ def _csv(content: Content, on_rows: OnRows) -> Iterator[bytes]:
     yield buffer.take()
 
 
-def _flat_schema(content: Content) -> pa.Schema:
+def _flat_schema(content: ExportContent) -> pa.Schema:
     fields: list[pa.Field[Any]] = []
     for field in content.schema:
         if field.name.startswith(TENSOR):

@@ -107,7 +107,7 @@ def _check(batches: int, rows: int, size: int) -> None:
 
 def _declared_size(message: pa.ipc.Message) -> tuple[int, int]:
     """Rows and decompressed bytes that a record batch declares."""
-    table = _Table.root(memoryview(message.metadata)).child(_MESSAGE_HEADER)
+    table = _FlatTable.root(memoryview(message.metadata)).child(_MESSAGE_HEADER)
     rows = table.int64(_BATCH_LENGTH)
     if rows < 0:
         raise ValueError("a record batch has a negative length")
@@ -129,7 +129,7 @@ def _declared_size(message: pa.ipc.Message) -> tuple[int, int]:
     return rows, sum(sizes.tolist())
 
 
-class _Table:
+class _FlatTable:
     """A flatbuffers table. Its vtable holds the offset of each field."""
 
     def __init__(self, data: memoryview, position: int) -> None:
@@ -139,7 +139,7 @@ class _Table:
         self._vtable_size = self._read("<H", self._vtable)
 
     @classmethod
-    def root(cls, data: memoryview) -> _Table:
+    def root(cls, data: memoryview) -> _FlatTable:
         return cls(data, struct.unpack_from("<I", data)[0])
 
     def has(self, field: int) -> bool:
@@ -149,8 +149,8 @@ class _Table:
         position = self._field_position(field)
         return 0 if position is None else self._read("<q", position)
 
-    def child(self, field: int) -> _Table:
-        return _Table(self._data, self._target(field))
+    def child(self, field: int) -> _FlatTable:
+        return _FlatTable(self._data, self._target(field))
 
     def vector(self, field: int, dtype: np.dtype[np.void]) -> np.ndarray[tuple[int], np.dtype[np.void]]:
         if not self.has(field):

@@ -36,7 +36,7 @@ COLUMNS = {
 
 
 @dataclass(frozen=True)
-class Histograms:
+class HistogramMessage:
     """A message that satisfies every rule that can be checked without the database.
 
     Attributes:
@@ -52,7 +52,7 @@ class Histograms:
     body: bytes
 
 
-def read_histograms(envelope: Envelope, body: bytes) -> Histograms:
+def read_histograms(envelope: Envelope, body: bytes) -> HistogramMessage:
     """Validate a message.
 
     Raises:
@@ -72,7 +72,7 @@ def read_histograms(envelope: Envelope, body: bytes) -> Histograms:
     table = pa.Table.from_batches(batches, envelope.schema)
     if any(column.null_count for column in table.columns):
         raise InvalidError("A value is null.", "Omit tensors that were not sampled.")
-    return Histograms(
+    return HistogramMessage(
         run=read_uuid(metadata, "fp8scope.run"),
         writer=read_uuid(metadata, "fp8scope.writer"),
         seq=read_natural(metadata, "fp8scope.seq"),
@@ -129,7 +129,7 @@ def _check_rows(table: pa.Table) -> NDArray[np.int32]:
 
 
 @transaction.atomic
-def store_histograms(run: Run, message: dedup.MessageId, histograms: Histograms) -> bool:
+def store_histograms(run: Run, message: dedup.MessageId, histograms: HistogramMessage) -> bool:
     """Store a message. Returns False if it is already stored.
 
     Raises:

@@ -41,7 +41,7 @@ class Broker:
 
 
 @dataclass(frozen=True)
-class Worker:
+class CeleryWorker:
     """A worker that answered, with the tasks that it is working on."""
 
     name: str
@@ -94,7 +94,7 @@ def waiting_since(message: bytes | None, now: float) -> float | None:
         return None
 
 
-def read_workers() -> list[Worker]:
+def read_workers() -> list[CeleryWorker]:
     """The workers that answer within TIMEOUT_SECONDS, by name.
 
     Raises:
@@ -104,6 +104,6 @@ def read_workers() -> list[Worker]:
         timeout=TIMEOUT_SECONDS
     ).active()
     return [
-        Worker(name, [str(task.get("name", "")).rpartition(".")[2] for task in tasks])
+        CeleryWorker(name, [str(task.get("name", "")).rpartition(".")[2] for task in tasks])
         for name, tasks in sorted((answers or {}).items())
     ]

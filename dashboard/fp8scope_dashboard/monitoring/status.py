@@ -23,7 +23,7 @@ from django.db import Error, InterfaceError
 from django.utils import timezone
 
 from fp8scope_dashboard.monitoring import checks
-from fp8scope_dashboard.monitoring.brokers import Broker, Worker, read_broker, read_workers
+from fp8scope_dashboard.monitoring.brokers import Broker, CeleryWorker, read_broker, read_workers
 from fp8scope_dashboard.monitoring.checks import Check, Tone
 from fp8scope_dashboard.monitoring.database import Database, read_database
 from fp8scope_dashboard.text.numbers import count
@@ -49,7 +49,7 @@ class Status:
     versions: dict[str, str]
     process: dict[str, Any]
     broker: Broker | None = None
-    workers: list[Worker] = field(default_factory=list)
+    workers: list[CeleryWorker] = field(default_factory=list)
     database: Database | None = None
 
     @property
@@ -115,7 +115,7 @@ def _answer(future: Future[Result], deadline: float) -> Result | None:
     return None
 
 
-def _of_broker(broker: Broker | None, workers: list[Worker] | None) -> list[Check]:
+def _of_broker(broker: Broker | None, workers: list[CeleryWorker] | None) -> list[Check]:
     if broker is None:
         advice = (
             "Live updates and jobs wait; data is stored all the same. Look at logs/redis.log in the data "

@@ -9,9 +9,8 @@ from itertools import islice
 from typing import Any, Final
 from uuid import UUID
 
-from django.db.models import Func, IntegerField
-
 from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.runs.search.vocabulary import StoredBytes
 
 # Bytes as stored, of each JSON column. A larger configuration is not read.
 LARGEST: Final = 500_000
@@ -237,15 +236,10 @@ def repeated(
     return {prefix + name for name in fields if all(says_the_same(run, name) for run in runs)}
 
 
-class _StoredBytes(Func):
-    function = "pg_column_size"
-    output_field = IntegerField()
-
-
 def differences_of(runs: Sequence[Run], *, everything: bool = False) -> Differences:
     """Compare the configurations, recipes and environments of stored runs."""
     ids = [run.pk for run in runs]
-    sizes = {f"{column}_size": _StoredBytes(column) for column in _COLUMNS}
+    sizes = {f"{column}_size": StoredBytes(column) for column in _COLUMNS}
     stored = Run.objects.filter(pk__in=ids).annotate(**sizes)
     small: dict[UUID, dict[str, Any]] = {pk: {} for pk in ids}
     unread: set[UUID] = set()

@@ -35,7 +35,7 @@ def allow_many_files() -> int:
 PROXY = "trusted proxies"
 
 
-class Registry:
+class ConnectionRegistry:
     """Counts the connections of a process: all, the unauthenticated, and these by address.
 
     A connection is unauthenticated until it has carried an authenticated request.
@@ -87,7 +87,7 @@ class Registry:
         self.total -= 1
 
 
-registry = Registry()
+registry = ConnectionRegistry()
 
 
 class BoundedProtocol(HttpToolsProtocol):

@@ -35,7 +35,7 @@ LONGEST_NAME: Final = 15
 
 
 @dataclass(frozen=True)
-class Request:
+class ForkRequest:
     """One process to fork.
 
     Attributes:
@@ -53,7 +53,7 @@ class Request:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def decode(cls, message: bytes) -> Request:
+    def decode(cls, message: bytes) -> ForkRequest:
         """The request in a message of `encode`."""
         fields = json.loads(message)
         return cls(fields["name"], tuple(fields["arguments"]), fields["death_signal"])
@@ -63,7 +63,7 @@ class Request:
 class Fork:
     """What a new process is to become: a request, and its descriptors, the first of which is its output."""
 
-    request: Request
+    request: ForkRequest
     descriptors: tuple[int, ...]
 
     def become(self, parent: int) -> None:
@@ -121,7 +121,7 @@ def serve(control: socket.socket, later: list[str]) -> Fork | None:
                 if (pid := os.fork()) == 0:
                     for handle in children:
                         os.close(handle)
-                    return Fork(Request.decode(message), tuple(descriptors))
+                    return Fork(ForkRequest.decode(message), tuple(descriptors))
                 for number in descriptors:
                     os.close(number)
                 handle = os.pidfd_open(pid)

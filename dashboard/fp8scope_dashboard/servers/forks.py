@@ -17,7 +17,7 @@ from typing import Any
 from fp8scope_dashboard.embedded import processes
 from fp8scope_dashboard.embedded.processes import ServerError
 from fp8scope_dashboard.servers.children import Child, LogFile
-from fp8scope_dashboard.servers.fork_server import LARGEST_MESSAGE, Request
+from fp8scope_dashboard.servers.fork_server import LARGEST_MESSAGE, ForkRequest
 
 ANSWER_SECONDS = 60.0
 """An answer to a request waits at most for one import."""
@@ -84,7 +84,7 @@ class ForkServer:
     ) -> Child:
         """A child that runs `python -m <arguments>`; `fd:n` among them stands for the n-th of `inherit`."""
         # The last signal is the one that does not wait for work in progress.
-        request = Request(name, tuple(arguments), int(stop_signals[-1]))
+        request = ForkRequest(name, tuple(arguments), int(stop_signals[-1]))
 
         def start(output: int) -> Forked:
             return self._fork(request, (output, *inherit))
@@ -127,7 +127,7 @@ class ForkServer:
                 inherit=[number],
             )
 
-    def _fork(self, request: Request, descriptors: Sequence[int]) -> Forked:
+    def _fork(self, request: ForkRequest, descriptors: Sequence[int]) -> Forked:
         if self._control is None:
             raise ServerError("the fork server has ended")
         try:

@@ -44,7 +44,9 @@ def main(argv: list[str]) -> None:
 
     from fp8scope_dashboard.servers import connections
 
-    connections.registry = connections.Registry(connections.allow_many_files(), settings.TRUSTED_PROXIES)
+    connections.registry = connections.ConnectionRegistry(
+        connections.allow_many_files(), settings.TRUSTED_PROXIES
+    )
     config = uvicorn.Config(
         APPLICATION,
         host=options.host or "",

@@ -31,7 +31,7 @@ MAX_MESSAGES: Final = 128
 
 
 @dataclass(frozen=True)
-class Histogram:
+class MergedHistogram:
     """The elements of a tensor in one step, over all ranks.
 
     Attributes:
@@ -101,7 +101,7 @@ def append(run_id: UUID, writer: UUID, seq: int, step: int, tensors: Sequence[in
         )
 
 
-def histogram(run_id: UUID, tensor: int, step: int | None = None) -> Histogram | None:
+def histogram(run_id: UUID, tensor: int, step: int | None = None) -> MergedHistogram | None:
     """Return the last histogram of a tensor, at or before `step` if given; None if there is none.
 
     `tensor` is its Tensor.index. Ranks add up. If several attempts have the step, the latest counts.
@@ -110,7 +110,7 @@ def histogram(run_id: UUID, tensor: int, step: int | None = None) -> Histogram |
     return _sum_of(list(ranks.values())) if ranks else None
 
 
-def rank_histograms(run_id: UUID, tensor: int, step: int | None = None) -> dict[int, Histogram]:
+def rank_histograms(run_id: UUID, tensor: int, step: int | None = None) -> dict[int, MergedHistogram]:
     """Return the histograms of a tensor by rank, of the step that `histogram` chooses; empty without any."""
     known = sources_of(run_id)
     rows = Stored.objects.filter(run_id=run_id, tensors__contains=[tensor])
@@ -118,7 +118,7 @@ def rank_histograms(run_id: UUID, tensor: int, step: int | None = None) -> dict[
     if latest is None:
         return {}
     chosen, writers = latest
-    ranks: dict[int, Histogram] = {}
+    ranks: dict[int, MergedHistogram] = {}
     for writer in writers:
         # A rank is represented by the last message of its most authoritative writer.
         if known[writer].rank not in ranks:
@@ -130,7 +130,7 @@ def rank_histograms(run_id: UUID, tensor: int, step: int | None = None) -> dict[
 
 def tensor_histograms(
     run_id: UUID, tensor: int, first: int | None = None, last: int | None = None, most: int = 64
-) -> list[Histogram]:
+) -> list[MergedHistogram]:
     """Return the histograms of a tensor in the steps first..last (inclusive), by increasing step.
 
     Ranks add up. Reads at most `most` messages, but at least two steps: of many sampled steps, some that are
@@ -166,14 +166,14 @@ def tensor_histograms(
     return histograms
 
 
-def _histogram_of(row: Stored, tensor: int) -> Histogram:
+def _histogram_of(row: Stored, tensor: int) -> MergedHistogram:
     counts = _counts(row, tensor)
-    return Histogram(row.step, float(counts[0]), counts[1:-1], float(counts[-1]))
+    return MergedHistogram(row.step, float(counts[0]), counts[1:-1], float(counts[-1]))
 
 
-def _sum_of(parts: Sequence[Histogram]) -> Histogram:
+def _sum_of(parts: Sequence[MergedHistogram]) -> MergedHistogram:
     """One histogram of the parts of all ranks."""
-    return Histogram(
+    return MergedHistogram(
         parts[0].step,
         sum(part.zeros for part in parts),
         np.sum([part.counts for part in parts], axis=0),

@@ -20,8 +20,8 @@ from fp8scope_dashboard.telemetry.heatmaps import (
 )
 from fp8scope_dashboard.telemetry.histograms import (
     EXPONENT_BINS,
-    Histogram,
     HistogramRows,
+    MergedHistogram,
     StepHistograms,
     histogram,
     histogram_count,
@@ -40,7 +40,7 @@ from fp8scope_dashboard.telemetry.writers import sources_of, step_range, stored_
 __all__ = [
     "EXPONENT_BINS",
     "Heatmap",
-    "Histogram",
+    "MergedHistogram",
     "HistogramRows",
     "Latest",
     "ScalarMeans",

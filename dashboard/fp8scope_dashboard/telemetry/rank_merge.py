@@ -51,7 +51,7 @@ DERIVED: Final[Mapping[str, Ratio]] = {
 
 
 @dataclass(frozen=True)
-class Part:
+class RankRows:
     """Rows of one writer, in sending order.
 
     Attributes:
@@ -102,7 +102,7 @@ def derive(statistic: str, values: Mapping[str, Float64s]) -> Float64s:
     return np.divide(over, under, out=np.full_like(under, np.nan), where=under > 0)
 
 
-def first_of_each_step(parts: Sequence[Part]) -> Merged:
+def first_of_each_step(parts: Sequence[RankRows]) -> Merged:
     """Choose one row per step: of the writer with the lowest order, the row sent last."""
     if len(parts) == 1 and _increasing(parts[0].steps):
         return Merged(parts[0].steps, parts[0].times, parts[0].values)
@@ -120,7 +120,7 @@ def first_of_each_step(parts: Sequence[Part]) -> Merged:
     return joined.rows(ranked[new])
 
 
-def data_hash_across_ranks(parts: Iterable[Part]) -> Merged:
+def data_hash_across_ranks(parts: Iterable[RankRows]) -> Merged:
     """Add the ranks' hashes of their batches, at the steps that every rank has logged.
 
     A step is represented within a rank as in `first_of_each_step`. There must be a part.
@@ -138,7 +138,7 @@ def data_hash_across_ranks(parts: Iterable[Part]) -> Merged:
     return Merged(steps, aligned[0].times, {DATA_HASH: total.astype(np.float64)})
 
 
-def across_ranks(parts: Iterable[Part]) -> Merged | None:
+def across_ranks(parts: Iterable[RankRows]) -> Merged | None:
     """Merge the rows of all ranks: add counts, take the largest of other statistics. NaN is not observed.
 
     Within a rank, a step is represented by the last row of the writer with the lowest order, among rows with
@@ -152,11 +152,11 @@ def across_ranks(parts: Iterable[Part]) -> Merged | None:
     return merged
 
 
-def _by_rank(parts: Iterable[Part]) -> Iterable[list[Part]]:
+def _by_rank(parts: Iterable[RankRows]) -> Iterable[list[RankRows]]:
     return (list(of_rank) for _, of_rank in groupby(parts, key=attrgetter("rank")))
 
 
-def _observed(parts: list[Part]) -> list[Part]:
+def _observed(parts: list[RankRows]) -> list[RankRows]:
     """Drop rows without any observation if they could hide other rows of the same step."""
     joined = parts[0].steps if len(parts) == 1 else np.concatenate([part.steps for part in parts])
     if _increasing(joined):
@@ -164,13 +164,13 @@ def _observed(parts: list[Part]) -> list[Part]:
     return [_only_observed(part) for part in parts]
 
 
-def _only_observed(part: Part) -> Part:
+def _only_observed(part: RankRows) -> RankRows:
     seen = np.zeros(len(part.steps), bool)
     for array in part.values.values():
         observed = ~np.isnan(array)
         seen |= observed if array.ndim == 1 else observed.any(axis=0)
     values = {name: array[..., seen] for name, array in part.values.items()}
-    return Part(part.rank, part.order, part.steps[seen], part.times[seen], values)
+    return RankRows(part.rank, part.order, part.steps[seen], part.times[seen], values)
 
 
 def _combine(low: Merged, high: Merged) -> Merged:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from fp8scope_dashboard.db import sql
 from fp8scope_dashboard.telemetry.codec import SCALAR, TENSOR, Float64s, Int64s, decode
-from fp8scope_dashboard.telemetry.rank_merge import Part
+from fp8scope_dashboard.telemetry.rank_merge import RankRows
 from fp8scope_dashboard.telemetry.tile_codec import cut_tile, decode_integers, decode_series, series_by_tile
 from fp8scope_dashboard.telemetry.writers import EVERY_STEP, Interval, Source, sources_of
 
@@ -117,7 +117,7 @@ def tensor_parts(
     *between: Interval,
     known: Mapping[UUID, Source] | None = None,
     timed: bool = True,
-) -> Iterator[Part]:
+) -> Iterator[RankRows]:
     """Read statistics of tensors over intervals of steps: one part per writer, float64[T, R] by name.
 
     `known` are the writers of the run, if already read. `timed` is as in `Wanted`.
@@ -125,7 +125,7 @@ def tensor_parts(
     wanted = Wanted(run_id, tuple(TENSOR + name for name in statistics), tensors, between, timed)
     for source, segment in _by_writer(wanted, known):
         values = {name: segment.values[TENSOR + name] for name in statistics}
-        yield Part(source.rank, source.order, segment.steps, segment.times, values)
+        yield RankRows(source.rank, source.order, segment.steps, segment.times, values)
 
 
 def scalar_parts(
@@ -134,7 +134,7 @@ def scalar_parts(
     *between: Interval,
     known: Mapping[UUID, Source] | None = None,
     timed: bool = True,
-) -> Iterator[Part]:
+) -> Iterator[RankRows]:
     """Read the rows of a scalar that have a value, float64[R]. Otherwise as `tensor_parts`."""
     for parts in scalars_parts(run_id, (name,), *between, known=known, timed=timed):
         yield parts[name]
@@ -146,7 +146,7 @@ def scalars_parts(
     *between: Interval,
     known: Mapping[UUID, Source] | None = None,
     timed: bool = True,
-) -> Iterator[dict[str, Part]]:
+) -> Iterator[dict[str, RankRows]]:
     """Read several scalars at once: for each writer, the part of each scalar. Otherwise as `scalar_parts`."""
     columns = tuple(SCALAR + name for name in names)
     for source, segment in _by_writer(Wanted(run_id, columns, between=between, timed=timed), known):
@@ -156,7 +156,7 @@ def scalars_parts(
             if segment.logged[column].all():
                 logged = slice(None)  # a view instead of a copy
             values = {name: segment.values[column][0, logged]}
-            parts[name] = Part(
+            parts[name] = RankRows(
                 source.rank, source.order, segment.steps[logged], segment.times[logged], values
             )
         yield parts

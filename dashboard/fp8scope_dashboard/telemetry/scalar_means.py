@@ -22,7 +22,7 @@ from fp8scope_dashboard.telemetry.coverage import Cover, cover
 from fp8scope_dashboard.telemetry.rank_merge import (
     DATA_HASH,
     Merged,
-    Part,
+    RankRows,
     data_hash_across_ranks,
     first_of_each_step,
 )
@@ -123,7 +123,7 @@ def _rows(
     return {name: _merged(name, [parts[name] for parts in writers]) for name in names if writers}
 
 
-def _merged(name: str, parts: Sequence[Part]) -> Merged:
+def _merged(name: str, parts: Sequence[RankRows]) -> Merged:
     return data_hash_across_ranks(parts) if name == DATA_HASH else first_of_each_step(parts)
 
 

@@ -12,7 +12,7 @@ MINUS = "\N{MINUS SIGN}"
 
 
 @dataclass(frozen=True)
-class Facts:
+class ScoreFacts:
     """What the sentences on one score say; `result` is a stored result, see `analysis.scores.result`."""
 
     result: Mapping[str, Any]
@@ -32,7 +32,7 @@ class Facts:
         return f"{MINUS if value < 0 else '+'}{self.size(value)}"
 
 
-def explain(facts: Facts) -> str:
+def explain(facts: ScoreFacts) -> str:
     """The verdict, what it rests on, and what it could not have seen."""
     result = facts.result
     if result["identical"]:
@@ -48,7 +48,7 @@ def explain(facts: Facts) -> str:
     return " ".join(sentence for sentence in sentences if sentence)
 
 
-def _identical(facts: Facts) -> str:
+def _identical(facts: ScoreFacts) -> str:
     result = facts.result
     limit = facts.size(result["equivalent_within"])
     if result["equivalent_within"] > result["margin"]:
@@ -59,12 +59,12 @@ def _identical(facts: Facts) -> str:
     return f"Identical to BF16 item by item ({count(result['n'], 'item')}), so the two are equivalent."
 
 
-def _runs(facts: Facts) -> str:
+def _runs(facts: ScoreFacts) -> str:
     runs = facts.result["k_run"]
     return "" if runs <= 1 else f" (mean of {runs} runs)"
 
 
-def _difference(facts: Facts) -> str:
+def _difference(facts: ScoreFacts) -> str:
     result = facts.result
     low, high = result["difference_interval"]
     return (
@@ -73,7 +73,7 @@ def _difference(facts: Facts) -> str:
     )
 
 
-def _conclusion(facts: Facts) -> str:
+def _conclusion(facts: ScoreFacts) -> str:
     result = facts.result
     margin = f"the margin of ±{facts.size(result['margin'])}"
     adjusted = _adjusted(facts)
@@ -91,7 +91,7 @@ def _conclusion(facts: Facts) -> str:
     return f"neither inside {margin} nor different beyond chance{adjusted}."
 
 
-def _adjusted(facts: Facts) -> str:
+def _adjusted(facts: ScoreFacts) -> str:
     """For what the level of the interval allows besides this task and checkpoint."""
     tasks, checkpoint = facts.result["tasks"], facts.result["checkpoint"]
     parts = [] if tasks == 1 else [f"{tasks} tasks"]
@@ -100,7 +100,7 @@ def _adjusted(facts: Facts) -> str:
     return f", adjusted for {' and '.join(parts)}" if parts else ""
 
 
-def _inside(facts: Facts) -> str:
+def _inside(facts: ScoreFacts) -> str:
     """Practice's own criterion as a fact, and the harm that the comparison could have missed."""
     result = facts.result
     detectable = facts.size(result["smallest_detectable"])
@@ -118,7 +118,7 @@ def _inside(facts: Facts) -> str:
     )
 
 
-def _seeds(facts: Facts) -> str:
+def _seeds(facts: ScoreFacts) -> str:
     spread = facts.result["seed_spread"]
     if spread["source"] == "own":
         return f"Seed spread from {spread['seeds']} own runs: {facts.size(spread['value'])}."
@@ -139,7 +139,7 @@ def odd_baselines(names: Sequence[str]) -> str:
     )
 
 
-def _needs(facts: Facts) -> str:
+def _needs(facts: ScoreFacts) -> str:
     needs = facts.result["needs"]
     ways = []
     if needs["items"] is not None and needs["items"] > facts.result["n"]:

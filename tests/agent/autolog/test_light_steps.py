@@ -13,7 +13,7 @@ from agent.helpers.wire_server import WireServer
 from torch import Tensor, nn
 
 import fp8scope
-from fp8scope.observe.budget import Budget
+from fp8scope.observe.budget import TimeBudget
 from fp8scope.run import Run
 from fp8scope_kernels import Recipe
 
@@ -25,15 +25,15 @@ EVERY = 10
 @pytest.fixture(autouse=True)
 def short_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps count as short from the first one on, whatever the speed of this machine."""
-    make = Budget.__init__
+    make = TimeBudget.__init__
 
-    def short(self: Budget, *arguments: Any) -> None:
+    def short(self: TimeBudget, *arguments: Any) -> None:
         make(self, *arguments)
         self.every = self._measured_every = EVERY
         self.lag = 5
 
-    monkeypatch.setattr(Budget, "__init__", short)
-    monkeypatch.setattr(Budget, "_review", lambda self: None)
+    monkeypatch.setattr(TimeBudget, "__init__", short)
+    monkeypatch.setattr(TimeBudget, "_review", lambda self: None)
 
 
 class Training:

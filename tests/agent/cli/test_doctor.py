@@ -15,7 +15,7 @@ from agent.helpers.wire_server import WireServer
 from fp8scope.cli import doctor
 from fp8scope.cli import main as cli
 from fp8scope.cli.doctor import (
-    Finding,
+    CheckResult,
     check_clock,
     check_server,
     check_space,
@@ -26,7 +26,7 @@ from fp8scope.cli.doctor import (
 from fp8scope.config import Settings
 
 
-def states(findings: list[Finding]) -> dict[str, str]:
+def states(findings: list[CheckResult]) -> dict[str, str]:
     return {one.check: one.state for one in findings}
 
 
@@ -51,7 +51,7 @@ def test_it_works(
 def test_text_output_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(doctor, "check_step", lambda: Finding("self-test", "ok", "left out here"))
+    monkeypatch.setattr(doctor, "check_step", lambda: CheckResult("self-test", "ok", "left out here"))
     assert cli.main(["doctor", "--dir", str(tmp_path)]) == 1
     out = capsys.readouterr().out
     assert "fail  server" in out and "fp8scope login" in out

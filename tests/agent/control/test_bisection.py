@@ -12,7 +12,7 @@ from torch import nn
 
 import fp8scope
 from fp8scope.config import Settings
-from fp8scope.control.bisection import Bisection, ProductError, bisect
+from fp8scope.control.bisection import Bisection, ProductDeviation, bisect
 from fp8scope.recording.records import wire_number
 from fp8scope_kernels import PRODUCTS, Fp8Linear, Recipe, fp8_layers
 
@@ -235,8 +235,8 @@ def test_a_gradient_that_is_not_finite_is_the_worst() -> None:
 
 
 def test_the_table_and_the_document_are_bounded() -> None:
-    many = tuple(ProductError(f"layer.{i}", "dgrad", 1.0 / (i + 1), 0.5) for i in range(3000))
-    found = Bisection(many, ProductError("*", "fprop", 0.5, 0.9), 1.0, float("inf"), 2.0)
+    many = tuple(ProductDeviation(f"layer.{i}", "dgrad", 1.0 / (i + 1), 0.5) for i in range(3000))
+    found = Bisection(many, ProductDeviation("*", "fprop", 0.5, 0.9), 1.0, float("inf"), 2.0)
     document = found.document()
     assert len(document["products"]) == 2000 and document["measured"] == 3000
     assert document["loss_fp8"] == "Infinity"

@@ -11,7 +11,7 @@ from agent.helpers.wire_messages import read_batch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8scope.delivery.arrow_encoding import CONTENT_TYPE, Batch, encode_batch
+from fp8scope.delivery.arrow_encoding import CONTENT_TYPE, EncodedBatch, encode_batch
 from fp8scope.observe.snapshot import EMPTY
 from fp8scope.recording.records import Row, TornRecordError
 
@@ -44,7 +44,7 @@ def rows(draw: st.DrawFn) -> Row:
     return Row(draw(st.integers(0, 2**62)), moment, draw(st.integers(0, 9)), draw(scalars), matrix, extras)
 
 
-def encode(batch: list[Row]) -> Batch:
+def encode(batch: list[Row]) -> EncodedBatch:
     return encode_batch(batch, STATISTICS, **IDS)  # type: ignore[arg-type]
 
 

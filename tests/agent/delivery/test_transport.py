@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp8scope.config import Settings
-from fp8scope.delivery.transport import MAX_RETRY_AFTER, Action, Backoff, Transport, classify, retry_after
+from fp8scope.delivery.transport import MAX_RETRY_AFTER, Backoff, NextAction, Transport, classify, retry_after
 
 
 def error(code: str) -> bytes:
@@ -22,7 +22,7 @@ def error(code: str) -> bytes:
 def test_it_works(server: WireServer, settings: Settings) -> None:
     transport = Transport(settings)
     outcome = transport.send("PUT", f"/runs/{'0' * 8}-0000-4000-8000-{'0' * 12}", b'{"name": "x"}')
-    assert outcome.action is Action.DONE and outcome.status == 201
+    assert outcome.action is NextAction.DONE and outcome.status == 201
     assert outcome.answer["url"].startswith(server.url)
     transport.close()
 
@@ -30,46 +30,46 @@ def test_it_works(server: WireServer, settings: Settings) -> None:
 @pytest.mark.parametrize(
     ("status", "body", "action"),
     [
-        (200, b'{"status": "stored"}', Action.DONE),
-        (201, b"{}", Action.DONE),
-        (200, b"<html>", Action.RETRY),
-        (200, b"[]", Action.RETRY),
-        (200, error("malformed"), Action.RETRY),
-        (204, b"", Action.RETRY),
-        (302, b"", Action.HOLD),
-        (400, error("malformed"), Action.SET_ASIDE),
-        (400, b"", Action.HOLD),
-        (401, error("bad_token"), Action.HOLD),
-        (401, b"", Action.HOLD),
-        (403, b"", Action.HOLD),
-        (404, error("unknown_run"), Action.REGISTER),
-        (404, b"", Action.HOLD),
-        (408, b"", Action.RETRY),
-        (409, error("writer_conflict"), Action.NEW_WRITER),
-        (409, error("catalogue_gap"), Action.SEND_CATALOGUE),
-        (409, error("run_conflict"), Action.HOLD),
-        (409, b"", Action.RETRY),
-        (413, error("too_large"), Action.HALVE),
-        (413, b"", Action.HALVE),
-        (422, error("invalid"), Action.SET_ASIDE),
-        (429, error("slow_down"), Action.WAIT),
-        (500, error("oops"), Action.RETRY),
-        (502, b"", Action.RETRY),
-        (503, b"", Action.WAIT),
-        (504, b"", Action.RETRY),
-        (507, error("storage_full"), Action.WAIT),
-        (507, b"", Action.RETRY),
+        (200, b'{"status": "stored"}', NextAction.DONE),
+        (201, b"{}", NextAction.DONE),
+        (200, b"<html>", NextAction.RETRY),
+        (200, b"[]", NextAction.RETRY),
+        (200, error("malformed"), NextAction.RETRY),
+        (204, b"", NextAction.RETRY),
+        (302, b"", NextAction.HOLD),
+        (400, error("malformed"), NextAction.SET_ASIDE),
+        (400, b"", NextAction.HOLD),
+        (401, error("bad_token"), NextAction.HOLD),
+        (401, b"", NextAction.HOLD),
+        (403, b"", NextAction.HOLD),
+        (404, error("unknown_run"), NextAction.REGISTER),
+        (404, b"", NextAction.HOLD),
+        (408, b"", NextAction.RETRY),
+        (409, error("writer_conflict"), NextAction.NEW_WRITER),
+        (409, error("catalogue_gap"), NextAction.SEND_CATALOGUE),
+        (409, error("run_conflict"), NextAction.HOLD),
+        (409, b"", NextAction.RETRY),
+        (413, error("too_large"), NextAction.HALVE),
+        (413, b"", NextAction.HALVE),
+        (422, error("invalid"), NextAction.SET_ASIDE),
+        (429, error("slow_down"), NextAction.WAIT),
+        (500, error("oops"), NextAction.RETRY),
+        (502, b"", NextAction.RETRY),
+        (503, b"", NextAction.WAIT),
+        (504, b"", NextAction.RETRY),
+        (507, error("storage_full"), NextAction.WAIT),
+        (507, b"", NextAction.RETRY),
     ],
     ids=str,
 )
-def test_the_table(status: int, body: bytes, action: Action) -> None:
+def test_the_table(status: int, body: bytes, action: NextAction) -> None:
     assert classify(status, {}, body).action is action
 
 
 @given(st.integers(100, 599), st.binary(max_size=200))
 def test_only_our_answers_acknowledge(status: int, body: bytes) -> None:
     outcome = classify(status, {}, body)
-    if outcome.action is Action.DONE:
+    if outcome.action is NextAction.DONE:
         assert 200 <= status < 300 and isinstance(json.loads(body), dict)
     assert len(outcome.message) <= 1200
 
@@ -95,20 +95,20 @@ def test_backoff_stays_below_its_ceiling_and_starts_again(attempts: int) -> None
 def test_trouble_is_an_outcome(fault: Fault, server: WireServer, settings: Settings) -> None:
     server.plan = lambda method, path: fault
     outcome = Transport(settings).send("POST", "/runs/x/heartbeat", b"{}")
-    assert outcome.action is Action.RETRY and outcome.message
+    assert outcome.action is NextAction.RETRY and outcome.message
     server.stop()
     refused = Transport(settings).send("POST", "/runs/x/heartbeat", b"{}")
-    assert refused.action is Action.RETRY and "refused" in refused.message
+    assert refused.action is NextAction.RETRY and "refused" in refused.message
     server.start()
 
 
 def test_says_what_is_wrong_with_an_address(server: WireServer, settings: Settings) -> None:
     encrypted = replace(settings, url=server.url.replace("http://", "https://"))
     outcome = Transport(encrypted).send("POST", "/runs/x/heartbeat", b"{}")
-    assert outcome.action is Action.RETRY and "begin it with http://" in outcome.message, outcome
+    assert outcome.action is NextAction.RETRY and "begin it with http://" in outcome.message, outcome
     # The page of a proxy or of the dashboard itself, without an error code of the API.
     outcome = classify(404, {}, b"<html>Not found</html>")
-    assert outcome.action is Action.HOLD and "Leave out the path of a page" in outcome.message
+    assert outcome.action is NextAction.HOLD and "Leave out the path of a page" in outcome.message
     known = classify(404, {}, b'{"error": {"code": "unknown_run", "message": "No such run."}}')
     assert known.message == "No such run."
 
@@ -117,7 +117,7 @@ def test_a_token_is_not_sent_to_where_a_redirect_points(settings: Settings) -> N
     with WireServer() as other, WireServer() as server:
         server.plan = lambda method, path: Fault(status=307, headers=(("Location", other.url + path),))
         outcome = Transport(replace(settings, url=server.url)).send("POST", "/runs/x/heartbeat", b"{}")
-        assert outcome.action is Action.HOLD and other.url in outcome.message
+        assert outcome.action is NextAction.HOLD and other.url in outcome.message
         assert other.requests == []
 
 

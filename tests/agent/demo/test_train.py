@@ -10,7 +10,7 @@ import torch
 
 from fp8scope.demo import arithmetic
 from fp8scope.demo.model import Shape
-from fp8scope.demo.train import Plan, Trainer, emit, main, parse, run
+from fp8scope.demo.train import DemoTrainer, Plan, emit, main, parse, run
 from fp8scope_kernels import CurrentScaling, fp8_layers
 
 SMALL = Plan(
@@ -29,7 +29,7 @@ def one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def losses(plan: Plan, steps: int | None = None) -> list[float]:
-    trainer = Trainer(plan)
+    trainer = DemoTrainer(plan)
     return [float(trainer.train(number)["loss"]) for number in range(1, (steps or plan.steps) + 1)]
 
 
@@ -53,14 +53,14 @@ def test_fp8_differs_from_its_bf16_twin_by_rounding_only() -> None:
 @pytest.mark.parametrize("has_units", [True, False])
 def test_a_recipe_converts_every_layer_on_any_cpu(monkeypatch: pytest.MonkeyPatch, has_units: bool) -> None:
     monkeypatch.setattr(arithmetic, "has_units", lambda: has_units)
-    trainer = Trainer(SMALL, CurrentScaling())
+    trainer = DemoTrainer(SMALL, CurrentScaling())
     layers = [layer for _, layer in fp8_layers(trainer.model)]
     assert len(layers) >= 4
     assert all(isinstance(layer.state_of("input").recipe, CurrentScaling) for layer in layers)
 
 
 def test_the_seed_changes_the_model_but_not_the_batches() -> None:
-    one, other = Trainer(SMALL), Trainer(replace(SMALL, seed=2))
+    one, other = DemoTrainer(SMALL), DemoTrainer(replace(SMALL, seed=2))
     assert not torch.equal(one.model.head.weight, other.model.head.weight)
     assert torch.equal(one.corpus.batch(3, 4), other.corpus.batch(3, 4))
 
@@ -75,7 +75,7 @@ def test_the_fault_begins_at_its_step() -> None:
 
 
 def test_the_fault_freezes_only_gradient_scales() -> None:
-    trainer = Trainer(replace(SMALL, precision="fp8", fault_at=5))
+    trainer = DemoTrainer(replace(SMALL, precision="fp8", fault_at=5))
     for number in range(1, 5):
         trainer.train(number)
 
@@ -92,7 +92,7 @@ def test_the_fault_freezes_only_gradient_scales() -> None:
 
 def test_evaluation_does_not_change_the_training() -> None:
     plan = replace(SMALL, precision="fp8")
-    trainer = Trainer(plan)
+    trainer = DemoTrainer(plan)
     found = []
     for number in range(1, plan.steps + 1):
         found.append(float(trainer.train(number)["loss"]))
@@ -101,7 +101,7 @@ def test_evaluation_does_not_change_the_training() -> None:
 
 
 def test_evaluation_scores_every_window() -> None:
-    correct, nll = Trainer(SMALL).evaluate()
+    correct, nll = DemoTrainer(SMALL).evaluate()
     assert correct.shape == nll.shape == (32,)
     assert set(correct.tolist()) <= {0.0, 1.0}
     assert torch.isfinite(nll).all() and (nll > 0).all()

@@ -16,7 +16,7 @@ import fp8scope
 from fp8scope.config import ConfigurationError, Settings
 from fp8scope.incidents import batches as batches_of
 from fp8scope.incidents import flight_recorder
-from fp8scope.incidents.folder import Incident, IncidentError, target_of
+from fp8scope.incidents.folder import IncidentError, StoredIncident, target_of
 from fp8scope.recording.records import Row
 from fp8scope.run import Run
 
@@ -65,7 +65,7 @@ def test_a_critical_alert_keeps_the_steps(server: WireServer, settings: Settings
     server.alerts.append(alert(1, 17))
     steps_until(run, lambda: kept(server))
     (folder,) = incidents(settings)
-    incident = Incident(folder)
+    incident = StoredIncident(folder)
     assert incident.target == 17 and incident.document["alert"]["message"] == "The loss is NaN."
     assert [row.step for row in incident.rows[:20]] == list(range(1, 21))
     assert incident.row(17).scalars["grad_norm"] == 0.5  # type: ignore[union-attr]
@@ -94,7 +94,7 @@ def test_an_alert_that_began_before_the_recorded_steps_keeps_them(
     server.alerts.append({**alert(1, 17), "onset_step": 0})
     steps_until(run, lambda: kept(server))
     (folder,) = incidents(settings)
-    assert Incident(folder).target == 1
+    assert StoredIncident(folder).target == 1
     run.finish()
 
 
@@ -133,7 +133,7 @@ def test_a_failure_keeps_the_steps(server: WireServer, settings: Settings) -> No
                 step.log(loss=float("nan") if number == 5 else 1.0)
         print(1 / 0)
     (folder,) = incidents(settings)
-    incident = Incident(folder)
+    incident = StoredIncident(folder)
     assert incident.target == 5 and "ZeroDivisionError" in incident.document["failure"]
     # The report precedes the end of the run.
     assert kept(server)[0]["reason"] == "failure" and server.run.finish["state"] == "failed"
@@ -206,7 +206,7 @@ def test_a_warning_keeps_the_snapshot_before_its_onset(
             )
     run.finish()
     (folder,) = incidents(settings)
-    incident = Incident(folder)
+    incident = StoredIncident(folder)
     assert incident.snapshots == snapshots
     kept_batches = [group["after_step"] for group in incident.document["groups"] if group["after_step"] >= 20]
     assert kept_batches[0] == max(20, 93 - groups)
@@ -284,11 +284,11 @@ def test_a_damaged_folder_is_an_error(settings: Settings) -> None:
     rows = folder / "rows"
     rows.write_bytes(rows.read_bytes()[:-3])
     with pytest.raises(IncidentError, match="is damaged"):
-        _ = Incident(folder).rows
+        _ = StoredIncident(folder).rows
     document = json.loads((folder / "incident.json").read_text())
     (folder / "incident.json").write_text(json.dumps({**document, "version": 99}))
     with pytest.raises(IncidentError, match="another version"):
-        Incident(folder)
+        StoredIncident(folder)
 
 
 def test_what_would_run_code_is_not_loaded(settings: Settings) -> None:
@@ -299,7 +299,7 @@ def test_what_would_run_code_is_not_loaded(settings: Settings) -> None:
     (folder,) = incidents(settings)
     torch.save([[Touch(folder / "touched"), {}]], folder / "batches-0.pt")
     with pytest.raises(IncidentError, match="--trust"):
-        Incident(folder).batches(0)
+        StoredIncident(folder).batches(0)
     assert not (folder / "touched").exists()
 
 

@@ -19,7 +19,7 @@ from fp8scope.observe.budget import (
     PLAIN_EVERY,
     REVIEW_STEPS,
     STEP_SECONDS,
-    Budget,
+    TimeBudget,
     choose_pace,
 )
 from fp8scope.recording.registration import blank_registration
@@ -93,7 +93,7 @@ def test_an_environment_that_sets_no_share_is_refused(text: str) -> None:
 def thinned(model: nn.Module, every: int, steps: int, *, sample_every: int = 0, **how: Any) -> list[int]:
     """The steps in which the first tensor was read, by a run whose pace is `every` from the start."""
     watched = Watched(model, every=sample_every, **how)
-    budget = watched.collector._budget = Budget(0.02)
+    budget = watched.collector._budget = TimeBudget(0.02)
     budget.every, budget._steps = every, COMPLETE_STEPS
     x = torch.randn(4, 16)
     seen = [watched.step(lambda: model(x).sum().backward()) for _ in range(steps)]
@@ -123,7 +123,7 @@ def test_delayed_shadow_scaling_reads_every_step() -> None:
     assert thinned(plain(), 4, 6, shadow=CurrentScaling()) == [1, 5]
 
 
-def paced(budget: Budget, clock: list[float], step: float, reading: float, steps: int) -> list[int]:
+def paced(budget: TimeBudget, clock: list[float], step: float, reading: float, steps: int) -> list[int]:
     """Simulate steps with a budget and return the steps that were read."""
     pace, read = Pace(), []
     for number in range(1, steps + 1):
@@ -147,7 +147,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_the_first_steps_are_complete_and_the_rest_inside_the_budget(clock: list[float]) -> None:
-    budget = Budget(0.02)
+    budget = TimeBudget(0.02)
     read = paced(budget, clock, 50 * MS, 3.2 * MS, 1000)
     assert read[:COMPLETE_STEPS] == list(range(1, COMPLETE_STEPS + 1))
     assert budget.every == 4 and budget.was_thinned
@@ -155,7 +155,7 @@ def test_the_first_steps_are_complete_and_the_rest_inside_the_budget(clock: list
 
 
 def test_a_pause_between_steps_has_no_effect(clock: list[float]) -> None:
-    budget = Budget(0.02)
+    budget = TimeBudget(0.02)
     paced(budget, clock, 50 * MS, 3.2 * MS, REVIEW_STEPS - 3)
     clock[0] += 600
     paced(budget, clock, 50 * MS, 3.2 * MS, 10)
@@ -163,12 +163,12 @@ def test_a_pause_between_steps_has_no_effect(clock: list[float]) -> None:
 
 
 def test_without_a_budget_every_step_is_read(clock: list[float]) -> None:
-    budget = Budget(None)
+    budget = TimeBudget(None)
     assert len(paced(budget, clock, 50 * MS, 40 * MS, 300)) == 300 and not budget.was_thinned
 
 
 def test_the_other_work_of_the_agent_counts(clock: list[float]) -> None:
-    budget = Budget(0.02)
+    budget = TimeBudget(0.02)
     pace = Pace()
     for number in range(1, COMPLETE_STEPS + 2):
         budget.begin(number, False, pace)
@@ -182,7 +182,7 @@ def test_the_other_work_of_the_agent_counts(clock: list[float]) -> None:
 def test_the_gradient_norm_is_computed_less_often_if_it_is_expensive(
     norm: float, every: int, thinned: bool, clock: list[float]
 ) -> None:
-    budget = Budget(0.02)
+    budget = TimeBudget(0.02)
     pace = Pace()
     for number in range(1, COMPLETE_STEPS + 2):
         budget.begin(number, False, pace)

@@ -11,7 +11,7 @@ from torch import nn
 
 import fp8scope
 from fp8scope.config import Settings
-from fp8scope.observe.budget import Budget
+from fp8scope.observe.budget import TimeBudget
 from fp8scope.run import Run
 
 STEPS = 230
@@ -80,7 +80,7 @@ def test_nan_is_seen_at_once(server: WireServer, settings: Settings) -> None:
 def test_the_budget_decides() -> None:
     """By what a step takes and what measuring it takes."""
     for step, every in ((1e-3, 50), (4e-3, 10), (0.2, 1)):
-        budget = Budget(0.02)
+        budget = TimeBudget(0.02)
         budget._durations.extend([step] * 50)
         budget._fixed.extend([6e-4] * 50)
         budget._readings.append(1e-4)

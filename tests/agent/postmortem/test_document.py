@@ -3,15 +3,15 @@
 import math
 from xml.etree import ElementTree
 
-from fp8scope.postmortem.document import Event, PostMortem
-from fp8scope.postmortem.figure import Figure
+from fp8scope.postmortem.document import DocumentEvent, PostMortem
+from fp8scope.postmortem.figure import DocumentFigure
 
-CHART = Figure("1", "loss <of> a & b", [1, 2, 3], [2.0, math.nan, 1.0], mark=2)
+CHART = DocumentFigure("1", "loss <of> a & b", [1, 2, 3], [2.0, math.nan, 1.0], mark=2)
 REPORT = PostMortem(
     title="Post-mortem: <script>alert(1)</script>",
     facts=[("Run", "a | b")],
-    signs=[Event(3, "loss went from 2 to 9")],
-    alerts=[Event(None, "critical [x](http://y)")],
+    signs=[DocumentEvent(3, "loss went from 2 to 9")],
+    alerts=[DocumentEvent(None, "critical [x](http://y)")],
     replay=["It parts."],
     products=[("blocks.0", "dgrad", "99%")],
     figures=[CHART],
@@ -37,6 +37,6 @@ def test_markdown_escapes_what_has_a_meaning() -> None:
 
 def test_a_chart_is_well_formed_whatever_its_values() -> None:
     for values in ([2.0, math.nan, 1.0], [math.nan] * 3, [1.0, 1.0, 1.0], [math.inf, -1e300, 1e300]):
-        root = ElementTree.fromstring(Figure("1", "t <&>", [1, 2, 3], values, mark=2).svg())
+        root = ElementTree.fromstring(DocumentFigure("1", "t <&>", [1, 2, 3], values, mark=2).svg())
         marks = [each for each in root if each.tag.endswith("circle")]
         assert len(marks) == sum(not math.isfinite(value) for value in values)

@@ -16,14 +16,14 @@ from fp8scope.recording.records import (
     CHECKED_AT_ONCE,
     FRAME,
     Bytes,
-    Histograms,
+    ExponentHistograms,
     RecordKind,
     Row,
     check_frame,
     frame,
     size_of,
 )
-from fp8scope.recording.segments import FileSegment, MemorySegment, Segment
+from fp8scope.recording.segments import FileSegment, LogSegment, MemorySegment
 from fp8scope.recording.spool import MAGIC, Spool
 
 NUMBERS = st.floats(allow_nan=False)
@@ -88,13 +88,15 @@ def test_however_it_lies_in_memory(scalars: dict[str, float], matrix: np.ndarray
 def test_histograms_however_they_lie() -> None:
     counts = np.arange(12, dtype=np.float64).reshape(3, 4)
     for layout in (counts, np.asfortranarray(counts), np.repeat(counts, 2, axis=0)[::2]):
-        read = Histograms.decode(Histograms(1, 2, np.arange(3, dtype=np.int32), layout).encode())
+        read = ExponentHistograms.decode(
+            ExponentHistograms(1, 2, np.arange(3, dtype=np.int32), layout).encode()
+        )
         np.testing.assert_array_equal(read.counts, counts)
 
 
 @pytest.mark.parametrize("make", [MemorySegment, None])
 def test_pieces_are_one_after_the_other(make: type[MemorySegment] | None, tmp_path: Path) -> None:
-    segment: Segment = make(5) if make else FileSegment(tmp_path / "x.log", 5, create=True)
+    segment: LogSegment = make(5) if make else FileSegment(tmp_path / "x.log", 5, create=True)
     segment.append(b"ab", np.frombuffer(b"cdefghij", np.uint8).data, b"")
     segment.append(b"kl")
     assert segment.end == 17 and segment.read(5, 100) == b"abcdefghijkl"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8scope.recording.terminal import LINE_LENGTH, ROWS, Line, Screen
+from fp8scope.recording.terminal import LINE_LENGTH, ROWS, Screen, TerminalLine
 
 
 def shown(*texts: str) -> list[str]:
@@ -84,7 +84,7 @@ def test_a_line_has_the_step_of_its_last_change() -> None:
     screen = Screen(itertools.count(5).__next__)
     screen.feed("a", 1.0, 1)
     screen.feed("\rb", 2.0, 7)
-    assert screen.take() == [Line(5, 2.0, 7, "b")]
+    assert screen.take() == [TerminalLine(5, 2.0, 7, "b")]
     assert screen.take() == []
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from fp8scope.replay.passes import Pass, same_gradient
-from fp8scope.replay.verdict import Finding
+from fp8scope.replay.verdict import ReplayResult
 
 ONES = torch.ones(64)
 
@@ -38,10 +38,10 @@ def test_gradients_that_are_not_finite() -> None:
 
 def test_a_finding_says_what_differs() -> None:
     def said(replayed: float, repeated: float) -> str:
-        finding = Finding(37, replayed, replayed, repeatable=False, repeated=repeated)
+        finding = ReplayResult(37, replayed, replayed, repeatable=False, repeated=repeated)
         assert finding.parted is None and finding.product is None
         return " ".join(finding.sentences())
 
     assert "loss 2.5, then 1.5" in said(2.5, 1.5)
     assert "the gradient differs" in said(2.5, 2.5)
-    assert "not repeatable" not in " ".join(Finding(37, 2.5, 2.5, repeatable=True).sentences())
+    assert "not repeatable" not in " ".join(ReplayResult(37, 2.5, 2.5, repeatable=True).sentences())

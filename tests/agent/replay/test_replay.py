@@ -10,7 +10,7 @@ import pytest
 from agent.helpers.incidents import incident_of, script, train
 
 from fp8scope.cli.main import main
-from fp8scope.incidents.folder import Incident
+from fp8scope.incidents.folder import StoredIncident
 from fp8scope.recording.records import RecordKind, Row, load_json
 from fp8scope.recording.spool import Spool, find_spools
 
@@ -231,7 +231,7 @@ def test_goes_on_without_a_batch(tmp_path: Path, capsys: pytest.CaptureFixture[s
             parents.add(load_json(record.payload)["parent"])
     spool.close()
     # It goes on after the snapshot of step 30, with the losses of the run up to the batch that it leaves out.
-    kept = {row.step: row.scalars["loss"] for row in Incident(incident).rows}
+    kept = {row.step: row.scalars["loss"] for row in StoredIncident(incident).rows}
     assert [row.step for row in rows] == list(range(31, 43))
     assert [row.scalars["loss"] for row in rows[:5]] == [kept[step] for step in range(31, 36)]
     assert kept[36] > 100 > max(row.scalars["loss"] for row in rows)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.signal import lfilter
 
-from fp8scope_dashboard.alerts.detectors import Finding, State, above_baseline
+from fp8scope_dashboard.alerts.detectors import ConditionChange, State, above_baseline
 from fp8scope_dashboard.analysis.losses.onsets import e_process, noise, window_means
 
 ALPHA = 0.05
@@ -22,7 +22,7 @@ RUNS, BLOCKS = 1000, 300
 
 def run(
     losses: np.ndarray, baselines: np.ndarray, cuts: tuple[int, ...] = (), **parameters: float
-) -> tuple[State, list[Finding]]:
+) -> tuple[State, list[ConditionChange]]:
     state: State = {}
     findings = []
     edges = [0, *sorted(cuts), len(losses)]

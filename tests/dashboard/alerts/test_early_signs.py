@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fp8scope_dashboard.alerts import rules
 from fp8scope_dashboard.alerts.detection.streams import SAMPLED_READ, TENSOR_DETECTORS
-from fp8scope_dashboard.alerts.detectors import Finding, TensorFacts
+from fp8scope_dashboard.alerts.detectors import ConditionChange, TensorFacts
 from fp8scope_dashboard.alerts.kinds.early_signs import EARLY_SIGNS, HEALTHY, KNOWN_ERRORS
 from fp8scope_dashboard.analysis.scores.intervals import clopper_pearson
 
@@ -36,7 +36,7 @@ def healthy(kind: str, samples: int = 200, n: int = 6, seed: int = 0) -> Floats:
     return values
 
 
-def run(kind: str, values: Floats, cuts: tuple[int, ...] = (), **parameters: Any) -> list[Finding]:
+def run(kind: str, values: Floats, cuts: tuple[int, ...] = (), **parameters: Any) -> list[ConditionChange]:
     facts = TensorFacts.unknown([f"blocks.{i}.mlp.input" for i in range(values.shape[1])])
     if kind == "router_collapse":
         values = np.minimum(values, 1.0)

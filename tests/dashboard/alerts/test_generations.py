@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fp8scope_dashboard.accounts.models import Project
-from fp8scope_dashboard.alerts.detection.generations import Segment, segments, streams_of
+from fp8scope_dashboard.alerts.detection.generations import GenerationRows, segments, streams_of
 from fp8scope_dashboard.alerts.detectors import State
 from fp8scope_dashboard.alerts.models import Event, EventState, Rule
 from fp8scope_dashboard.alerts.services import evaluate
@@ -250,9 +250,9 @@ def test_the_division_into_generations_does_not_depend_on_the_batches(
 
 def test_a_late_row_is_no_return() -> None:
     _, parts = segments({}, np.array([1, 2, 3, 2, 4, 5, 5, 6]))
-    assert parts == [Segment(0, 8)]
+    assert parts == [GenerationRows(0, 8)]
     _, parts = segments({}, np.array([1, 2, 3, 4, 5, 2, 3, 4]))
-    assert parts == [Segment(0, 6), Segment(6, 8, returned_to=2)]
+    assert parts == [GenerationRows(0, 6), GenerationRows(6, 8, returned_to=2)]
 
 
 def test_an_upgrade_keeps_what_resolves_an_open_event(project: Project) -> None:

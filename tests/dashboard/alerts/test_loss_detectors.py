@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from scipy.signal import lfilter
 
 from fp8scope_dashboard.alerts import rules
-from fp8scope_dashboard.alerts.detectors import Finding, LossDetector, State, divergence, not_finite, spike
+from fp8scope_dashboard.alerts.detectors import (
+    ConditionChange,
+    LossDetector,
+    State,
+    divergence,
+    not_finite,
+    spike,
+)
 
 DETECTORS: dict[str, LossDetector] = {
     "loss_not_finite": not_finite,
@@ -23,7 +30,7 @@ DETECTORS: dict[str, LossDetector] = {
 
 def run(
     kind: str, losses: np.ndarray, *, cuts: tuple[int, ...] = (), steps: np.ndarray | None = None
-) -> list[Finding]:
+) -> list[ConditionChange]:
     """All findings. The losses are split into batches at `cuts`; the state goes through JSON in between."""
     steps = np.arange(len(losses)) if steps is None else steps
     state: State = {}
@@ -111,7 +118,7 @@ def test_a_lasting_shift_closes_and_a_later_rise_is_found(kind: str) -> None:
     assert later[0].opened and 1400 <= later[0].onset_step <= later[0].step < 1440
 
 
-def every(spacing: int, losses: np.ndarray, offset: int = 0) -> list[Finding]:
+def every(spacing: int, losses: np.ndarray, offset: int = 0) -> list[ConditionChange]:
     """The findings of a run that logs only every so many steps."""
     steps = np.arange(len(losses))[offset::spacing]
     return run("loss_spike", losses[steps], steps=steps)

@@ -19,7 +19,7 @@ from dashboard.helpers.messages import MESSAGE, NOTICE, Receiver
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8scope_dashboard.alerts.channels import Message, service, wording
+from fp8scope_dashboard.alerts.channels import ChannelMessage, service, wording
 
 LINK = "https://fp8.example.org/p/default/alerts/"
 ALERTS = 100
@@ -97,7 +97,7 @@ SERVICES: dict[str, tuple[Callable[[Receiver, pytest.MonkeyPatch], str], Callabl
 @pytest.mark.parametrize("name", SERVICES)
 @pytest.mark.parametrize("message", [DIGEST, SINGLE], ids=["digest", "one alert"])
 def test_a_long_message_is_cut_where_the_service_would(
-    receiver: Receiver, monkeypatch: pytest.MonkeyPatch, name: str, message: Message
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch, name: str, message: ChannelMessage
 ) -> None:
     address, content, limit = SERVICES[name]
     service.send({"url": address(receiver, monkeypatch)}, message)

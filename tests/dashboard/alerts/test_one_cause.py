@@ -10,7 +10,7 @@ from dashboard.helpers.recording import make_run
 from fp8scope_dashboard.accounts.services import create_project
 from fp8scope_dashboard.alerts import events
 from fp8scope_dashboard.alerts.custom_rules import store as rule_store
-from fp8scope_dashboard.alerts.detectors import Finding
+from fp8scope_dashboard.alerts.detectors import ConditionChange
 from fp8scope_dashboard.alerts.events import Detection
 from fp8scope_dashboard.alerts.models import Channel, Delivery, EntryKind, Event, EventState, Rule
 from fp8scope_dashboard.alerts.services import alerts_after
@@ -36,13 +36,13 @@ def rule(run: Run, kind: str) -> Rule:
     return Rule.objects.get(project=run.project, kind=kind)
 
 
-def finding(onset: int, *names: str, over: int = 0, layers: tuple[int, ...] = ()) -> Finding:
+def finding(onset: int, *names: str, over: int = 0, layers: tuple[int, ...] = ()) -> ConditionChange:
     tensors = [{"name": name, "onset_step": onset} for name in names]
     evidence = {"tensors": tensors, "tensors_over": over or len(names), "layers": list(layers)}
-    return Finding(True, onset, onset + 9, 0.5, None, f"{len(names)} tensors.", evidence)
+    return ConditionChange(True, onset, onset + 9, 0.5, None, f"{len(names)} tensors.", evidence)
 
 
-def apply(run: Run, *each: tuple[str, Finding]) -> list[Event]:
+def apply(run: Run, *each: tuple[str, ConditionChange]) -> list[Event]:
     detections = [Detection(rule(run, kind), found, "writer/0", "0") for kind, found in each]
     return events.apply(run, detections).opened
 
@@ -103,12 +103,12 @@ def test_of_many_tensors_the_layers_are_compared(run: Run) -> None:
 def test_the_alert_lasts_until_the_last_condition_ends(run: Run) -> None:
     (event,) = apply(run, OVERFLOW)
     apply(run, UNDERFLOW)
-    apply(run, ("saturation_rate", Finding(False, 300, 420)))
+    apply(run, ("saturation_rate", ConditionChange(False, 300, 420)))
     event.refresh_from_db()
     assert event.state == EventState.OPEN
     texts = event.history.values_list("text", flat=True)
     assert list(texts)[-1] == "Saturation rate has ended; other conditions last."
-    apply(run, ("underflow_rate", Finding(False, 350, 440)))
+    apply(run, ("underflow_rate", ConditionChange(False, 350, 440)))
     event.refresh_from_db()
     assert (event.state, event.resolved_step) == (EventState.RESOLVED, 440)
 
@@ -117,7 +117,7 @@ def test_more_tensors_of_the_other_rule_complete_its_evidence(run: Run) -> None:
     (event,) = apply(run, OVERFLOW)
     apply(run, UNDERFLOW)
     more = finding(350, f"{UP}.grad_output", f"{DOWN}.grad_output")
-    update = Finding(**{**more.__dict__, "update": True})
+    update = ConditionChange(**{**more.__dict__, "update": True})
     assert apply(run, ("underflow_rate", update)) == []
     event.refresh_from_db()
     (further,) = event.evidence["further"]
@@ -148,9 +148,9 @@ def test_an_alert_begins_with_the_earliest_evidence_of_its_rules(run: Run) -> No
     (event,) = Event.objects.all()
     assert event.onset_step == 290 and event.evidence["own_onset"] == 300
     # What the first rule finds further still belongs to the alert, and ends it.
-    more = Finding(**{**asdict(OVERFLOW[1]), "update": True})
-    apply(run, ("saturation_rate", more), ("saturation_rate", Finding(False, 300, 340)))
-    apply(run, ("scale_frozen", Finding(False, 290, 341)))
+    more = ConditionChange(**{**asdict(OVERFLOW[1]), "update": True})
+    apply(run, ("saturation_rate", more), ("saturation_rate", ConditionChange(False, 300, 340)))
+    apply(run, ("scale_frozen", ConditionChange(False, 290, 341)))
     event.refresh_from_db()
     assert Event.objects.count() == 1 and event.state == EventState.RESOLVED
 

@@ -17,7 +17,7 @@ from django.db.models import F
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.services import create_project
-from fp8scope_dashboard.alerts.channels import CHANNELS, ChannelType, DeliveryError, Message
+from fp8scope_dashboard.alerts.channels import CHANNELS, ChannelMessage, ChannelType, DeliveryError
 from fp8scope_dashboard.alerts.delivery import outbox
 from fp8scope_dashboard.alerts.lifecycle import resolve
 from fp8scope_dashboard.alerts.models import Channel, Delivery, Event, Reason
@@ -28,10 +28,10 @@ class Inbox:
     """A channel that records its notices and raises `error`, if set."""
 
     def __init__(self) -> None:
-        self.messages: list[Message] = []
+        self.messages: list[ChannelMessage] = []
         self.error: Exception | None = None
 
-    def __call__(self, config: Mapping[str, Any], message: Message) -> None:
+    def __call__(self, config: Mapping[str, Any], message: ChannelMessage) -> None:
         self.messages.append(message)
         if self.error is not None:
             raise self.error
@@ -114,7 +114,7 @@ def test_what_waits_goes_to_the_changed_address(
     assert not outbox.deliver(delivery.pk)
     seen: list[Mapping[str, Any]] = []
 
-    def send(config: Mapping[str, Any], message: Message) -> None:
+    def send(config: Mapping[str, Any], message: ChannelMessage) -> None:
         seen.append(config)
 
     kind = ChannelType("Inbox", send, masked=lambda config: "inbox")

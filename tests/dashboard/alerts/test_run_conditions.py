@@ -11,7 +11,7 @@ from dashboard.helpers.recording import Recorder, make_run
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import Project
-from fp8scope_dashboard.alerts.detection.run_conditions import RankStep, RunFacts, rank_behind
+from fp8scope_dashboard.alerts.detection.run_conditions import ConditionFacts, RankStep, rank_behind
 from fp8scope_dashboard.alerts.detectors import State
 from fp8scope_dashboard.alerts.models import Event, EventState, Rule
 from fp8scope_dashboard.alerts.services import evaluate, unread_runs
@@ -19,7 +19,7 @@ from fp8scope_dashboard.runs.models import Run, Writer
 from fp8scope_dashboard.runs.services import mark_silent
 
 pytestmark = pytest.mark.django_db
-FACTS = RunFacts("running", 500, now=1_000.0, heartbeat=1_000.0)
+FACTS = ConditionFacts("running", 500, now=1_000.0, heartbeat=1_000.0)
 
 
 def trained(project: Project, *ranks: int) -> list[Recorder]:
@@ -147,6 +147,8 @@ def test_a_rank_that_has_finished_is_not_behind(project: Project) -> None:
     state = {"mark": [timezone.now().timestamp() - 100.0, 150]}
     rule = Rule.objects.get(kind="rank_behind")
     from_store = [RankStep(w.rank, w.last_step, w.finished_at is not None) for w in Writer.objects.all()]
-    facts = RunFacts("running", 199, timezone.now().timestamp(), timezone.now().timestamp(), "", from_store)
+    facts = ConditionFacts(
+        "running", 199, timezone.now().timestamp(), timezone.now().timestamp(), "", from_store
+    )
     assert rank_behind(state, facts, rule.parameters)[1] == []
     assert kinds(first.run) == []

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fp8scope_dashboard.alerts import rules
-from fp8scope_dashboard.alerts.detectors import Finding, TensorFacts, overflow_rates
+from fp8scope_dashboard.alerts.detectors import ConditionChange, TensorFacts, overflow_rates
 from fp8scope_dashboard.alerts.detectors.tensor_alarm import layers_in
 
 PARAMETERS = rules.validate("saturation_rate", {})
 
 
-def run(rates: np.ndarray, cuts: tuple[int, ...] = (), **parameters: Any) -> list[Finding]:
+def run(rates: np.ndarray, cuts: tuple[int, ...] = (), **parameters: Any) -> list[ConditionChange]:
     return detected("saturation_rate", {"saturated": rates * 1_000}, cuts=cuts, **parameters)
 
 
@@ -238,7 +238,7 @@ def test_a_lasting_nan_in_a_tensor_is_found_and_a_single_step_is_not() -> None:
     assert detected("tensor_not_finite", {"nonfinite": nonfinite})[0].step == 14
 
 
-def risen(kind: str, rates: np.ndarray, **parameters: Any) -> list[Finding]:
+def risen(kind: str, rates: np.ndarray, **parameters: Any) -> list[ConditionChange]:
     """The findings of a rule of rises in tensors of a million elements."""
     statistic = "saturated" if kind == "saturation_rise" else "underflow"
     columns = {statistic: rates * 1e6, "numel": np.full(rates.shape, 1e6)}

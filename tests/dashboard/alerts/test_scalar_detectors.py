@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fp8scope_dashboard.accounts.services import create_project
 from fp8scope_dashboard.alerts import rules
 from fp8scope_dashboard.alerts.detection.streams import SCALAR_DETECTORS
-from fp8scope_dashboard.alerts.detectors import Finding, ScalarRows, State
+from fp8scope_dashboard.alerts.detectors import ConditionChange, ScalarRows, State
 from fp8scope_dashboard.alerts.services import evaluate
 
 PARTS = {"time_forward": 0.03, "time_backward": 0.05, "time_optimizer": 0.01, "time_other": 0.01}
@@ -23,10 +23,10 @@ PARTS = {"time_forward": 0.03, "time_backward": 0.05, "time_optimizer": 0.01, "t
 
 def found(
     kind: str, scalars: Mapping[str, np.ndarray], cuts: Sequence[int] = (), **parameters: Any
-) -> list[Finding]:
+) -> list[ConditionChange]:
     rows = len(next(iter(scalars.values())))
     state: State = {}
-    findings: list[Finding] = []
+    findings: list[ConditionChange] = []
     edges = [0, *sorted(min(cut, rows) for cut in cuts), rows]
     for first, last in zip(edges, edges[1:], strict=False):
         state = json.loads(json.dumps(state, allow_nan=False))

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from fp8scope_dashboard.accounts.services import create_project
 from fp8scope_dashboard.alerts import rules
-from fp8scope_dashboard.alerts.detectors import Finding, State, TensorFacts, scale_disagreement
+from fp8scope_dashboard.alerts.detectors import ConditionChange, State, TensorFacts, scale_disagreement
 from fp8scope_dashboard.alerts.models import Event
 from fp8scope_dashboard.alerts.services import evaluate
 from fp8scope_dashboard.runs.models import Tensor
@@ -46,7 +46,7 @@ def facts(n: int = 12, patience: int = 4 * HISTORY + 64) -> TensorFacts:
     return replace(TensorFacts.unknown(NAMES[:n]), patience=np.full(n, patience))
 
 
-def found(kind: str, amax: np.ndarray, scale: np.ndarray, **parameters: Any) -> list[Finding]:
+def found(kind: str, amax: np.ndarray, scale: np.ndarray, **parameters: Any) -> list[ConditionChange]:
     return detected(kind, {"amax": amax, "scale": scale}, facts=facts(amax.shape[1]), **parameters)
 
 
@@ -258,12 +258,12 @@ def test_the_result_does_not_depend_on_the_batches(cuts: list[int], seed: int) -
 
 def compared(
     scales: dict[int, np.ndarray], cuts: tuple[int, ...] = (), ranks: tuple[int, ...] = (0, 1), **given: float
-) -> list[Finding]:
+) -> list[ConditionChange]:
     """The findings of `scale_disagreement` in rows of every tenth step, each rank in its own division."""
     steps = 10 * np.arange(len(scales[0]))
     parameters = rules.validate("scale_disagreement", given)
     state: State = {}
-    findings: list[Finding] = []
+    findings: list[ConditionChange] = []
     edges = [0, *cuts, len(steps)]
     for first, last in zip(edges, edges[1:], strict=False):
         for rank in ranks:

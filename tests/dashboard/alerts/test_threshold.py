@@ -10,20 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp8scope_dashboard.alerts import rules
-from fp8scope_dashboard.alerts.detectors import Finding, State, threshold
+from fp8scope_dashboard.alerts.detectors import ConditionChange, State, threshold
 from fp8scope_dashboard.alerts.detectors.threshold import Condition
 
 
 def detect(
     values: Any, condition: Condition, *, statistic: str = "", cuts: tuple[int, ...] = (), **numbers: float
-) -> list[Finding]:
+) -> list[ConditionChange]:
     """The findings in one column for each series, from step 1 on, read in pieces."""
     matrix = np.asarray(values, dtype=np.float64)
     matrix = matrix[:, np.newaxis] if matrix.ndim == 1 else matrix
     names = ["loss"] if not statistic else [f"blocks.{i}.input" for i in range(matrix.shape[1])]
     parameters = rules.validate("threshold", numbers)
     state: State = {}
-    findings: list[Finding] = []
+    findings: list[ConditionChange] = []
     steps = np.arange(1, len(matrix) + 1)
     for rows in np.split(np.arange(len(matrix)), sorted(cuts)):
         state, new = threshold(

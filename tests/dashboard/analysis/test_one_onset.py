@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from fp8scope_dashboard.alerts import rules
 from fp8scope_dashboard.alerts.detectors import divergence, not_finite, spike
-from fp8scope_dashboard.analysis.losses.alignment import Curve
+from fp8scope_dashboard.analysis.losses.alignment import LossCurve
 from fp8scope_dashboard.analysis.losses.verdict import compare_losses
 from fp8scope_dashboard.analysis.tensor_onsets import default_limit, ranked
 from fp8scope_dashboard.diagnosis.curves import troubles
 from fp8scope_dashboard.diagnosis.scaling.range_use import flushing, saturating
-from fp8scope_dashboard.diagnosis.tensors import TensorInfo, TensorRows
+from fp8scope_dashboard.diagnosis.tensors import CataloguedTensor, TensorSeries
 
 Floats = NDArray[np.float64]
 STEPS = np.arange(1000)
@@ -59,8 +59,8 @@ def test_tensors(name: str, kind: str, rates: Floats, low: int, high: int) -> No
     ranking = int(ranked(observed[None, :], statistic, default_limit(statistic)).onset[0])
     columns = observed[None, :] * NUMEL
     none = np.zeros_like(columns)
-    table = TensorRows(
-        (TensorInfo(0, "a.grad_output", "a", "grad_output", 448.0, int(NUMEL)),), STEPS, none + 1.0,
+    table = TensorSeries(
+        (CataloguedTensor(0, "a.grad_output", "a", "grad_output", 448.0, int(NUMEL)),), STEPS, none + 1.0,
         none + 448.0, columns if kind == "saturation" else none, columns if kind == "underflow" else none,
         none, none + NUMEL, none * np.nan,
     )  # fmt: skip
@@ -114,7 +114,7 @@ def test_losses(fault: Callable[[Floats], Floats], kind: str, slack: int) -> Non
         if findings and findings[0].opened:
             onsets[name] = findings[0].onset_step
     if kind != "not_finite":
-        curves = [Curve(STEPS, each, planned=999) for each in (losses, healthy)]
+        curves = [LossCurve(STEPS, each, planned=999) for each in (losses, healthy)]
         verdict = compare_losses(curves[:1], curves[1:], margin=0.0025, alpha=0.05)
         if verdict.onset is not None:
             onsets["verdict"] = verdict.onset.since_step

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy import stats
 from scipy.signal import lfilter
 
-from fp8scope_dashboard.analysis.quantities import METHOD_VERSION, Line, Measured, SeedSpread, of
+from fp8scope_dashboard.analysis.quantities import METHOD_VERSION, LossSpread, MeasuredRun, MeasuredScalar, of
 from fp8scope_dashboard.analysis.quantities.arms import combined, difference
 from fp8scope_dashboard.analysis.quantities.headline import net_speed
 from fp8scope_dashboard.analysis.quantities.ratios import gradient_norm, memory, throughput
@@ -32,10 +32,10 @@ def power_law(tokens: NDArray[np.floating[Any]]) -> Floats:
     return np.asarray(1.7 + 1.4 * (tokens / TOKENS[-1]) ** -0.3, np.float64)
 
 
-def run(loss: Floats, *, tokens: Floats | None = TOKENS, **scalars: Floats) -> Measured:
+def run(loss: Floats, *, tokens: Floats | None = TOKENS, **scalars: Floats) -> MeasuredRun:
     steps = np.arange(1, len(loss) + 1)
-    lines = {name: Line(np.arange(1, len(values) + 1), values) for name, values in scalars.items()}
-    return Measured(Line(steps, loss), None if tokens is None else tokens[: len(loss)], lines)
+    lines = {name: MeasuredScalar(np.arange(1, len(values) + 1), values) for name, values in scalars.items()}
+    return MeasuredRun(MeasuredScalar(steps, loss), None if tokens is None else tokens[: len(loss)], lines)
 
 
 def noisy(seed: int, size: int = 1_000, deviation: float = 0.002) -> Floats:
@@ -88,7 +88,7 @@ def test_a_cost_that_cannot_be_known_is_refused(ours: Floats, theirs: Floats, re
 
 def test_the_spread_of_seeds_widens_the_interval() -> None:
     pair = [run(power_law(TOKENS / 1.01) + noisy(1))], [run(power_law(TOKENS) + noisy(2))]
-    alone, with_seeds = tokens_cost(*pair), tokens_cost(*pair, spread=SeedSpread(0.01, 100.0))
+    alone, with_seeds = tokens_cost(*pair), tokens_cost(*pair, spread=LossSpread(0.01, 100.0))
     assert alone.interval is not None and with_seeds.interval is not None
     assert not alone.has_seeds and with_seeds.has_seeds
     # The slope of the power law in log tokens is .45 in the middle of the window.
@@ -97,7 +97,9 @@ def test_the_spread_of_seeds_widens_the_interval() -> None:
 
 
 def test_runs_that_log_other_steps_are_binned() -> None:
-    every_third = Measured(Line(STEPS[::3].astype(np.int64), power_law(TOKENS / 1.05)[::3]), TOKENS[::3])
+    every_third = MeasuredRun(
+        MeasuredScalar(STEPS[::3].astype(np.int64), power_law(TOKENS / 1.05)[::3]), TOKENS[::3]
+    )
     cost = tokens_cost([every_third], [run(power_law(TOKENS))])
     assert cost.more == pytest.approx(0.05, abs=0.004)
 
@@ -149,7 +151,7 @@ def test_a_run_that_died_early_does_not_take_part() -> None:
 @pytest.mark.parametrize(
     "arms", [([], []), ([run(power_law(TOKENS))], []), ([run(np.zeros(0))], [run(STEPS)])]
 )
-def test_nothing_to_compare(arms: tuple[list[Measured], list[Measured]]) -> None:
+def test_nothing_to_compare(arms: tuple[list[MeasuredRun], list[MeasuredRun]]) -> None:
     assert of(*arms) == {"method_version": METHOD_VERSION, "headline": ""}
 
 
@@ -273,14 +275,14 @@ def test_the_cost_as_words(more: float, interval: tuple[float, float], sentence:
 def test_a_cost_with_a_boundless_interval_is_refused() -> None:
     # The seeds of the project differ far more than this loss is high: e to the interval's end is infinite.
     ours, theirs = 1e-6 * (power_law(TOKENS) + noisy(1)), 1e-6 * (power_law(TOKENS) + noisy(2))
-    cost = tokens_cost([run(ours)], [run(theirs)], spread=SeedSpread(0.01, 4.0))
+    cost = tokens_cost([run(ours)], [run(theirs)], spread=LossSpread(0.01, 4.0))
     assert (cost.refusal, cost.interval) == ("wide", None)
 
 
 def test_an_interval_of_many_times_the_steps_is_refused() -> None:
     ours, theirs = power_law(TOKENS) + noisy(1), power_law(TOKENS) + noisy(2)
-    assert tokens_cost([run(ours)], [run(theirs)], spread=SeedSpread(0.002, 8.0)).interval is not None
-    assert tokens_cost([run(ours)], [run(theirs)], spread=SeedSpread(0.2, 8.0)).refusal == "wide"
+    assert tokens_cost([run(ours)], [run(theirs)], spread=LossSpread(0.002, 8.0)).interval is not None
+    assert tokens_cost([run(ours)], [run(theirs)], spread=LossSpread(0.2, 8.0)).refusal == "wide"
 
 
 def test_the_headline_says_what_is_missing() -> None:

@@ -40,7 +40,7 @@ def record(project: Project, steps: int, *, tokens: bool = True) -> Run:
     return run
 
 
-def one(run: Run) -> reading.Reading:
+def one(run: Run) -> reading.RunReading:
     (single,), _ = read_arms([run.id], [])
     return single
 

@@ -6,12 +6,12 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from fp8scope_dashboard.api.pacing import LONGEST, Pace
+from fp8scope_dashboard.api.pacing import LONGEST, SendingPace
 
 
 def test_it_works() -> None:
     """A writer alone may send soon; fifty take turns, the longer a message takes the later."""
-    alone, many, slow = Pace(), Pace(), Pace()
+    alone, many, slow = SendingPace(), SendingPace(), SendingPace()
     assert alone.after(UUID(int=0), 0.002) < 0.1
     for pace, seconds in ((many, 0.002), (slow, 0.004)):
         for number in range(49):
@@ -22,7 +22,7 @@ def test_it_works() -> None:
 
 def test_all_writers_together_take_a_bounded_share() -> None:
     """However many there are, if they keep to the pause."""
-    pace = Pace()
+    pace = SendingPace()
     for _ in range(100):
         pause = pace.after(uuid4(), 0.002)
     assert 100 * 0.003 / pause == pytest.approx(0.2)
@@ -30,7 +30,7 @@ def test_all_writers_together_take_a_bounded_share() -> None:
 
 def test_a_writer_that_has_left_no_longer_counts() -> None:
     now = [0.0]
-    pace = Pace(clock=lambda: now[0])
+    pace = SendingPace(clock=lambda: now[0])
     for number in range(50):
         pace.after(UUID(int=number), 0.002)
     now[0] = 2 * LONGEST
@@ -38,7 +38,7 @@ def test_a_writer_that_has_left_no_longer_counts() -> None:
 
 
 def test_no_pause_is_longer_than_the_longest() -> None:
-    pace = Pace()
+    pace = SendingPace()
     for _ in range(5_000):
         pause = pace.after(uuid4(), 0.01)
     assert pause == LONGEST

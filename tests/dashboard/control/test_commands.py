@@ -11,7 +11,7 @@ from dashboard.helpers.reporting import another, send_report
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import User
-from fp8scope_dashboard.alerts.detectors import Finding
+from fp8scope_dashboard.alerts.detectors import ConditionChange
 from fp8scope_dashboard.alerts.events import Detection, apply
 from fp8scope_dashboard.alerts.models import Rule, RuleAction
 from fp8scope_dashboard.control import commands
@@ -171,10 +171,12 @@ def test_refuses_the_result_of_an_unknown_command(listening: Recorder) -> None:
         send_report(listening, kind="command", command=12345, state="done")
 
 
-def overflow(run: Run) -> Finding:
+def overflow(run: Run) -> ConditionChange:
     names = ("blocks.1.down.grad_output", "blocks.0.up.input")
     tensors = [{"name": name, "rate": 0.2, "onset_step": 20} for name in names]
-    return Finding(True, 20, 30, 0.2, 0.001, "20 % of it overflowed", {"tensors": tensors, "tensors_over": 2})
+    return ConditionChange(
+        True, 20, 30, 0.2, 0.001, "20 % of it overflowed", {"tensors": tensors, "tensors_over": 2}
+    )
 
 
 @pytest.mark.parametrize("action", [RuleAction.NOTHING, RuleAction.FALLBACK])

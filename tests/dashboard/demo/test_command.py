@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from fp8scope_dashboard.demo import command
-from fp8scope_dashboard.demo.outcome import Outcome
+from fp8scope_dashboard.demo.outcome import RunOutcome
 from fp8scope_dashboard.demo.running import Demo
 from fp8scope_dashboard.embedded.processes import locked
 from fp8scope_dashboard.servers.supervisor import DEFAULT_PORT, Supervisor
@@ -81,7 +81,7 @@ def test_reports_an_unusable_data_directory(tmp_path: Path, capsys: pytest.Captu
 def test_the_exit_status_depends_on_the_results(tmp_path: Path, stored: int, status: int) -> None:
     console = Console(record=True, width=120, force_terminal=False)
     demo = Demo(Supervisor(tmp_path), console, 100, began=time.monotonic() - 100, first_rows=20.0)
-    outcome = Outcome(
+    outcome = RunOutcome(
         name="bf16 seed 1",
         group="bf16",
         fault_at=None,
@@ -109,7 +109,7 @@ def test_the_exit_status_depends_on_the_results(tmp_path: Path, stored: int, sta
 def test_an_unusual_verdict_is_a_sentence_on_the_screen(tmp_path: Path) -> None:
     console = Console(record=True, width=120, force_terminal=False)
     demo = Demo(Supervisor(tmp_path), console, 100, began=time.monotonic() - 100, first_rows=20.0)
-    outcome = Outcome(
+    outcome = RunOutcome(
         name="fp8 delayed scaling",
         group="fp8",
         fault_at=None,

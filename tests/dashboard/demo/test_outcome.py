@@ -10,15 +10,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8scope_dashboard.demo.outcome import Alert, Outcome, is_judged, outcome_of, problems, surprises
+from fp8scope_dashboard.demo.outcome import (
+    AlertOutcome,
+    RunOutcome,
+    is_judged,
+    outcome_of,
+    problems,
+    surprises,
+)
 from fp8scope_dashboard.demo.plan import RunPlan, five_runs
 from fp8scope_dashboard.demo.trainer import TrainerReport
 
 PLANS = five_runs(100)
 BF16, FP8, FAULTY = PLANS[0], PLANS[3], PLANS[4]
 BEGAN = 1_800_000_000.0
-SATURATION = Alert("saturation_rate", "warning", 40, 49, 9, 2.0, 0.5)
-DIVERGENCE = Alert("loss_divergence", "critical", 42, 80, 40, 9.0, 0.5)
+SATURATION = AlertOutcome("saturation_rate", "warning", 40, 49, 9, 2.0, 0.5)
+DIVERGENCE = AlertOutcome("loss_divergence", "critical", 42, 80, 40, 9.0, 0.5)
 
 
 def report(points: int = 600) -> TrainerReport:
@@ -54,14 +61,14 @@ def stored(**changes: Any) -> dict[str, Any]:
     } | changes
 
 
-def healthy() -> list[Outcome]:
+def healthy() -> list[RunOutcome]:
     """The outcomes of a demo without problems."""
     baselines = [outcome_of(plan, report(), stored(comparison=None, evaluations=[])) for plan in PLANS[:3]]
     faulty = replace(outcome_of(FAULTY, report(), stored()), alerts=(SATURATION, DIVERGENCE), verdict="worse")
     return [*baselines, outcome_of(FP8, report(), stored()), faulty]
 
 
-def changed(name: str, **changes: Any) -> list[Outcome]:
+def changed(name: str, **changes: Any) -> list[RunOutcome]:
     return [replace(outcome, **changes) if outcome.name == name else outcome for outcome in healthy()]
 
 
@@ -133,7 +140,7 @@ def test_a_critical_alert_of_a_healthy_run_is_unusual(name: str) -> None:
         ((replace(SATURATION, step=39), DIVERGENCE), ["saturation"]),
     ],
 )
-def test_the_fault_usually_raises_alerts(alerts: tuple[Alert, ...], missing: list[str]) -> None:
+def test_the_fault_usually_raises_alerts(alerts: tuple[AlertOutcome, ...], missing: list[str]) -> None:
     outcomes = changed(FAULTY.name, alerts=alerts)
     messages = surprises(outcomes)
     assert len(messages) == len(missing) and problems(outcomes) == []

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fp8scope_dashboard.demo.outcome import Alert, Outcome, Score
+from fp8scope_dashboard.demo.outcome import AlertOutcome, RunOutcome, ScoreOutcome
 from fp8scope_dashboard.demo.plan import RunPlan
 from fp8scope_dashboard.demo.screen import Bars, tables
-from fp8scope_dashboard.demo.trainer import Trainer, TrainerReport
+from fp8scope_dashboard.demo.trainer import TrainerReport, TrainingProcess
 
-OUTCOME = Outcome(
+OUTCOME = RunOutcome(
     name="fp8 delayed scaling",
     group="fp8",
     fault_at=240,
@@ -21,15 +21,15 @@ OUTCOME = Outcome(
     verdict="equivalent",
     delta=0.0132,
     tolerance=0.0304,
-    scores=(Score("nll", "equivalent", 1.755, (1.637, 1.873), 1.74, (1.61, 1.87)),),
-    alerts=(Alert("saturation_rate", "warning", 240, 249, 9, 2.81, 0.84),),
+    scores=(ScoreOutcome("nll", "equivalent", 1.755, (1.637, 1.873), 1.74, (1.61, 1.87)),),
+    alerts=(AlertOutcome("saturation_rate", "warning", 240, 249, 9, 2.81, 0.84),),
     points_sent=154_800,
     points_stored=154_799,
     page="http://localhost/p/demo/",
 )
 
 
-def shown(*outcomes: Outcome) -> str:
+def shown(*outcomes: RunOutcome) -> str:
     console = Console(width=120, record=True, force_terminal=False)
     with console.capture() as capture:
         for table in tables(outcomes):
@@ -61,14 +61,14 @@ def test_a_baseline_has_no_verdict() -> None:
 
 
 def test_a_run_without_a_fault_has_no_delay_since() -> None:
-    text = shown(replace(OUTCOME, alerts=(Alert("loss_spike", "warning", 5, 9, None, None, None),)))
+    text = shown(replace(OUTCOME, alerts=(AlertOutcome("loss_spike", "warning", 5, 9, None, None, None),)))
     assert "steps," not in text
 
 
 def test_the_bars_show_the_reported_progress(tmp_path: Path) -> None:
     console = Console(width=120, force_terminal=False)
     waiting, running = (
-        Trainer(RunPlan(name, "bf16", "bf16", 1, 100), {}, tmp_path) for name in ("one", "other")
+        TrainingProcess(RunPlan(name, "bf16", "bf16", 1, 100), {}, tmp_path) for name in ("one", "other")
     )
     bars = Bars([waiting, running], console)
     running._child = object()  # type: ignore[assignment]
@@ -86,7 +86,7 @@ def test_the_bars_show_the_reported_progress(tmp_path: Path) -> None:
 
 
 def test_shows_a_loss_that_is_nan(tmp_path: Path) -> None:
-    trainer = Trainer(RunPlan("one", "bf16", "bf16", 1, 100), {}, tmp_path)
+    trainer = TrainingProcess(RunPlan("one", "bf16", "bf16", 1, 100), {}, tmp_path)
     trainer._child = object()  # type: ignore[assignment]
     trainer._report = TrainerReport(step=3, loss=None)
     bars = Bars([trainer], Console(force_terminal=False))

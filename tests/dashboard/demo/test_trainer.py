@@ -13,7 +13,7 @@ from helpers.waiting import wait_until
 
 from fp8scope_dashboard.demo.plan import RunPlan
 from fp8scope_dashboard.demo.running import DemoError, _check
-from fp8scope_dashboard.demo.trainer import NICENESS, Trainer, TrainerReport
+from fp8scope_dashboard.demo.trainer import NICENESS, TrainerReport, TrainingProcess
 
 PLAN = RunPlan("a run", "bf16", "bf16", 1, 100)
 MESSAGES = """
@@ -31,30 +31,30 @@ FINISHED = (
 
 
 @pytest.fixture
-def trainers() -> Iterator[list[Trainer]]:
-    started: list[Trainer] = []
+def trainers() -> Iterator[list[TrainingProcess]]:
+    started: list[TrainingProcess] = []
     yield started
     for trainer in started:
         trainer.stop()
 
 
-def begin(folder: Path, script: str, trainers: list[Trainer]) -> Trainer:
+def begin(folder: Path, script: str, trainers: list[TrainingProcess]) -> TrainingProcess:
     """Start a trainer that runs `script` instead of the training module."""
     (folder / "script.py").write_text(script)
-    trainer = Trainer(PLAN, {**os.environ, "PYTHONPATH": str(folder)}, folder)
+    trainer = TrainingProcess(PLAN, {**os.environ, "PYTHONPATH": str(folder)}, folder)
     trainers.append(trainer)
     trainer.start(module="script")
     return trainer
 
 
-def wait(trainer: Trainer) -> int:
+def wait(trainer: TrainingProcess) -> int:
     wait_until(lambda: trainer.exit_status() is not None, "the end of the trainer")
     status = trainer.exit_status()
     assert status is not None
     return status
 
 
-def test_it_works(tmp_path: Path, trainers: list[Trainer]) -> None:
+def test_it_works(tmp_path: Path, trainers: list[TrainingProcess]) -> None:
     trainer = begin(tmp_path, MESSAGES + FINISHED, trainers)
     assert wait(trainer) == 0
     report = trainer.report
@@ -64,20 +64,20 @@ def test_it_works(tmp_path: Path, trainers: list[Trainer]) -> None:
     _check(trainer)
 
 
-def test_a_training_gives_way_to_the_servers(tmp_path: Path, trainers: list[Trainer]) -> None:
+def test_a_training_gives_way_to_the_servers(tmp_path: Path, trainers: list[TrainingProcess]) -> None:
     script = 'import json, os; print(json.dumps({"event": "finished", "nice": os.nice(0)}))\n'
     trainer = begin(tmp_path, "import time; time.sleep(1.0)\n" + script, trainers)
     assert wait(trainer) == 0
     assert trainer.report.finished is not None and trainer.report.finished["nice"] == NICENESS
 
 
-def test_writes_other_output_to_the_log(tmp_path: Path, trainers: list[Trainer]) -> None:
+def test_writes_other_output_to_the_log(tmp_path: Path, trainers: list[TrainingProcess]) -> None:
     trainer = begin(tmp_path, MESSAGES + FINISHED + 'print("[1, 2]"); print("{}")\n', trainers)
     wait(trainer)
     assert (tmp_path / "a-run.log").read_text() == "a warning from a library\n[1, 2]\n{}\n"
 
 
-def test_reports_a_crash_with_the_end_of_the_log(tmp_path: Path, trainers: list[Trainer]) -> None:
+def test_reports_a_crash_with_the_end_of_the_log(tmp_path: Path, trainers: list[TrainingProcess]) -> None:
     trainer = begin(tmp_path, MESSAGES + 'raise RuntimeError("out of memory")\n', trainers)
     assert wait(trainer) == 1
     with pytest.raises(DemoError) as failed:
@@ -86,14 +86,14 @@ def test_reports_a_crash_with_the_end_of_the_log(tmp_path: Path, trainers: list[
         assert words in str(failed.value)
 
 
-def test_exiting_without_a_report_is_a_failure(tmp_path: Path, trainers: list[Trainer]) -> None:
+def test_exiting_without_a_report_is_a_failure(tmp_path: Path, trainers: list[TrainingProcess]) -> None:
     trainer = begin(tmp_path, MESSAGES, trainers)
     assert wait(trainer) == 0
     with pytest.raises(DemoError):
         _check(trainer)
 
 
-def test_reports_a_kill(tmp_path: Path, trainers: list[Trainer]) -> None:
+def test_reports_a_kill(tmp_path: Path, trainers: list[TrainingProcess]) -> None:
     trainer = begin(tmp_path, MESSAGES + "time.sleep(600)\n", trainers)
     pid = _pid(trainer)
     os.kill(pid, signal.SIGKILL)
@@ -102,7 +102,7 @@ def test_reports_a_kill(tmp_path: Path, trainers: list[Trainer]) -> None:
         _check(trainer)
 
 
-def test_stops_the_process(tmp_path: Path, trainers: list[Trainer]) -> None:
+def test_stops_the_process(tmp_path: Path, trainers: list[TrainingProcess]) -> None:
     trainer = begin(tmp_path, MESSAGES + "time.sleep(600)\n", trainers)
     pid = _pid(trainer)
     trainer.stop()
@@ -110,21 +110,21 @@ def test_stops_the_process(tmp_path: Path, trainers: list[Trainer]) -> None:
     trainer.stop()
 
 
-def test_passes_the_plan_on_the_command_line(tmp_path: Path, trainers: list[Trainer]) -> None:
+def test_passes_the_plan_on_the_command_line(tmp_path: Path, trainers: list[TrainingProcess]) -> None:
     trainer = begin(tmp_path, "import sys; print(sys.argv[1:])", trainers)
     wait(trainer)
     assert trainer.tail() == str(PLAN.arguments())
 
 
 def test_a_trainer_that_was_not_started_has_not_ended(tmp_path: Path) -> None:
-    trainer = Trainer(PLAN, dict(os.environ), tmp_path)
+    trainer = TrainingProcess(PLAN, dict(os.environ), tmp_path)
     assert not trainer.started
     assert trainer.exit_status() is None
     _check(trainer)
     trainer.stop()
 
 
-def test_a_report_does_not_change_later(tmp_path: Path, trainers: list[Trainer]) -> None:
+def test_a_report_does_not_change_later(tmp_path: Path, trainers: list[TrainingProcess]) -> None:
     trainer = begin(tmp_path, MESSAGES + FINISHED, trainers)
     wait(trainer)
     report = trainer.report
@@ -139,7 +139,7 @@ def test_ignores_unknown_messages() -> None:
     assert report == TrainerReport()
 
 
-def _pid(trainer: Trainer) -> int:
+def _pid(trainer: TrainingProcess) -> int:
     """The pid of the process, once it has reported a step."""
     wait_until(lambda: trainer.report.step, "the first step")
     child = trainer._child

@@ -13,12 +13,12 @@ from fp8scope_dashboard.diagnosis.curves import Trouble
 from fp8scope_dashboard.diagnosis.precedence import RunTrouble, may_explain
 from fp8scope_dashboard.diagnosis.scaling import step as scaling
 from fp8scope_dashboard.diagnosis.scaling.range_use import saturating
-from fp8scope_dashboard.diagnosis.tensors import TensorInfo, TensorRows
+from fp8scope_dashboard.diagnosis.tensors import CataloguedTensor, TensorSeries
 from fp8scope_dashboard.diagnosis.weights import Moments
 
 STEPS = np.arange(1, 161)
 TENSORS = tuple(
-    TensorInfo(3 * i + j, f"blocks.{i}.{role}", f"blocks.{i}", role, 448.0, 1000)
+    CataloguedTensor(3 * i + j, f"blocks.{i}.{role}", f"blocks.{i}", role, 448.0, 1000)
     for i in range(6)
     for j, role in enumerate(("input", "weight", "grad_output"))
 )
@@ -26,14 +26,14 @@ NAN = Trouble("not_finite", 81, None, np.inf)
 JUMP = Trouble("jump", 75, None, 0.5)
 
 
-def rows(seed: int = 0) -> TensorRows:
+def rows(seed: int = 0) -> TensorSeries:
     """Healthy tensors: weights grow by .1 % a step, other amaxes are noisy."""
     chance = np.random.default_rng(seed)
     amax = np.exp(chance.normal(0.0, 0.3, (len(TENSORS), len(STEPS))))
     is_weight = np.array([tensor.role == "weight" for tensor in TENSORS])
     amax[is_weight] = 0.1 * np.exp(0.001 * STEPS + chance.normal(0.0, 0.001, (6, len(STEPS))))
     zeros = np.zeros(amax.shape)
-    return TensorRows(
+    return TensorSeries(
         TENSORS, STEPS, amax, 448.0 / amax, zeros, zeros.copy(), zeros.copy(), zeros + 1000.0, zeros * np.nan
     )
 
@@ -177,7 +177,7 @@ def test_a_slow_rise_begins_where_the_ranking_of_tensors_says() -> None:
     share = np.clip((steps - 300.0) / 5000.0, 0.0, None)
     tensor = TENSORS[:1]
     blank = np.zeros((1, len(steps)))
-    slope = TensorRows(
+    slope = TensorSeries(
         tensor, steps, blank + 1.0, blank + 448.0, 1000.0 * share[None, :], blank, blank, blank + 1000.0,
         blank * np.nan,
     )  # fmt: skip

@@ -10,21 +10,27 @@ import pytest
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.diagnosis import baseline_health, evaluation, product, software
-from fp8scope_dashboard.diagnosis.conclusion import CAUSES, NO_CAUSE, Conclusion, Steps, conclude
+from fp8scope_dashboard.diagnosis.conclusion import CAUSES, NO_CAUSE, Conclusion, StepFindings, conclude
 from fp8scope_dashboard.diagnosis.curves import Trouble, TroubleKind
 from fp8scope_dashboard.diagnosis.evaluation import Scored
 from fp8scope_dashboard.diagnosis.findings import Finding, Step
 from fp8scope_dashboard.diagnosis.precedence import RunTrouble
-from fp8scope_dashboard.diagnosis.product import Ranking
-from fp8scope_dashboard.diagnosis.reference import Curve, Reference, Window, compare_trouble, is_worse
+from fp8scope_dashboard.diagnosis.product import ProductRanking
+from fp8scope_dashboard.diagnosis.reference import (
+    JudgedWindow,
+    ReferenceFinding,
+    RunLoss,
+    compare_trouble,
+    is_worse,
+)
 
 Floats = NDArray[np.float64]
 STEPS = np.arange(1, 301)
 
 
-def curve(name: str = "fp8", seed: int | None = 1, rise: Floats | float = 0.0, noise: int = 0) -> Curve:
+def curve(name: str = "fp8", seed: int | None = 1, rise: Floats | float = 0.0, noise: int = 0) -> RunLoss:
     loss = 2.0 + 3.0 / np.sqrt(1.0 + STEPS / 8.0) + np.random.default_rng(noise).normal(0.0, 0.02, 300)
-    return Curve(name, STEPS, loss + rise, seed)
+    return RunLoss(name, STEPS, loss + rise, seed)
 
 
 def spike(at: int, steps: int = 3) -> Floats:
@@ -47,7 +53,7 @@ def test_the_same_spike_in_both_arms_is_the_data() -> None:
 
 def test_a_jump_after_a_jump_of_the_learning_rate_is_not_the_data() -> None:
     rates = np.where(STEPS < 179, 1e-3, 1e-2)
-    run = Curve("fp8", STEPS, curve(rise=spike(180)).losses, 1, rates)
+    run = RunLoss("fp8", STEPS, curve(rise=spike(180)).losses, 1, rates)
     result = compare_trouble(run, [curve("bf16", rise=spike(180))])
     assert result.finding.cause == "learning_rate"
 
@@ -71,11 +77,11 @@ def test_one_of_three_seeds_is_not_enough_unless_it_is_the_same_seed() -> None:
 
 def test_large_updates_in_both_arms() -> None:
     flat = 3.0 + np.random.default_rng(0).normal(0.0, 0.1, 300)
-    arms = [Curve(name, STEPS, flat, 1, update=0.04, growth=1.0) for name in ("fp8", "bf16")]
+    arms = [RunLoss(name, STEPS, flat, 1, update=0.04, growth=1.0) for name in ("fp8", "bf16")]
     finding = compare_trouble(arms[0], arms[1:]).finding
     assert finding.cause == "learning_rate" and "4.0 % of the first weights, so" in finding.sentence
     # Weights that grow make the same updates look small.
-    grown = [Curve(name, STEPS, flat, 1, update=0.008, growth=4.0) for name in ("fp8", "bf16")]
+    grown = [RunLoss(name, STEPS, flat, 1, update=0.008, growth=4.0) for name in ("fp8", "bf16")]
     finding = compare_trouble(grown[0], grown[1:]).finding
     assert (
         finding.cause == "learning_rate" and "3.2 % of the first weights, which grow 4.0" in finding.sentence
@@ -88,14 +94,14 @@ def test_large_updates_in_both_arms() -> None:
     assert compare_trouble(jumps, arms[1:]).own
     falls = [replace(arm, losses=flat - STEPS / 300.0) for arm in arms]
     assert compare_trouble(falls[0], falls[1:]).finding.outcome == "clear"
-    usual = [Curve(name, STEPS, flat, 1, update=0.002, growth=1.0) for name in ("fp8", "bf16")]
+    usual = [RunLoss(name, STEPS, flat, 1, update=0.002, growth=1.0) for name in ("fp8", "bf16")]
     assert compare_trouble(usual[0], usual[1:]).finding.outcome == "clear"
 
 
 def test_without_baseline_a_reference_window_may_show_it() -> None:
     run = curve(rise=DIVERGES)
-    assert compare_trouble(run, [], [Window(280, 290, "within")]).finding.outcome == "not_fp8"
-    assert compare_trouble(run, [], [Window(280, 290, "over")]).finding.outcome == "unknown"
+    assert compare_trouble(run, [], [JudgedWindow(280, 290, "within")]).finding.outcome == "not_fp8"
+    assert compare_trouble(run, [], [JudgedWindow(280, 290, "over")]).finding.outcome == "unknown"
     assert "resume at step 150" in compare_trouble(run, [], [], [150]).finding.sentence
 
 
@@ -103,7 +109,7 @@ def test_worse_needs_one_per_cent_and_four_errors() -> None:
     assert not is_worse(curve(), [curve(noise=1)])
     assert is_worse(curve(rise=0.1), [curve(noise=1)])
     assert not is_worse(curve(rise=0.01), [curve(noise=1)])
-    nothing = Curve("fp8", np.zeros(0, np.int64), np.zeros(0))
+    nothing = RunLoss("fp8", np.zeros(0, np.int64), np.zeros(0))
     assert not is_worse(nothing, [curve()]) and compare_trouble(nothing, [curve()]).finding.outcome == "clear"
 
 
@@ -134,10 +140,10 @@ def test_versions_that_differ_between_ranks() -> None:
 
 def test_one_product_that_stands_out() -> None:
     flat = [("a", "dgrad", 0.02), ("b", "wgrad", 0.015)]
-    assert product.examine(Ranking(3, flat)).outcome == "clear"
-    finding = product.examine(Ranking(3, [("c", "dgrad", 0.7), ("c", "wgrad", 0.6), *flat]))
+    assert product.examine(ProductRanking(3, flat)).outcome == "clear"
+    finding = product.examine(ProductRanking(3, [("c", "dgrad", 0.7), ("c", "wgrad", 0.6), *flat]))
     assert finding.cause == "bad_layer" and finding.tensors == ("c",)
-    assert product.examine(Ranking(3, [("c", "dgrad", float("nan")), *flat])).cause == "bad_layer"
+    assert product.examine(ProductRanking(3, [("c", "dgrad", float("nan")), *flat])).cause == "bad_layer"
     assert product.examine(None).outcome == "unknown"
 
 
@@ -194,36 +200,38 @@ PRECISION = Finding("evaluation", "cause", "Wrong precision.", "evaluation_preci
 VERSION = Finding("software", "suspect", "torch 2.7 is known.", "known_version")
 
 
-def concluded(reference: Reference, **findings: Finding) -> tuple[str, str]:
+def concluded(reference: ReferenceFinding, **findings: Finding) -> tuple[str, str]:
     result = conclusion(reference, **findings)
     return result.cause, result.sentence
 
 
-def conclusion(reference: Reference, **findings: Finding) -> Conclusion:
+def conclusion(reference: ReferenceFinding, **findings: Finding) -> Conclusion:
     chosen: dict[str, Any] = {str(step): finding for step, finding in CLEAR.items()}
     chosen |= {**findings, "reference": reference}
-    result = conclude(Steps(**chosen, trouble=RunTrouble(1, reference.own, reference.is_worse)))
+    result = conclude(StepFindings(**chosen, trouble=RunTrouble(1, reference.own, reference.is_worse)))
     assert result.cause in {*CAUSES, ""}
     return result
 
 
-def in_trouble(*troubles: Trouble) -> Reference:
-    return Reference(CLEAR["reference"], own=troubles, is_worse=True)
+def in_trouble(*troubles: Trouble) -> ReferenceFinding:
+    return ReferenceFinding(CLEAR["reference"], own=troubles, is_worse=True)
 
 
 def test_nothing_found_has_one_sentence() -> None:
-    assert concluded(Reference(CLEAR["reference"])) == ("", NO_CAUSE)
+    assert concluded(ReferenceFinding(CLEAR["reference"])) == ("", NO_CAUSE)
 
 
 def test_bf16_in_the_same_lasting_trouble_wins() -> None:
-    assert concluded(Reference(SHARED, lasting=True, is_worse=True), scaling=FROZEN)[0] == "learning_rate"
-    assert concluded(Reference(SHARED), scaling=FROZEN)[0] == "learning_rate"
+    assert (
+        concluded(ReferenceFinding(SHARED, lasting=True, is_worse=True), scaling=FROZEN)[0] == "learning_rate"
+    )
+    assert concluded(ReferenceFinding(SHARED), scaling=FROZEN)[0] == "learning_rate"
     # Both had it and recovered, but FP8 ends worse: that is FP8's.
-    assert concluded(Reference(SHARED, is_worse=True), scaling=FROZEN)[0] == "frozen_scale"
+    assert concluded(ReferenceFinding(SHARED, is_worse=True), scaling=FROZEN)[0] == "frozen_scale"
 
 
 def test_scaling_comes_before_evaluation_and_software() -> None:
-    calm, worse = Reference(CLEAR["reference"]), Reference(CLEAR["reference"], is_worse=True)
+    calm, worse = ReferenceFinding(CLEAR["reference"]), ReferenceFinding(CLEAR["reference"], is_worse=True)
     assert concluded(worse, scaling=FROZEN, evaluation=PRECISION, software=VERSION)[0] == "frozen_scale"
     # Without trouble of the loss, a fault of the scales that does no harm does not explain scores.
     assert concluded(calm, scaling=FROZEN, evaluation=PRECISION)[0] == "evaluation_precision"
@@ -254,7 +262,7 @@ def test_an_earlier_trouble_that_has_ended_does_not_acquit() -> None:
 
 
 def test_without_trouble_there_is_no_cause() -> None:
-    calm = Reference(CLEAR["reference"])
+    calm = ReferenceFinding(CLEAR["reference"])
     assert concluded(calm, scaling=BAD_LAYER) == ("", NO_CAUSE)
     proven = conclusion(calm, scaling=FROZEN)
     assert (proven.outcome, proven.cause) == ("suspect", "frozen_scale")
@@ -280,10 +288,10 @@ def test_a_baseline_that_diverged_is_named() -> None:
     sick = curve("bf16", rise=DIVERGES, noise=1)
     health = baseline_health.examine(curve(), [sick])
     assert health.usable == () and health.finding.cause == "baseline" and "bf16" in health.finding.sentence
-    assert concluded(Reference(CLEAR["reference"]), baseline=health.finding)[0] == "baseline"
+    assert concluded(ReferenceFinding(CLEAR["reference"]), baseline=health.finding)[0] == "baseline"
     nan = curve("bf16", noise=1).losses.copy()
     nan[200:] = np.nan
-    assert baseline_health.examine(curve(), [Curve("bf16", STEPS, nan)]).finding.cause == "baseline"
+    assert baseline_health.examine(curve(), [RunLoss("bf16", STEPS, nan)]).finding.cause == "baseline"
 
 
 def test_a_baseline_in_the_same_trouble_is_compared_with() -> None:

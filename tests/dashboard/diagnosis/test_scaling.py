@@ -14,7 +14,7 @@ from fp8scope_dashboard.diagnosis.findings import Finding
 from fp8scope_dashboard.diagnosis.scaling.loss_scale import common_factor
 from fp8scope_dashboard.diagnosis.scaling.range_use import flushing, saturating
 from fp8scope_dashboard.diagnosis.scaling.step import Training, examine
-from fp8scope_dashboard.diagnosis.tensors import TensorInfo, TensorRows
+from fp8scope_dashboard.diagnosis.tensors import CataloguedTensor, TensorSeries
 
 Floats = NDArray[np.float64]
 N, LAYERS, NUMEL = 120, 5, 1000.0
@@ -23,10 +23,10 @@ CURRENT = {"recipe": "CurrentScaling", "margin": 0}
 CALM = Training(np.zeros(0), np.zeros(0, np.int64))
 
 
-def rows(seed: int = 0) -> TensorRows:
+def rows(seed: int = 0) -> TensorSeries:
     """Tensors of five layers whose scales follow the current recipe."""
     tensors = tuple(
-        TensorInfo(i, f"layers.{i // 3}.{ROLES[i % 3]}", f"layers.{i // 3}", ROLES[i % 3], 448.0, 1000)
+        CataloguedTensor(i, f"layers.{i // 3}.{ROLES[i % 3]}", f"layers.{i // 3}", ROLES[i % 3], 448.0, 1000)
         for i in range(3 * LAYERS)
     )
     amax = np.exp(np.random.default_rng(seed).normal(0.0, 0.3, (len(tensors), N)))
@@ -34,23 +34,25 @@ def rows(seed: int = 0) -> TensorRows:
     unknown = np.full_like(amax, np.nan)
     numel = np.full_like(amax, NUMEL)
     steps = np.arange(1, N + 1)
-    return TensorRows(tensors, steps, amax, 448.0 / amax, zeros, zeros, zeros, numel, unknown)
+    return TensorSeries(tensors, steps, amax, 448.0 / amax, zeros, zeros, zeros, numel, unknown)
 
 
-def of(table: TensorRows, *chosen: str) -> list[int]:
+def of(table: TensorSeries, *chosen: str) -> list[int]:
     return [i for i, tensor in enumerate(table.tensors) if any(each in tensor.name for each in chosen)]
 
 
-def with_counts(table: TensorRows, field: str, tensors: list[int], first: int, share: float) -> TensorRows:
+def with_counts(
+    table: TensorSeries, field: str, tensors: list[int], first: int, share: float
+) -> TensorSeries:
     counts = getattr(table, field).copy()
     counts[tensors, first - 1 :] = share * NUMEL
     return replace(table, **{field: counts})
 
 
 def look(
-    table: TensorRows,
+    table: TensorSeries,
     recipe: Mapping[str, Any] = CURRENT,
-    reference: TensorRows | None = None,
+    reference: TensorSeries | None = None,
     training: Training = CALM,
 ) -> Finding:
     return examine(table, recipe, reference, training)

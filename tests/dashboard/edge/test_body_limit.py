@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8scope_dashboard.edge.body_limit import BodyLimit, Budget
+from fp8scope_dashboard.edge.body_limit import BodyBudget, BodyLimit
 from fp8scope_dashboard.edge.limits import SMALL_BODY_BYTES
 from fp8scope_dashboard.edge.scope import BODY_LIMIT
 
@@ -127,7 +127,7 @@ def statuses_of(application: BodyLimit, *receivers: Any, length: int | None = No
 
 @pytest.mark.parametrize("pieces", [(), (b"x",), (b"x" * 100_000,)])
 def test_a_body_that_does_not_arrive_times_out(pieces: tuple[bytes, ...]) -> None:
-    budget = Budget()
+    budget = BodyBudget()
     application = BodyLimit(read_all, budget=budget, seconds=0.2, rate=10**6)
     began = time.monotonic()
     assert statuses_of(application, Silent(*pieces).receive) == [408]
@@ -150,7 +150,7 @@ def test_a_body_that_keeps_its_rate_may_take_long() -> None:
 def test_bodies_share_a_budget(declared: bool) -> None:
     """A body that exceeds the budget is refused at once; the others release their share."""
     size = 4 * SMALL_BODY_BYTES
-    budget = Budget(2 * size)
+    budget = BodyBudget(2 * size)
     application = BodyLimit(read_all, budget=budget, seconds=0.5, rate=10**9)
     silent = [Silent(bytes(size)).receive for _ in range(5)]
     assert statuses_of(application, *silent, length=size if declared else None) == [503] * 3 + [408] * 2
@@ -158,7 +158,7 @@ def test_bodies_share_a_budget(declared: bool) -> None:
 
 
 def test_small_bodies_need_no_budget() -> None:
-    budget = Budget(1)
+    budget = BodyBudget(1)
     assert budget.take(1)
 
     async def receive() -> Mapping[str, Any]:

@@ -11,7 +11,7 @@ from fp8scope_dashboard.accounts.addresses import UNKNOWN, address_group
 from fp8scope_dashboard.edge import limits
 from fp8scope_dashboard.edge.callers import Callers
 from fp8scope_dashboard.edge.rate import Rate
-from fp8scope_dashboard.servers.connections import Registry
+from fp8scope_dashboard.servers.connections import ConnectionRegistry
 from fp8scope_dashboard.settings.networks import networks_from_text
 
 
@@ -64,7 +64,7 @@ def test_callers_are_remembered_without_their_secrets() -> None:
 def test_a_registry_counts_unauthenticated_clients_by_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "UNAUTHENTICATED_PER_ADDRESS", 2)
     monkeypatch.setattr(limits, "UNAUTHENTICATED", 3)
-    registry = Registry(most=10)
+    registry = ConnectionRegistry(most=10)
     registry.enter("a")
     registry.enter("a")
     assert not registry.has_room("a") and registry.has_room("b")
@@ -82,7 +82,7 @@ def test_a_registry_counts_unauthenticated_clients_by_address(monkeypatch: pytes
 
 def test_trusted_proxies_are_not_limited_by_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "UNAUTHENTICATED_PER_ADDRESS", 1)
-    registry = Registry(most=10, proxies=["10.0.0.0/8"])
+    registry = ConnectionRegistry(most=10, proxies=["10.0.0.0/8"])
     for _ in range(3):
         assert registry.has_room(registry.group("10.1.2.3"))
         registry.enter(registry.group("10.1.2.3"))

@@ -8,7 +8,7 @@ import pytest
 import redis
 from django.conf import settings
 
-from fp8scope_dashboard.edge.quotas import Counts, Exchange, Quota, QuotaError
+from fp8scope_dashboard.edge.quotas import Exchange, Quota, QuotaCounts, QuotaError
 
 
 class Clock:
@@ -32,15 +32,15 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def process(clock: Clock) -> Callable[..., Counts]:
+def process(clock: Clock) -> Callable[..., QuotaCounts]:
     """Counts of one of several web processes, which share Redis."""
     client = redis.Redis.from_url(settings.REDIS_URL)
     client.flushdb()
     client.close()
-    return lambda token, project: Counts(Exchange(settings.REDIS_URL), quota(token, project), clock)
+    return lambda token, project: QuotaCounts(Exchange(settings.REDIS_URL), quota(token, project), clock)
 
 
-def take(counts: Counts, times: int, token: int = 1, project: int = 1) -> int:
+def take(counts: QuotaCounts, times: int, token: int = 1, project: int = 1) -> int:
     """The number of requests that were let through."""
     for number in range(times):
         try:
@@ -50,7 +50,7 @@ def take(counts: Counts, times: int, token: int = 1, project: int = 1) -> int:
     return times
 
 
-def test_it_works(process: Callable[..., Counts], clock: Clock) -> None:
+def test_it_works(process: Callable[..., QuotaCounts], clock: Clock) -> None:
     counts = process(10, 100)
     clock.now += 20
     assert take(counts, 50) == 10
@@ -62,13 +62,15 @@ def test_it_works(process: Callable[..., Counts], clock: Clock) -> None:
     assert take(counts, 50) == 10
 
 
-def test_tokens_have_quotas_of_their_own_and_a_projects_in_common(process: Callable[..., Counts]) -> None:
+def test_tokens_have_quotas_of_their_own_and_a_projects_in_common(
+    process: Callable[..., QuotaCounts],
+) -> None:
     counts = process(10, 25)
     assert [take(counts, 20, token) for token in (1, 2, 3)] == [10, 10, 5]
     assert take(counts, 20, token=4, project=2) == 10
 
 
-def test_processes_share_a_quota(process: Callable[..., Counts], clock: Clock) -> None:
+def test_processes_share_a_quota(process: Callable[..., QuotaCounts], clock: Clock) -> None:
     first, second = process(10, 100), process(10, 100)
     assert take(first, 6) == 6
     first.swap()
@@ -80,7 +82,7 @@ def test_processes_share_a_quota(process: Callable[..., Counts], clock: Clock) -
     assert take(second, 20) == 10
 
 
-def test_redis_is_asked_once_for_all_that_was_counted(process: Callable[..., Counts]) -> None:
+def test_redis_is_asked_once_for_all_that_was_counted(process: Callable[..., QuotaCounts]) -> None:
     counts = process(1000, 10_000)
     real = Exchange(settings.REDIS_URL)
     asked: list[int] = []
@@ -100,7 +102,7 @@ def test_redis_is_asked_once_for_all_that_was_counted(process: Callable[..., Cou
 
 
 def test_without_redis_each_process_keeps_the_quota(clock: Clock) -> None:
-    counts = Counts(Exchange("redis://127.0.0.1:1/0"), quota(10, 100), clock)
+    counts = QuotaCounts(Exchange("redis://127.0.0.1:1/0"), quota(10, 100), clock)
     assert take(counts, 5) == 5
     with pytest.raises(redis.RedisError):
         counts.swap()
@@ -108,14 +110,14 @@ def test_without_redis_each_process_keeps_the_quota(clock: Clock) -> None:
 
 
 def test_zero_means_no_limit(clock: Clock) -> None:
-    counts = Counts(None, quota(0, 0), clock)
+    counts = QuotaCounts(None, quota(0, 0), clock)
     assert take(counts, 5000) == 5000
 
 
 def test_a_refused_message_counts_for_nothing(clock: Clock) -> None:
     quotas = {**quota(5, 100)}
     quotas["bytes"] = Quota(name="bytes", label="bytes", seconds=60, token=100, project=1000)
-    counts = Counts(None, quotas, clock)
+    counts = QuotaCounts(None, quotas, clock)
     counts.take(1, 1, requests=1, bytes=500)
     for _ in range(3):
         with pytest.raises(QuotaError, match="bytes"):
@@ -124,7 +126,7 @@ def test_a_refused_message_counts_for_nothing(clock: Clock) -> None:
     assert take(counts, 10) == 3
 
 
-def test_forgets_earlier_windows(process: Callable[..., Counts], clock: Clock) -> None:
+def test_forgets_earlier_windows(process: Callable[..., QuotaCounts], clock: Clock) -> None:
     counts = process(10, 100)
     for token in range(100):
         take(counts, 1, token)

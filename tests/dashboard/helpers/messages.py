@@ -15,7 +15,7 @@ from typing import Any
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import SMTP, AuthResult, Envelope, LoginPassword, Session
 
-from fp8scope_dashboard.alerts.channels import Message, Notice
+from fp8scope_dashboard.alerts.channels import ChannelMessage, Notice
 
 NOTICE = Notice(
     delivery=5,
@@ -38,7 +38,7 @@ NOTICE = Notice(
     run_name="gpt",
     url="http://localhost/p/default/runs/6b1f/",
 )
-MESSAGE = Message(NOTICE.key, "default", "http://localhost/p/default/alerts/", (NOTICE,))
+MESSAGE = ChannelMessage(NOTICE.key, "default", "http://localhost/p/default/alerts/", (NOTICE,))
 
 
 @dataclass

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fp8scope_dashboard.alerts import rules
 from fp8scope_dashboard.alerts.detection.streams import TENSOR_DETECTORS
-from fp8scope_dashboard.alerts.detectors import Finding, State, TensorFacts, tensor_rows
+from fp8scope_dashboard.alerts.detectors import ConditionChange, State, TensorFacts, tensor_rows
 
 Floats = NDArray[np.float64]
 
@@ -23,14 +23,14 @@ def detected(
     facts: TensorFacts | None = None,
     cuts: Sequence[int] = (),
     **parameters: Any,
-) -> list[Finding]:
+) -> list[ConditionChange]:
     """The findings of a kind of rule in rows that begin with step 0. Numel is 1,000 if not given."""
     rows, n = next(iter(statistics.values())).shape
     facts = facts or TensorFacts.unknown([f"blocks.{i}.mlp.input" for i in range(n)])
     columns = {"numel": np.full((rows, n), 1_000.0), **statistics}
     shared: State = {}
     state: State = {}
-    findings: list[Finding] = []
+    findings: list[ConditionChange] = []
     edges = [0, *sorted(min(cut, rows) for cut in cuts), rows]
     for first, last in zip(edges, edges[1:], strict=False):
         shared, state = (json.loads(json.dumps(each, allow_nan=False)) for each in (shared, state))

@@ -93,7 +93,7 @@ def test_a_crash_shows_the_error_page(admin: Visitor, monkeypatch: pytest.Monkey
     def fail(*args: object) -> None:
         raise RuntimeError("boom")
 
-    monkeypatch.setattr("fp8scope_dashboard.pages.runs.views.Rows", fail)
+    monkeypatch.setattr("fp8scope_dashboard.pages.runs.views.RenderedRows", fail)
     admin.client.raise_request_exception = False
     answer = admin.client.get(admin.address())
     assert answer.status_code == 500

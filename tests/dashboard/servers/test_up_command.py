@@ -19,7 +19,7 @@ import pytest
 from dashboard.helpers.installation import Up, names_below, processes_below, status_of
 from helpers.waiting import wait_until
 
-from fp8scope_dashboard.cli import CLEAR_LINE, COMMANDS, ProgressLine, main
+from fp8scope_dashboard.cli import CLEAR_LINE, COMMANDS, StageLine, main
 from fp8scope_dashboard.embedded import processes
 
 # Marks tests that start one or two installations.
@@ -59,7 +59,7 @@ def test_it_works(up: Up) -> None:
 def test_shows_what_the_start_waits_for() -> None:
     terminal, log = io.StringIO(), io.StringIO()
     for stream, rewrites in ((terminal, True), (log, False)):
-        line = ProgressLine(stream, rewrites=rewrites)
+        line = StageLine(stream, rewrites=rewrites)
         line.show("PostgreSQL")
         line.show("web server")
         line.end()

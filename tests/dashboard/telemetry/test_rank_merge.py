@@ -13,7 +13,7 @@ from fp8scope_dashboard.telemetry.rank_merge import (
     DATA_HASH_MODULUS,
     DERIVED,
     SUMMED,
-    Part,
+    RankRows,
     across_ranks,
     data_hash_across_ranks,
     derive,
@@ -25,7 +25,7 @@ VALUES = st.sampled_from([math.nan, 0.0, 1.0, 2.5, -1.0])
 
 
 @st.composite
-def parts(draw: st.DrawFn) -> list[Part]:
+def parts(draw: st.DrawFn) -> list[RankRows]:
     """Parts of two series each from up to three ranks, in order of rank."""
     made = []
     for order, rank in enumerate(sorted(draw(st.lists(st.integers(0, 2), min_size=1, max_size=4)))):
@@ -33,11 +33,11 @@ def parts(draw: st.DrawFn) -> list[Part]:
             steps = np.sort(np.array(draw(st.lists(st.integers(0, 6), min_size=1, max_size=5)), np.int64))
             rows = st.lists(st.tuples(VALUES, VALUES), min_size=len(steps), max_size=len(steps))
             values = {name: np.array(draw(rows)).T for name in ("amax", "saturated")}
-            made.append(Part(rank, order, steps, steps.astype("datetime64[us]"), values))
+            made.append(RankRows(rank, order, steps, steps.astype("datetime64[us]"), values))
     return made
 
 
-def by_hand(parts: list[Part], name: str) -> dict[int, list[float]]:
+def by_hand(parts: list[RankRows], name: str) -> dict[int, list[float]]:
     """For each step and rank choose the last row of the lowest order, then merge the ranks.
 
     Rows without any observed value are ignored.
@@ -63,8 +63,8 @@ def by_hand(parts: list[Part], name: str) -> dict[int, list[float]]:
 
 def test_it_works() -> None:
     steps = np.array([1, 2])
-    first = Part(0, 0, steps, steps.astype("datetime64[us]"), {"saturated": np.array([[1.0, 2.0]])})
-    second = Part(1, 1, steps[1:], steps[1:].astype("datetime64[us]"), {"saturated": np.array([[40.0]])})
+    first = RankRows(0, 0, steps, steps.astype("datetime64[us]"), {"saturated": np.array([[1.0, 2.0]])})
+    second = RankRows(1, 1, steps[1:], steps[1:].astype("datetime64[us]"), {"saturated": np.array([[40.0]])})
     merged = across_ranks([first, second])
     assert merged is not None
     assert merged.values["saturated"].tolist() == [[1.0, 42.0]]
@@ -73,7 +73,7 @@ def test_it_works() -> None:
 
 
 @given(parts())
-def test_across_ranks_equals_a_plain_loop(received: list[Part]) -> None:
+def test_across_ranks_equals_a_plain_loop(received: list[RankRows]) -> None:
     merged = across_ranks(received)
     assert merged is not None
     observed = np.any([~np.isnan(values).all(axis=0) for values in merged.values.values()], axis=0)
@@ -87,7 +87,7 @@ def test_across_ranks_equals_a_plain_loop(received: list[Part]) -> None:
 
 
 @given(parts())
-def test_first_of_each_step_chooses_the_lowest_order(received: list[Part]) -> None:
+def test_first_of_each_step_chooses_the_lowest_order(received: list[RankRows]) -> None:
     merged = first_of_each_step(received)
     assert merged.steps.tolist() == sorted({step for part in received for step in part.steps.tolist()})
     for step, row in zip(merged.steps, merged.values["amax"].T, strict=True):
@@ -112,7 +112,7 @@ def test_rates_are_ratios_of_sums(name: str) -> None:
 def test_the_smallest_block_scale_is_the_smallest_of_the_ranks() -> None:
     times = np.zeros(1, "datetime64[us]")
     parts = [
-        Part(
+        RankRows(
             rank, rank, np.array([5]), times, {name: np.array([value]) for name in ("scale_min", "scale_max")}
         )
         for rank, value in enumerate((4.0, 2.0, 8.0))
@@ -128,10 +128,10 @@ def test_a_stored_statistic_derives_from_itself() -> None:
     assert derive("amax", {"amax": values}) is values
 
 
-def hashes(rank: int, order: int, values: dict[int, float]) -> Part:
+def hashes(rank: int, order: int, values: dict[int, float]) -> RankRows:
     steps = np.array(list(values), np.int64)
     column = np.array(list(values.values()))
-    return Part(rank, order, steps, steps.astype("datetime64[us]"), {"data_hash": column})
+    return RankRows(rank, order, steps, steps.astype("datetime64[us]"), {"data_hash": column})
 
 
 def test_hashes_of_batches_add_up_exactly() -> None:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from fp8scope.observe.tensors.activations import LayerInputs, Trail
 from fp8scope.observe.tensors.attention import AttentionLogits, note_logits
-from fp8scope.observe.tensors.base import OnError, Source, unwrapped
+from fp8scope.observe.tensors.base import OnError, TensorSource, unwrapped
 from fp8scope.observe.tensors.buffers import SAMPLED_STATISTICS, StatisticsTable, StatisticsTables
 from fp8scope.observe.tensors.experts import Routers, note_load
 from fp8scope.observe.tensors.exponents import ExponentLayers
@@ -29,7 +29,7 @@ __all__ = [
     "SAMPLED_STATISTICS",
     "StatisticsTable",
     "StatisticsTables",
-    "Source",
+    "TensorSource",
     "Watching",
     "note_load",
     "note_logits",
@@ -49,7 +49,7 @@ class Watching:
 
 def sources_of(
     model: nn.Module, optimizer: Optimizer | None, tables: StatisticsTables, how: Watching, on_error: OnError
-) -> Iterator[Callable[[], Source]]:
+) -> Iterator[Callable[[], TensorSource]]:
     """Yield the constructors of the sources for this model. Each may fail without the others."""
     model = unwrapped(model)
     yield lambda: Fp8Layers(model, tables)

@@ -1,4 +1,4 @@
-"""Shared by the sources of tensor statistics: the protocol `Source`, and unwrapping."""
+"""Shared by the sources of tensor statistics: the protocol `TensorSource`, and unwrapping."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ OnError = Callable[[Exception], None]
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
-class Source(Protocol):
+class TensorSource(Protocol):
     """Observes one kind of tensors: binds them to rows of the tables and writes these rows during steps.
 
     A source never waits for a device. In a step in which it writes nothing, it only checks a flag.

@@ -22,6 +22,6 @@
 Memory and utilisation are looked at once a second, and belong to the step that is recorded next.
 """
 
-from fp8scope.observe.timing.observer import Measures, Reading
+from fp8scope.observe.timing.observer import Measures, StepMeasurements
 
-__all__ = ["Measures", "Reading"]
+__all__ = ["Measures", "StepMeasurements"]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
 from fp8scope.guard import Guard
-from fp8scope.observe.budget import Budget
+from fp8scope.observe.budget import TimeBudget
 from fp8scope.observe.timing.clock import DATA, Times
 from fp8scope.observe.timing.machine import Machine
 from fp8scope.observe.timing.peaks import bf16_peak
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fp8scope.observe.timing.torch_hooks import ModelHooks, OptimizerHooks, Stopwatch
 
 
-class Reading:
+class StepMeasurements:
     """The measurements of one step. `device`: scalars that are still on a device."""
 
     __slots__ = ("_flops", "_machine", "_scalars", "_times", "device", "peak")
@@ -66,9 +66,9 @@ class Reading:
 class Measures:
     """Measures the watched models and optimizers; `begin` and `end` enclose a step."""
 
-    def __init__(self, guard: Guard, budget: Budget | None = None) -> None:
+    def __init__(self, guard: Guard, budget: TimeBudget | None = None) -> None:
         self._guard = guard
-        self._budget = budget or Budget(None)
+        self._budget = budget or TimeBudget(None)
         self._watch: Stopwatch | None = None
         self._models: WeakKeyDictionary[torch.nn.Module, ModelHooks] = WeakKeyDictionary()
         self._optimizers: WeakKeyDictionary[torch.optim.Optimizer, OptimizerHooks] = WeakKeyDictionary()
@@ -149,7 +149,7 @@ class Measures:
                 self._watch.place(parameter.device)
             self._watch.clock.mark(phase)
 
-    def end(self, logged: Container[str]) -> Reading | None:
+    def end(self, logged: Container[str]) -> StepMeasurements | None:
         """End the step, in which the script has `logged` these names. Returns None if nothing is watched."""
         watch = self._watch
         if watch is None:
@@ -168,7 +168,7 @@ class Measures:
                     device[name] = scalars.pop(name)
                 else:
                     scalars[name] = host_number(value)
-        return Reading(scalars, device, times, flops, self._peak() if flops else None, self._machine)
+        return StepMeasurements(scalars, device, times, flops, self._peak() if flops else None, self._machine)
 
     def _ask_optimizers(self, scalars: dict[str, Any], logged: Container[str]) -> None:
         norm = self._norm()

@@ -14,7 +14,7 @@ from torch.autograd import Variable
 from torch.utils.hooks import unserializable_hook
 
 from fp8scope.guard import Guard
-from fp8scope.observe.budget import Budget
+from fp8scope.observe.budget import TimeBudget
 from fp8scope.observe.compiled_calls import Handle, around_compiled_calls
 from fp8scope.observe.tensors.base import inside_backward, is_traced
 from fp8scope.observe.timing.clock import (
@@ -45,7 +45,7 @@ MAX_OUTPUTS = 8
 class Stopwatch:
     """The clock and the operations of the current step, shared by all hooks of a run."""
 
-    def __init__(self, guard: Guard, budget: Budget) -> None:
+    def __init__(self, guard: Guard, budget: TimeBudget) -> None:
         self.guard = guard
         self.budget = budget
         self.clock: Clock = HostClock()

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from fp8scope_dashboard.alerts.channels import email, service, webhook
-from fp8scope_dashboard.alerts.channels.base import ChannelType, DeliveryError, Message, Notice, Send
+from fp8scope_dashboard.alerts.channels.base import ChannelMessage, ChannelType, DeliveryError, Notice, Send
 
 CHANNELS: Mapping[str, ChannelType] = {
     "webhook": ChannelType("Webhook", webhook.send, webhook.masked),
@@ -11,4 +11,4 @@ CHANNELS: Mapping[str, ChannelType] = {
     "service": ChannelType("Chat or paging service", service.send, service.masked),
 }
 
-__all__ = ["CHANNELS", "ChannelType", "DeliveryError", "Message", "Notice", "Send"]
+__all__ = ["CHANNELS", "ChannelType", "DeliveryError", "ChannelMessage", "Notice", "Send"]

@@ -82,7 +82,7 @@ def _as_json(value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Message:
+class ChannelMessage:
     """What one attempt sends: a notice, several as a digest, or none as a test of the channel.
 
     Attributes:
@@ -100,7 +100,7 @@ class Message:
     chart_url: str = ""
 
 
-Send = Callable[[Mapping[str, Any], Message], None]
+Send = Callable[[Mapping[str, Any], ChannelMessage], None]
 
 
 @dataclass(frozen=True)

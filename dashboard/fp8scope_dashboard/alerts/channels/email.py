@@ -26,7 +26,7 @@ from django.core.exceptions import ValidationError
 from django.core.validators import validate_email
 
 from fp8scope_dashboard.alerts.channels import mail_page, wording
-from fp8scope_dashboard.alerts.channels.base import DeliveryError, Message
+from fp8scope_dashboard.alerts.channels.base import ChannelMessage, DeliveryError
 from fp8scope_dashboard.alerts.channels.outgoing import restricted, unrestricted
 
 SECONDS = 10.0
@@ -46,7 +46,7 @@ class Server:
     password: str
 
 
-def send(config: Mapping[str, Any], message: Message) -> None:
+def send(config: Mapping[str, Any], message: ChannelMessage) -> None:
     """Deliver a message to all recipients.
 
     Raises:
@@ -139,7 +139,7 @@ def masked(config: Mapping[str, Any]) -> str:
     return ", ".join(dict.fromkeys(f"****@{recipient.rpartition('@')[2]}" for recipient in recipients))
 
 
-def compose(message: Message, sender: str, recipients: list[str]) -> EmailMessage:
+def compose(message: ChannelMessage, sender: str, recipients: list[str]) -> EmailMessage:
     """The mail: plain text, and HTML with the chart inside."""
     mail = EmailMessage()
     mail["Subject"] = wording.title(message)

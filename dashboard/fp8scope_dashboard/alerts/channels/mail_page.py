@@ -10,7 +10,7 @@ from django.utils.html import escape
 from django.utils.safestring import SafeString, mark_safe
 
 from fp8scope_dashboard.alerts.channels import wording
-from fp8scope_dashboard.alerts.channels.base import Message, Notice
+from fp8scope_dashboard.alerts.channels.base import ChannelMessage, Notice
 
 # Programs that know no <style> show these colours, on white.
 PILLS: Final = {
@@ -37,7 +37,7 @@ STYLES: Final = {
 HEADING_IN_DIGEST: Final = f"margin: 10px 0 8px; font-size: 17px; line-height: 23px; {TEXT}"
 
 
-def render(message: Message, picture: str = "") -> str:
+def render(message: ChannelMessage, picture: str = "") -> str:
     """The page. `picture` is the content id of the chart in the mail, empty without one."""
     shown = message.notices[: wording.MOST_ALERTS]
     left = len(message.notices) - len(shown)

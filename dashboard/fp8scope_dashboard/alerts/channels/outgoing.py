@@ -36,7 +36,7 @@ _CONNECTS = ("socket.connect", "socket.sendto", "socket.sendmsg")
 _PROGRAMS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty")
 
 
-class ForbiddenError(Exception):
+class OutgoingForbiddenError(Exception):
     """Sending tried what it must not do. Not an OSError, so that no library tries the next address."""
 
 
@@ -61,7 +61,7 @@ class _Restriction:
 
     def refuse(self, problem: str) -> None:
         self.problem = problem
-        raise ForbiddenError(problem)
+        raise OutgoingForbiddenError(problem)
 
     def check(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event in _CONNECTS:
@@ -93,11 +93,11 @@ class _Restriction:
         return all(is_public(each) for each in reached)
 
 
-class _Current(threading.local):
+class _CurrentRestriction(threading.local):
     restriction: _Restriction | None = None
 
 
-_current = _Current()
+_current = _CurrentRestriction()
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 from fp8scope_dashboard.alerts.channels import wording
-from fp8scope_dashboard.alerts.channels.base import DeliveryError, Message
+from fp8scope_dashboard.alerts.channels.base import ChannelMessage, DeliveryError
 from fp8scope_dashboard.alerts.channels.outgoing import restricted
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ CONNECT_SECONDS, READ_SECONDS = 3.0, 8.0
 _STATUS = re.compile(r"\berror=(\d{3})\b")
 
 
-def send(config: Mapping[str, Any], message: Message) -> None:
+def send(config: Mapping[str, Any], message: ChannelMessage) -> None:
     """Deliver a message.
 
     Raises:
@@ -62,7 +62,7 @@ def send(config: Mapping[str, Any], message: Message) -> None:
             raise DeliveryError(f"{plugin.service_name} {reason}.", permanent=status in ("404", "410"))
 
 
-def fitting(plugin: NotifyBase, message: Message, chart_url: str = "") -> tuple[str, str]:
+def fitting(plugin: NotifyBase, message: ChannelMessage, chart_url: str = "") -> tuple[str, str]:
     """The title and the body, as long as the service accepts.
 
     Services refuse longer messages, or cut them off before the link. A user who prefers several messages puts
@@ -155,7 +155,7 @@ def _plugin(url: object) -> NotifyBase:
     return plugin
 
 
-def join_notices(plugin: NotifyBase, message: Message) -> None:
+def join_notices(plugin: NotifyBase, message: ChannelMessage) -> None:
     """Give all notices of an alert one key, where the service joins incidents by a key."""
     if getattr(plugin, "action", "") == "map":
         _act_by_alias(plugin, message)
@@ -169,7 +169,7 @@ def join_notices(plugin: NotifyBase, message: Message) -> None:
         setattr(plugin, "action", "resolve")  # noqa: B010 - PagerDuty's, unknown to the base class
 
 
-def _act_by_alias(plugin: NotifyBase, message: Message) -> None:
+def _act_by_alias(plugin: NotifyBase, message: ChannelMessage) -> None:
     """Let Opsgenie, or Jira with the same interface, open an alert, or close those that have ended.
 
     Apprise closes alerts by request ids, which only the process knows that opened them, and closes for every
@@ -223,7 +223,7 @@ def show_picture(plugin: NotifyBase, address: str) -> None:
         plugin.gen_payload = compose_with_picture
 
 
-def _type(message: Message) -> str:
+def _type(message: ChannelMessage) -> str:
     """Apprise's name of the severity."""
     if not message.notices:
         return "info"
@@ -232,7 +232,7 @@ def _type(message: Message) -> str:
     return "failure" if any(notice.severity == "critical" for notice in message.notices) else "warning"
 
 
-def _attachment(plugin: NotifyBase, message: Message) -> AppriseAttachment | None:
+def _attachment(plugin: NotifyBase, message: ChannelMessage) -> AppriseAttachment | None:
     takes_pictures = plugin.attachment_support and not _is_slack_webhook(plugin)
     picture = message.draw_chart() if takes_pictures else None
     if picture is None:

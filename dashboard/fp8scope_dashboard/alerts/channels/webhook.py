@@ -32,7 +32,7 @@ from urllib.parse import urlsplit
 import urllib3
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, ReadTimeoutError, SSLError
 
-from fp8scope_dashboard.alerts.channels.base import DeliveryError, Message
+from fp8scope_dashboard.alerts.channels.base import ChannelMessage, DeliveryError
 from fp8scope_dashboard.alerts.channels.outgoing import restricted
 
 SIGNATURE_HEADER = "Fp8scope-Signature"
@@ -48,7 +48,7 @@ OF_SERVICES = {"hooks.slack.com": "Slack", "discord.com": "Discord", "discordapp
 GONE = (404, 405, 410)
 
 
-def send(config: Mapping[str, Any], message: Message) -> None:
+def send(config: Mapping[str, Any], message: ChannelMessage) -> None:
     """Deliver a message.
 
     Raises:
@@ -112,7 +112,7 @@ def sign(body: bytes, secret: str, timestamp: int) -> str:
     return f"t={timestamp},v1={mac.hexdigest()}"
 
 
-def _body(message: Message) -> bytes:
+def _body(message: ChannelMessage) -> bytes:
     alerts = [notice.as_dict() for notice in message.notices]
     content: dict[str, Any]
     if not alerts:

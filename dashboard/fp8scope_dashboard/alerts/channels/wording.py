@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from fp8scope_dashboard.alerts.channels.base import Message, Notice
+from fp8scope_dashboard.alerts.channels.base import ChannelMessage, Notice
 
 # Steps and values of so many alerts are written out in a digest; the others are counted.
 MOST_ALERTS = 40
@@ -20,7 +20,7 @@ _PREFIXES = {
 }
 
 
-def title(message: Message, longest: int = TITLE_LENGTH) -> str:
+def title(message: ChannelMessage, longest: int = TITLE_LENGTH) -> str:
     """One line without line breaks, of at most `longest` characters."""
     if not message.notices:
         return _one_line(f"Test of an alert channel of {message.project}", longest)
@@ -41,7 +41,7 @@ def prefix(notice: Notice) -> str:
     return _PREFIXES.get(notice.reason, "")
 
 
-def text(message: Message, longest: int | None = None) -> str:
+def text(message: ChannelMessage, longest: int | None = None) -> str:
     """The message as plain text, without its title.
 
     Args:
@@ -120,7 +120,7 @@ def _headline_only(notice: Notice) -> list[str]:
     return [f"* {headline(notice)}"]
 
 
-def _digest(message: Message, words: Callable[[Notice], list[str]], longest: int | None = None) -> str:
+def _digest(message: ChannelMessage, words: Callable[[Notice], list[str]], longest: int | None = None) -> str:
     """As many alerts as fit, at most MOST_ALERTS, and how many are left out."""
     lines: list[str] = []
     shown = 0
@@ -134,7 +134,7 @@ def _digest(message: Message, words: Callable[[Notice], list[str]], longest: int
     return _closed(message, lines, shown)
 
 
-def _closed(message: Message, lines: Sequence[str], shown: int) -> str:
+def _closed(message: ChannelMessage, lines: Sequence[str], shown: int) -> str:
     left = len(message.notices) - shown
     more = [f"... and {left:,} more", ""] if left else []
     return "\n".join([*lines, *more, f"All alerts: {message.url}", ""])

@@ -10,7 +10,7 @@ from django.db import transaction
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.alerts.custom_rules import store as rule_store
 from fp8scope_dashboard.alerts.custom_rules.documents import RuleDocumentError, key_of, parse
-from fp8scope_dashboard.alerts.custom_rules.store import Change
+from fp8scope_dashboard.alerts.custom_rules.store import RuleChange
 from fp8scope_dashboard.alerts.models import Rule
 from fp8scope_dashboard.audit.log import Actor, NotUndoableError, claim_undo, record
 from fp8scope_dashboard.audit.models import Action, Entry
@@ -18,7 +18,7 @@ from fp8scope_dashboard.audit.models import Action, Entry
 VERBS: Final = ("created", "changed", "removed")
 
 
-def record_rules(actor: Actor, project: Project, changes: Sequence[Change]) -> Entry | None:
+def record_rules(actor: Actor, project: Project, changes: Sequence[RuleChange]) -> Entry | None:
     """Write one entry for all changes that were made together; none if nothing changed."""
     made = [change for change in changes if change.what != "unchanged"]
     if not made:

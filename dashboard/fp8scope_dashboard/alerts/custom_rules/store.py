@@ -25,7 +25,7 @@ SAVED: Final = (
 
 
 @dataclass(frozen=True)
-class Change:
+class RuleChange:
     """What applying a list of rules does, or would do, to one of them.
 
     Attributes:
@@ -112,7 +112,7 @@ def remove(rule: Rule) -> None:
 @transaction.atomic
 def apply(
     project: Project, drafts: Sequence[Draft], *, prune: bool = False, check: bool = False
-) -> list[Change]:
+) -> list[RuleChange]:
     """Create and change rules so that the project has these; applying them again changes nothing.
 
     Args:
@@ -131,24 +131,24 @@ def apply(
         changes.append(change_of(after, before))
     removable = [rule for rule in stored.values() if rule.kind == RuleKind.THRESHOLD or rule.run_id]
     for rule in removable if prune else []:
-        changes.append(Change("removed", rule.title, {}, before=document_of(rule)))
+        changes.append(RuleChange("removed", rule.title, {}, before=document_of(rule)))
         remove(rule)
     if check:
         transaction.set_rollback(True)
     return changes
 
 
-def change_of(rule: Rule, before: dict[str, Any] | None) -> Change:
+def change_of(rule: Rule, before: dict[str, Any] | None) -> RuleChange:
     """What was done to a saved rule, which had the document `before`; None for a new rule."""
     after = document_of(rule)
     if before is None:
-        return Change("created", rule.title, {}, after=after)
+        return RuleChange("created", rule.title, {}, after=after)
     fields = {
         name: (before.get(name), after.get(name))
         for name in {**before, **after}
         if before.get(name) != after.get(name)
     }
-    return Change("changed" if fields else "unchanged", rule.title, fields, before, after)
+    return RuleChange("changed" if fields else "unchanged", rule.title, fields, before, after)
 
 
 def _definition(rule: Rule) -> list[Any]:

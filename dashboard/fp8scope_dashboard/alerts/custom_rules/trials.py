@@ -13,9 +13,9 @@ from fp8scope_dashboard.alerts import rules
 from fp8scope_dashboard.alerts.custom_rules.documents import RuleDocumentError, parse
 from fp8scope_dashboard.alerts.detection import baselines, generations
 from fp8scope_dashboard.alerts.detection import streams as detection
-from fp8scope_dashboard.alerts.detection.generations import Stream
-from fp8scope_dashboard.alerts.detection.run_conditions import RunFacts, run_failed, run_finished
-from fp8scope_dashboard.alerts.detectors import Finding
+from fp8scope_dashboard.alerts.detection.generations import WriterStream
+from fp8scope_dashboard.alerts.detection.run_conditions import ConditionFacts, run_failed, run_finished
+from fp8scope_dashboard.alerts.detectors import ConditionChange
 from fp8scope_dashboard.alerts.models import Rule, RuleKind, RuleTrial, TrialState
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import queries
@@ -123,7 +123,7 @@ def replay(run: Run, rule: Rule, report: Report = lambda share: None) -> list[Wo
     rule.pk = rule.pk or UNSAVED
     if rule.kind in ENDS:
         heard = run.heartbeat_at.timestamp()
-        facts = RunFacts(run.state, run.last_step or 0, heard, heard, run.error)
+        facts = ConditionFacts(run.state, run.last_step or 0, heard, heard, run.error)
         return _alerts([("", finding) for finding in ENDS[rule.kind]({}, facts, {})[1]])
     streams = generations.streams_of(run)
     if rule.kind == BASELINE:
@@ -142,7 +142,9 @@ def replay(run: Run, rule: Rule, report: Report = lambda share: None) -> list[Wo
     return _alerts(findings)
 
 
-def _findings(run: Run, rule: Rule, stream: Stream) -> Iterator[tuple[float, str, Finding | None]]:
+def _findings(
+    run: Run, rule: Rule, stream: WriterStream
+) -> Iterator[tuple[float, str, ConditionChange | None]]:
     """The findings in one stream, each with the share that is read; None after each piece."""
     scalars, statistics = detection.columns_read([rule])
     facts = detection.facts_of(run, stream.catalogue)
@@ -166,7 +168,7 @@ def _findings(run: Run, rule: Rule, stream: Stream) -> Iterator[tuple[float, str
         seq = pieces[-1][0] + 1
 
 
-def _alerts(findings: Sequence[tuple[str, Finding]]) -> list[WouldBe]:
+def _alerts(findings: Sequence[tuple[str, ConditionChange]]) -> list[WouldBe]:
     alerts: list[WouldBe] = []
     for generation in dict.fromkeys(generation for generation, _ in findings):
         of_generation = [finding for each, finding in findings if each == generation and not finding.update]

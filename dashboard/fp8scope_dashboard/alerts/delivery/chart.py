@@ -36,7 +36,7 @@ WIDE = 1_000.0
 
 
 @dataclass(frozen=True)
-class Line:
+class ChartLine:
     """One line: steps and values float64[N], with NaN and infinities where the run had them.
 
     `dash` has the lengths of a dash and of the gap after it, in pixels; empty for a solid line.
@@ -118,7 +118,7 @@ def draw(
     return _png(plot.image)
 
 
-def lines_of(evidence: Mapping[str, Any]) -> list[Line]:
+def lines_of(evidence: Mapping[str, Any]) -> list[ChartLine]:
     """The lines to draw: the tensors' or else the loss, then the baselines'."""
     series = [each for each in evidence.get("series", ()) if each.get("steps")]
     tensors = [each for each in series if "tensor" in each]
@@ -142,11 +142,11 @@ def _without_shared_beginning(names: list[str]) -> list[str]:
     return [name[shared.rfind(".") + 1 :] for name in names]
 
 
-def _line(series: Mapping[str, Any], label: str, colour: str, dash: Sequence[int] = ()) -> Line:
+def _line(series: Mapping[str, Any], label: str, colour: str, dash: Sequence[int] = ()) -> ChartLine:
     # The stored form has "NaN" and "Infinity"; float() accepts both.
     values = np.array([float(value) for value in series["values"]], np.float64)
     values[np.abs(values) > LARGEST] = np.inf
-    return Line(label, colour, np.asarray(series["steps"], np.float64), values, dash)
+    return ChartLine(label, colour, np.asarray(series["steps"], np.float64), values, dash)
 
 
 def _is_loss(evidence: Mapping[str, Any]) -> bool:
@@ -204,7 +204,7 @@ def _draw_threshold(plot: _Plot, threshold: float) -> None:
     plot.text(LEFT + 8, y / SCALE - 4, f"threshold {threshold:.4g}", THRESHOLD, "lb")
 
 
-def _draw_line(plot: _Plot, line: Line) -> None:
+def _draw_line(plot: _Plot, line: ChartLine) -> None:
     for part in _finite_parts(line.values):
         points = [(plot.x(line.steps[i]), plot.y(line.values[i])) for i in part]
         if len(points) == 1:
@@ -246,7 +246,7 @@ def _dot(plot: _Plot, x: float, y: float, colour: str) -> None:
     plot.pen.ellipse([x - radius, y - radius, x + radius, y + radius], fill=colour)
 
 
-def _draw_legend(plot: _Plot, lines: Sequence[Line]) -> None:
+def _draw_legend(plot: _Plot, lines: Sequence[ChartLine]) -> None:
     entries: list[tuple[str, str, Callable[[float, float], None]]] = []
     for line in lines:
         entries.append((line.label, line.colour, partial(_stroke, plot, line)))
@@ -263,7 +263,7 @@ def _draw_legend(plot: _Plot, lines: Sequence[Line]) -> None:
         x -= 22
 
 
-def _stroke(plot: _Plot, line: Line, x: float, y: float) -> None:
+def _stroke(plot: _Plot, line: ChartLine, x: float, y: float) -> None:
     for dash in _dashes([(x, y), (x + 40 * SCALE, y)], line.dash):
         plot.pen.line(dash, fill=line.colour, width=4 * SCALE)
 

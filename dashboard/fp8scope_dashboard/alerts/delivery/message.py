@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from django.conf import settings
 from django.urls import reverse
 
-from fp8scope_dashboard.alerts.channels import Message, Notice
+from fp8scope_dashboard.alerts.channels import ChannelMessage, Notice
 from fp8scope_dashboard.alerts.channels.wording import headline
 from fp8scope_dashboard.alerts.delivery import chart, picture_links
 from fp8scope_dashboard.alerts.evidence import first_tensor
@@ -26,7 +26,7 @@ NOTED: Mapping[str, EntryKind] = {
 }
 
 
-def compose(delivery: Delivery) -> Message:
+def compose(delivery: Delivery) -> ChannelMessage:
     """The message of a delivery that is no follower."""
     followers = delivery.followers.select_related("event__run__project").order_by("id")
     members = [each for each in (delivery, *followers) if each.event is not None]
@@ -35,11 +35,13 @@ def compose(delivery: Delivery) -> Message:
     url = f"{settings.BASE_URL}{reverse('alerts', args=[project.slug])}"
 
     if len(notices) != 1 or delivery.event is None:
-        return Message(str(delivery.key), project.slug, url, notices)
+        return ChannelMessage(str(delivery.key), project.slug, url, notices)
     event = delivery.event
     chart_url = picture_links.address_of(delivery) if event.evidence.get("series") else ""
     title = headline(notices[0])
-    return Message(str(delivery.key), project.slug, url, notices, lambda: draw(event, title), chart_url)
+    return ChannelMessage(
+        str(delivery.key), project.slug, url, notices, lambda: draw(event, title), chart_url
+    )
 
 
 def _notice(delivery: Delivery, event: Event) -> Notice:

@@ -55,11 +55,11 @@ MOST_AT_ONCE = 4
 UNFINISHED = Q(delivered_at=None, failed_at=None)
 
 
-class _Current(threading.local):
+class _SendingMode(threading.local):
     sends_at_once = False
 
 
-_current = _Current()
+_current = _SendingMode()
 _at_once = BoundedSemaphore(MOST_AT_ONCE)
 
 

@@ -9,7 +9,7 @@ from uuid import UUID
 import numpy as np
 from numpy.typing import NDArray
 
-from fp8scope_dashboard.alerts.detectors import Finding, State, above_baseline, restarted
+from fp8scope_dashboard.alerts.detectors import ConditionChange, State, above_baseline, restarted
 from fp8scope_dashboard.analysis import lineage
 from fp8scope_dashboard.analysis.losses.onsets.process import FIRST_POINTS
 from fp8scope_dashboard.analysis.losses.onsets.short_runs import LIMIT
@@ -38,15 +38,15 @@ class Stretch:
 
 
 @dataclass(frozen=True)
-class Followed:
+class BaselineProgress:
     """The new state, the findings, and whether the run waits for a baseline that still runs."""
 
     state: State
-    findings: list[Finding]
+    findings: list[ConditionChange]
     waiting: bool = False
 
 
-def follow(run: Run, state: State, parameters: Mapping[str, float]) -> Followed:
+def follow(run: Run, state: State, parameters: Mapping[str, float]) -> BaselineProgress:
     """Run the detector over the new losses of a run and its baselines, as far as both go.
 
     Aligned on tokens if all runs log them, else on steps. If the runs log at different steps, the baselines
@@ -57,7 +57,7 @@ def follow(run: Run, state: State, parameters: Mapping[str, float]) -> Followed:
     """
     seeds = lineage.baseline_runs(run)
     if not seeds or run.last_step is None:
-        return Followed(state, [])
+        return BaselineProgress(state, [])
     axis = state.get("axis") or _axis([run, *seeds])
     seeds, note = _of_one_schedule(run, seeds, axis)
     if note:
@@ -65,7 +65,7 @@ def follow(run: Run, state: State, parameters: Mapping[str, float]) -> Followed:
     cursors: dict[str, int] = state.get("cursors", {})
     mine = _stretch(run.id, axis, _next(cursors, run))
     if not len(mine.x):
-        return Followed(state, [])
+        return BaselineProgress(state, [])
     # The last point is read again: the next ones are interpolated from it.
     theirs = [_stretch(seed.id, axis, cursors.get(str(seed.id))) for seed in seeds]
     ends = [each.x[-1] if len(each.x) else -np.inf for each in theirs]
@@ -76,10 +76,10 @@ def follow(run: Run, state: State, parameters: Mapping[str, float]) -> Followed:
     interpolates = state.get("interpolates")
     if interpolates is None:
         if count < ALIGNED_POINTS and RunState.RUNNING in {run.state, *(seed.state for seed in seeds)}:
-            return Followed(state, [], waiting)
+            return BaselineProgress(state, [], waiting)
         interpolates = not any(_share_steps(each.x, mine.x) for each in theirs)
     if not count:
-        return Followed({**state, "note": _nothing_common(run) if not waiting else note}, [], waiting)
+        return BaselineProgress({**state, "note": _nothing_common(run) if not waiting else note}, [], waiting)
     x = mine.x[:count]
     losses = np.stack([_at(each, x, interpolates=interpolates) for each in theirs])
     before = {key: value for key, value in state.items() if key not in ("axis", "cursors")}
@@ -89,7 +89,7 @@ def follow(run: Run, state: State, parameters: Mapping[str, float]) -> Followed:
     after["note"] = note if compared else _nothing_common(run)
     read = {run.id: mine, **{seed.id: each for seed, each in zip(seeds, theirs, strict=True)}}
     after["cursors"] = _advanced(cursors, read, float(x[-1]))
-    return Followed(after, findings, waiting)
+    return BaselineProgress(after, findings, waiting)
 
 
 def _of_one_schedule(run: Run, seeds: list[Run], axis: str) -> tuple[list[Run], str]:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.alerts import rules
-from fp8scope_dashboard.alerts.detectors import Finding, State, threshold
+from fp8scope_dashboard.alerts.detectors import ConditionChange, State, threshold
 from fp8scope_dashboard.alerts.detectors.threshold import Condition
 from fp8scope_dashboard.alerts.models import Rule, RuleKind
 from fp8scope_dashboard.db import sql
@@ -113,7 +113,7 @@ def columns_read(own: Iterable[Rule]) -> tuple[set[str], set[str]]:
 
 def detect(
     rule: Rule, state: State, data: ChunkData, columns: Sequence[str], leads: bool
-) -> tuple[State, list[Finding]]:
+) -> tuple[State, list[ConditionChange]]:
     """Run the detector of a rule of kind THRESHOLD over new rows of one writer.
 
     Args:
@@ -128,7 +128,7 @@ def detect(
     # The alert of the former definition would stay open for ever.
     ended = []
     if state.get("open") and not known and len(data):
-        ended.append(Finding(False, state["detector"]["onset_step"], int(data.steps[0])))
+        ended.append(ConditionChange(False, state["detector"]["onset_step"], int(data.steps[0])))
     parameters = rules.saved_parameters(rule.kind, rule.parameters)
     condition = cast("Condition", rule.condition)
     if rule.tensors:

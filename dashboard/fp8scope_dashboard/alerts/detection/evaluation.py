@@ -19,11 +19,11 @@ from psycopg.types.json import Jsonb
 from fp8scope_dashboard.alerts import events, rules
 from fp8scope_dashboard.alerts.detection import baselines, custom_rules, generations
 from fp8scope_dashboard.alerts.detection import streams as detection
-from fp8scope_dashboard.alerts.detection.generations import Stream
+from fp8scope_dashboard.alerts.detection.generations import WriterStream
 from fp8scope_dashboard.alerts.detection.rank_comparison import RankScales
 from fp8scope_dashboard.alerts.detection.run_conditions import (
+    ConditionFacts,
     RankStep,
-    RunFacts,
     rank_behind,
     run_failed,
     run_finished,
@@ -63,13 +63,13 @@ RUN_STATE = "run_state"
 
 
 @dataclass
-class Pass:
+class RunEvaluation:
     """The state of one run in one transaction."""
 
     run: Run
     rules: list[Rule]
     states: dict[UUID, DetectorState]
-    streams: list[Stream]
+    streams: list[WriterStream]
     # The number of rows before anything was read, so that rows stored in the meantime count as unread.
     rows: int
     chunks: dict[UUID, list[ChunkData]] = field(default_factory=dict)
@@ -133,7 +133,9 @@ def evaluate_together(run_ids: Collection[UUID], *, waits: bool = False) -> Eval
     runs = [run for run in runs if run.pk in states]
     enabled = custom_rules.rules_of_runs(runs)
     streams = generations.streams_of_runs([run.pk for run in runs])
-    works = [Pass(run, enabled[run.pk], states[run.pk], streams[run.pk], rows[run.pk]) for run in runs]
+    works = [
+        RunEvaluation(run, enabled[run.pk], states[run.pk], streams[run.pk], rows[run.pk]) for run in runs
+    ]
     _read(works)
     opened = [event for work in works for event in _judge(work)]
     _save(works)
@@ -162,13 +164,13 @@ def _locked(runs: Sequence[Run], *, waits: bool) -> dict[UUID, dict[UUID, Detect
     return states
 
 
-def _read(works: Sequence[Pass]) -> None:
+def _read(works: Sequence[RunEvaluation]) -> None:
     """Read the next chunks of all writers. Afterwards each writer's state has the seq to continue from."""
     writers = [(work, stream.writer) for work in works for stream in work.streams]
     arrived = new_rows.arrived(
         [(work.run.pk, writer, work.state(writer).next_seq) for work, writer in writers]
     )
-    wanted: list[tuple[Pass, new_rows.Request]] = []
+    wanted: list[tuple[RunEvaluation, new_rows.Request]] = []
     for (work, writer), messages in zip(writers, arrived, strict=True):
         first, until = work.state(writer).next_seq, _readable_until(work, messages)
         if until > first:
@@ -183,7 +185,7 @@ def _read(works: Sequence[Pass]) -> None:
         work.state(request.writer).next_seq = request.until if pieces.is_all else pieces.pieces[-1][0] + 1
 
 
-def _readable_until(work: Pass, messages: new_rows.Arrived) -> int:
+def _readable_until(work: RunEvaluation, messages: new_rows.Arrived) -> int:
     """The first missing seq; or the first seq after the gap, once GAP_PATIENCE is over."""
     if messages.after_gap is None:
         return messages.until
@@ -195,7 +197,7 @@ def _readable_until(work: Pass, messages: new_rows.Arrived) -> int:
     return seq
 
 
-def _judge(work: Pass) -> list[Event]:
+def _judge(work: RunEvaluation) -> list[Event]:
     """Run the detectors over what was read, and apply what they found. Returns the events that opened."""
     for stream in work.streams:
         _read_stream(work, stream)
@@ -217,7 +219,7 @@ def _judge(work: Pass) -> list[Event]:
     return applied.opened
 
 
-def _save(works: Sequence[Pass]) -> None:
+def _save(works: Sequence[RunEvaluation]) -> None:
     now = timezone.now()
     changed = [work.state(writer) for work in works for writer in sorted({*work.touched, RUN_WIDE})]
     sql.write(
@@ -231,7 +233,7 @@ def _save(works: Sequence[Pass]) -> None:
     )
 
 
-def _read_stream(work: Pass, stream: Stream) -> None:
+def _read_stream(work: RunEvaluation, stream: WriterStream) -> None:
     state = work.state(stream.writer).state
     facts: TensorFacts | None = None
     for data in work.chunks.pop(stream.writer, ()):
@@ -251,15 +253,15 @@ def _read_stream(work: Pass, stream: Stream) -> None:
         work.ended[_name(work, stream)] = f"The training continued from step {stream.ended_by:,}."
 
 
-def _generation(work: Pass, stream: Stream) -> str:
+def _generation(work: RunEvaluation, stream: WriterStream) -> str:
     return stream.generation(work.state(stream.writer).state.get(RETURNS, 0))
 
 
-def _name(work: Pass, stream: Stream) -> str:
+def _name(work: RunEvaluation, stream: WriterStream) -> str:
     return f"{stream.writer}/{_generation(work, stream)}"
 
 
-def _begin_generation(work: Pass, stream: Stream, step: int) -> None:
+def _begin_generation(work: RunEvaluation, stream: WriterStream, step: int) -> None:
     """The training has gone back to an earlier step: its conditions end, and its detectors start afresh."""
     work.ended[_name(work, stream)] = f"The training went back to step {step:,}."
     state = work.state(stream.writer).state
@@ -269,7 +271,7 @@ def _begin_generation(work: Pass, stream: Stream, step: int) -> None:
     state[RETURNED_TO] = step
 
 
-def _read_run(work: Pass, streams: Sequence[Stream]) -> None:
+def _read_run(work: RunEvaluation, streams: Sequence[WriterStream]) -> None:
     """Judge the state of the run itself."""
     judged = [rule for rule in work.rules if rule.kind in RUN_DETECTORS]
     if not judged or not streams:
@@ -290,7 +292,7 @@ def state_of(state: str, finished_at: datetime | None) -> str:
     return state if finished_at is None else f"{state} {finished_at.isoformat()}"
 
 
-def _run_facts(work: Pass, streams: Sequence[Stream]) -> RunFacts:
+def _run_facts(work: RunEvaluation, streams: Sequence[WriterStream]) -> ConditionFacts:
     run, latest = work.run, streams[-1]
     ranks = [
         RankStep(stream.rank, _last_step(work, stream), stream.finished, _generation(work, stream))
@@ -298,23 +300,23 @@ def _run_facts(work: Pass, streams: Sequence[Stream]) -> RunFacts:
         if stream.ended_by is None and stream.attempt == latest.attempt
     ]
     now, heartbeat = timezone.now().timestamp(), run.heartbeat_at.timestamp()
-    return RunFacts(run.state, run.last_step or 0, now, heartbeat, run.error, ranks, latest.start)
+    return ConditionFacts(run.state, run.last_step or 0, now, heartbeat, run.error, ranks, latest.start)
 
 
-def _last_step(work: Pass, stream: Stream) -> int | None:
+def _last_step(work: RunEvaluation, stream: WriterStream) -> int | None:
     """The last step of a stream's present generation. What the writer has stored includes earlier ones."""
     state = work.state(stream.writer).state
     furthest: int | None = state[POSITION]["furthest"] if state.get(RETURNS) else stream.last_step
     return furthest
 
 
-def _training(streams: Sequence[Stream]) -> list[Stream]:
+def _training(streams: Sequence[WriterStream]) -> list[WriterStream]:
     """The streams of the latest attempt with rows whose processes have not finished."""
     stored = [each for each in streams if each.ended_by is None and each.first_step is not None]
     return [each for each in stored if each.attempt == stored[-1].attempt and not each.finished]
 
 
-def _compare_ranks(work: Pass, streams: Sequence[Stream]) -> None:
+def _compare_ranks(work: RunEvaluation, streams: Sequence[WriterStream]) -> None:
     training = _training(streams)
     if training:
         generation = _generation(work, training[0])
@@ -324,7 +326,7 @@ def _compare_ranks(work: Pass, streams: Sequence[Stream]) -> None:
         work.ended |= ended
 
 
-def _read_baseline(work: Pass, streams: Sequence[Stream]) -> None:
+def _read_baseline(work: RunEvaluation, streams: Sequence[WriterStream]) -> None:
     """Compare the losses with the baseline's. They are those of the latest start of the lowest rank."""
     baseline_rules = [rule for rule in work.rules if rule.kind == "above_baseline"]
     leading = next((each for each in reversed(streams) if each.leads and each.first_step is not None), None)
@@ -355,7 +357,7 @@ def _baseline_stream(states: State) -> str:
     return f"run/{states.get(RETURNS, 0)}"
 
 
-def _rewind_baseline(work: Pass, baseline_rules: Sequence[Rule], step: int) -> None:
+def _rewind_baseline(work: RunEvaluation, baseline_rules: Sequence[Rule], step: int) -> None:
     """Judge the steps from `step` on again. A training that continues where it was needs nothing."""
     states = work.state(RUN_WIDE).state
     rewound = {

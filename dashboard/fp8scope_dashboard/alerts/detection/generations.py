@@ -19,7 +19,7 @@ from fp8scope_dashboard.runs.models import Run, Writer
 
 
 @dataclass(frozen=True)
-class Stream:
+class WriterStream:
     """The rows of one writer.
 
     Attributes:
@@ -47,7 +47,7 @@ class Stream:
         return f"{self.start}.{returns}" if returns else self.start
 
 
-def streams_of(run: Run) -> list[Stream]:
+def streams_of(run: Run) -> list[WriterStream]:
     """The streams of a run in the order in which they are judged: earlier starts first, lower ranks first.
 
     Imported writers are left out, because their rows were judged where they were recorded.
@@ -55,7 +55,7 @@ def streams_of(run: Run) -> list[Stream]:
     return streams_of_runs([run.pk])[run.pk]
 
 
-def streams_of_runs(run_ids: Collection[UUID]) -> dict[UUID, list[Stream]]:
+def streams_of_runs(run_ids: Collection[UUID]) -> dict[UUID, list[WriterStream]]:
     """The streams of several runs; see `streams_of`."""
     writers = Writer.objects.filter(run__in=run_ids, imported=False).order_by("attempt", "created_at", "uuid")
     of_run: dict[UUID, list[Writer]] = {run_id: [] for run_id in run_ids}
@@ -64,7 +64,7 @@ def streams_of_runs(run_ids: Collection[UUID]) -> dict[UUID, list[Stream]]:
     return {run_id: _streams(listed) for run_id, listed in of_run.items()}
 
 
-def _streams(writers: Sequence[Writer]) -> list[Stream]:
+def _streams(writers: Sequence[Writer]) -> list[WriterStream]:
     of_rank: dict[tuple[int, int], list[Writer]] = defaultdict(list)
     lowest: dict[int, int] = {}
     for writer in writers:
@@ -76,7 +76,7 @@ def _streams(writers: Sequence[Writer]) -> list[Stream]:
         alike = of_rank[writer.attempt, writer.rank]
         number = alike.index(writer)
         streams.append(
-            Stream(
+            WriterStream(
                 writer.uuid,
                 writer.rank,
                 tuple(writer.catalogue),
@@ -118,7 +118,7 @@ def _ended_by(writer: Writer, first_later: int | None, newer: Sequence[Writer]) 
 
 
 @dataclass(frozen=True)
-class Segment:
+class GenerationRows:
     """Rows of a chunk that belong to one generation.
 
     Attributes:
@@ -131,7 +131,7 @@ class Segment:
     returned_to: int | None = None
 
 
-def segments(state: Mapping[str, int], steps: NDArray[np.int64]) -> tuple[State, list[Segment]]:
+def segments(state: Mapping[str, int], steps: NDArray[np.int64]) -> tuple[State, list[GenerationRows]]:
     """Divide the rows of a stream where the training returns to an earlier step.
 
     Two rows in a row below the furthest step are a return. A single one is a late row: it stays in its
@@ -148,8 +148,8 @@ def segments(state: Mapping[str, int], steps: NDArray[np.int64]) -> tuple[State,
         return after, []
     if (furthest is None or steps[0] > furthest) and (np.diff(steps) > 0).all():
         after.update(furthest=int(steps[-1]), late=None)
-        return after, [Segment(0, len(steps))]
-    parts: list[Segment] = []
+        return after, [GenerationRows(0, len(steps))]
+    parts: list[GenerationRows] = []
     first, returned_to = 0, None
     for i, step in enumerate(steps.tolist()):
         if after["furthest"] is None or step > after["furthest"]:
@@ -157,8 +157,8 @@ def segments(state: Mapping[str, int], steps: NDArray[np.int64]) -> tuple[State,
         elif step < after["furthest"] and after["late"] is None:
             after["late"] = step
         elif step < after["furthest"]:
-            parts.append(Segment(first, i, returned_to))
+            parts.append(GenerationRows(first, i, returned_to))
             first, returned_to = i, min(step, after["late"])
             after.update(furthest=step, late=None, returns=after["returns"] + 1)
-    parts.append(Segment(first, len(steps), returned_to))
+    parts.append(GenerationRows(first, len(steps), returned_to))
     return after, [part for part in parts if part.last > part.first or part.returned_to is not None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fp8scope_dashboard.alerts.detectors import Finding, State
+from fp8scope_dashboard.alerts.detectors import ConditionChange, State
 from fp8scope_dashboard.runs.models import RunState
 
 ERROR_LENGTH = 300
@@ -30,7 +30,7 @@ class RankStep:
 
 
 @dataclass(frozen=True)
-class RunFacts:
+class ConditionFacts:
     """What is known of a run at a time.
 
     Attributes:
@@ -48,7 +48,9 @@ class RunFacts:
     start: str = ""
 
 
-def run_silent(state: State, run: RunFacts, parameters: Mapping[str, float]) -> tuple[State, list[Finding]]:
+def run_silent(
+    state: State, run: ConditionFacts, parameters: Mapping[str, float]
+) -> tuple[State, list[ConditionChange]]:
     """Open when no process of the run has been heard from for a minute; close when one is."""
     message = (
         f"The run is silent since step {run.last_step:,}: no process was heard from for "
@@ -57,7 +59,9 @@ def run_silent(state: State, run: RunFacts, parameters: Mapping[str, float]) -> 
     return _while(state, _is(run, RunState.SILENT, state), run, run.last_step, message)
 
 
-def run_failed(state: State, run: RunFacts, parameters: Mapping[str, float]) -> tuple[State, list[Finding]]:
+def run_failed(
+    state: State, run: ConditionFacts, parameters: Mapping[str, float]
+) -> tuple[State, list[ConditionChange]]:
     """Open when a process ends with an error; close when the run is resumed."""
     lines = run.error.strip().splitlines()
     reason = f": {lines[-1][:ERROR_LENGTH]}" if lines else "."
@@ -65,13 +69,17 @@ def run_failed(state: State, run: RunFacts, parameters: Mapping[str, float]) -> 
     return _while(state, _is(run, RunState.FAILED, state), run, run.last_step, message)
 
 
-def run_finished(state: State, run: RunFacts, parameters: Mapping[str, float]) -> tuple[State, list[Finding]]:
+def run_finished(
+    state: State, run: ConditionFacts, parameters: Mapping[str, float]
+) -> tuple[State, list[ConditionChange]]:
     """Open when the run finishes; close when it is resumed."""
     message = f"The run finished after step {run.last_step:,}."
     return _while(state, _is(run, RunState.FINISHED, state), run, run.last_step, message)
 
 
-def rank_behind(state: State, run: RunFacts, parameters: Mapping[str, float]) -> tuple[State, list[Finding]]:
+def rank_behind(
+    state: State, run: ConditionFacts, parameters: Mapping[str, float]
+) -> tuple[State, list[ConditionChange]]:
     """Open when a rank has not reached the step that the fastest rank had `seconds` ago.
 
     The ranks of a training step together, so this is a process that hangs, or whose data do not arrive. A
@@ -104,11 +112,13 @@ def rank_behind(state: State, run: RunFacts, parameters: Mapping[str, float]) ->
     return {**after, "mark": mark, "longest": longest}, findings
 
 
-def _is(run: RunFacts, wanted: RunState, state: State) -> bool:
+def _is(run: ConditionFacts, wanted: RunState, state: State) -> bool:
     return run.state == wanted and (bool(state.get("open")) or run.now - run.heartbeat < NEWS)
 
 
-def _while(state: State, holds: bool, run: RunFacts, step: int, message: str) -> tuple[State, list[Finding]]:
+def _while(
+    state: State, holds: bool, run: ConditionFacts, step: int, message: str
+) -> tuple[State, list[ConditionChange]]:
     """The findings of a condition that lasts as long as it holds, in one start of the training.
 
     A start that fails like the one before it, with no look in between, is another occurrence.
@@ -117,8 +127,8 @@ def _while(state: State, holds: bool, run: RunFacts, step: int, message: str) ->
     findings = []
     if state["open"] and (not holds or state["start"] != run.start):
         state["open"] = False
-        findings.append(Finding(False, state["onset"], step))
+        findings.append(ConditionChange(False, state["onset"], step))
     if holds and not state["open"]:
         state.update(open=True, onset=step, times=state["times"] + 1)
-        findings.append(Finding(True, step, step, message=message))
+        findings.append(ConditionChange(True, step, step, message=message))
     return {**state, "start": run.start}, findings

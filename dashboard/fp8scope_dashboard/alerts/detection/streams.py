@@ -14,7 +14,7 @@ import numpy as np
 from fp8scope_dashboard.alerts import rules
 from fp8scope_dashboard.alerts.detection import custom_rules
 from fp8scope_dashboard.alerts.detectors import (
-    Finding,
+    ConditionChange,
     LossDetector,
     ScalarRows,
     State,
@@ -64,8 +64,8 @@ LOSS_DETECTORS: Mapping[str, LossDetector] = {
 # Other ranks than the lowest log the loss of their own part of the data: only these rules apply to them.
 ANY_RANK = ("loss_not_finite",)
 
-TensorFunction = Callable[[State, TensorRows, Mapping[str, float]], tuple[State, list[Finding]]]
-ScalarFunction = Callable[[State, ScalarRows, Mapping[str, float]], tuple[State, list[Finding]]]
+TensorFunction = Callable[[State, TensorRows, Mapping[str, float]], tuple[State, list[ConditionChange]]]
+ScalarFunction = Callable[[State, ScalarRows, Mapping[str, float]], tuple[State, list[ConditionChange]]]
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def _facts(run_id: UUID, catalogue: tuple[int, ...], recipe: str) -> TensorFacts
 
 def detect(
     enabled: Collection[Rule], states: State, data: ChunkData, facts: TensorFacts, *, leads: bool
-) -> list[tuple[Rule, Finding]]:
+) -> list[tuple[Rule, ConditionChange]]:
     """The findings of all rules in the next rows of a stream. Updates `states`, by the rules' ids.
 
     Args:
@@ -159,11 +159,11 @@ def detect(
     """
     scalars = ScalarRows(data.steps, data.scalars, data.logged)
     tensors: TensorRows | None = None
-    found: list[tuple[Rule, Finding]] = []
+    found: list[tuple[Rule, ConditionChange]] = []
     for rule in enabled:
         key, parameters = str(rule.pk), rules.saved_parameters(rule.kind, rule.parameters)
         before: State = states.get(key, {})
-        findings: list[Finding] = []
+        findings: list[ConditionChange] = []
         if rule.kind in LOSS_DETECTORS:
             if leads or rule.kind in ANY_RANK:
                 steps, losses = scalars.points("loss")

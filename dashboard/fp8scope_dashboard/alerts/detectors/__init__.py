@@ -1,7 +1,7 @@
 """Streaming detectors: pure functions from a state and new points to a new state and findings."""
 
 from fp8scope_dashboard.alerts.detectors.amax_growth import amax_growth
-from fp8scope_dashboard.alerts.detectors.base import NAMED, SAME_CAUSE, Finding, State
+from fp8scope_dashboard.alerts.detectors.base import NAMED, SAME_CAUSE, ConditionChange, State
 from fp8scope_dashboard.alerts.detectors.baseline import above_baseline, restarted
 from fp8scope_dashboard.alerts.detectors.divergence import divergence
 from fp8scope_dashboard.alerts.detectors.early_signs import (
@@ -36,7 +36,7 @@ from fp8scope_dashboard.alerts.detectors.threshold import threshold
 __all__ = [
     "NAMED",
     "SAME_CAUSE",
-    "Finding",
+    "ConditionChange",
     "LossDetector",
     "ScalarRows",
     "State",

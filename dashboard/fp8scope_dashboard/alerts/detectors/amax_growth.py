@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.alerts.detectors.arrays import pack, unpack
-from fp8scope_dashboard.alerts.detectors.base import Finding, State
-from fp8scope_dashboard.alerts.detectors.tensor_alarm import Observed, Wording, tensor_alarm
+from fp8scope_dashboard.alerts.detectors.base import ConditionChange, State
+from fp8scope_dashboard.alerts.detectors.tensor_alarm import ConditionRows, Wording, tensor_alarm
 from fp8scope_dashboard.alerts.detectors.tensor_rows import TensorRows
 from fp8scope_dashboard.text.numbers import rounded
 
@@ -24,7 +24,9 @@ Float32s = NDArray[np.float32]
 FORGET = 20_000
 
 
-def amax_growth(state: State, rows: TensorRows, parameters: Parameters) -> tuple[State, list[Finding]]:
+def amax_growth(
+    state: State, rows: TensorRows, parameters: Parameters
+) -> tuple[State, list[ConditionChange]]:
     """Open when the level of an amax has grown by more than `octaves` powers of two more than its peers'.
 
     The level is an exponential average of log2(amax) over `span` observations. Its growth is its distance
@@ -67,7 +69,7 @@ def amax_growth(state: State, rows: TensorRows, parameters: Parameters) -> tuple
         f"above the limit of {rounded(2.0 ** parameters['octaves'], 3)}, relative to its role",
         unit="octaves",
     )  # fmt: skip
-    observed = Observed(rows.steps, over, seen, growth.astype(np.float64))
+    observed = ConditionRows(rows.steps, over, seen, growth.astype(np.float64))
     after, findings = tensor_alarm(state, observed, rows.facts.names, parameters, wording)
     arrays = {"level": level, "lowest": lowest, "count": count}
     return after | {name: pack(array.astype(np.float32)) for name, array in arrays.items()}, findings

@@ -17,7 +17,7 @@ SAME_CAUSE = 200
 
 
 @dataclass(frozen=True)
-class Finding:
+class ConditionChange:
     """The start (`opened`) or the end of a condition.
 
     Attributes:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from fp8scope_dashboard.alerts.detectors.base import Finding, State, finite, in_words, percent
+from fp8scope_dashboard.alerts.detectors.base import ConditionChange, State, finite, in_words, percent
 from fp8scope_dashboard.analysis.losses.onsets.process import Change, advance, restarted
 from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.text.numbers import count
@@ -25,15 +25,15 @@ def above_baseline(
     losses: Floats,
     baselines: Floats,
     parameters: Mapping[str, float],
-) -> tuple[State, list[Finding]]:
+) -> tuple[State, list[ConditionChange]]:
     """Open when a run is above its baseline, by `analysis.losses.onsets.process.advance`; see there."""
     after, changes = advance(state, steps, losses, baselines, parameters)
     return after, [_finding(change, after["seeds"]) for change in changes]
 
 
-def _finding(change: Change, seeds: int) -> Finding:
+def _finding(change: Change, seeds: int) -> ConditionChange:
     if not change.opened:
-        return Finding(False, change.onset, change.step)
+        return ConditionChange(False, change.onset, change.step)
     since = f"Loss is above its baseline since about step {change.onset:,}"
     baseline = in_words(change.baseline)
     if change.limit is None:
@@ -55,4 +55,4 @@ def _finding(change: Change, seeds: int) -> Finding:
     }
     # The mean since the onset is what people read. It is never below what decided.
     shown = math.inf if change.limit is None else max(change.mean, change.window_mean)
-    return Finding(True, change.onset, change.step, finite(shown), change.limit, message, evidence)
+    return ConditionChange(True, change.onset, change.step, finite(shown), change.limit, message, evidence)

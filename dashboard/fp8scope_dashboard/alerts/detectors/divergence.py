@@ -41,8 +41,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.alerts.detectors import first_losses, levels
-from fp8scope_dashboard.alerts.detectors.base import Finding, State, in_words, percent, usable
-from fp8scope_dashboard.alerts.detectors.levels import Past
+from fp8scope_dashboard.alerts.detectors.base import ConditionChange, State, in_words, percent, usable
+from fp8scope_dashboard.alerts.detectors.levels import PastLevels
 
 # Share of the descent of the loss that a rise must undo.
 DESCENT = 0.05
@@ -64,7 +64,7 @@ SETTLED_SHARE, SETTLED_SIGMAS = 0.02, 2.0
 
 def divergence(
     state: State, steps: NDArray[np.int64], losses: NDArray[np.float64], parameters: Mapping[str, float]
-) -> tuple[State, list[Finding]]:
+) -> tuple[State, list[ConditionChange]]:
     """Open when the loss has diverged, see above; close when it has recovered or settled.
 
     Args:
@@ -124,7 +124,7 @@ def _median(state: State, ordered: list[float], step: int, loss: float, span: in
 
 def _watch(
     state: State, step: int, loss: float, median: float, parameters: Mapping[str, float]
-) -> Finding | None:
+) -> ConditionChange | None:
     if state["first_step"] is None:
         state["first_step"] = step
     early = _early(state, step, loss, parameters)
@@ -159,7 +159,7 @@ def _weight(state: State, median: float) -> int:
     return first_losses.FULL if is_full else 1
 
 
-def _early(state: State, step: int, loss: float, parameters: Mapping[str, float]) -> Finding | None:
+def _early(state: State, step: int, loss: float, parameters: Mapping[str, float]) -> ConditionChange | None:
     """Judge a point against the first losses, while the past is unknown or a rise is being judged."""
     early = state["early"]
     if early is None:
@@ -193,7 +193,7 @@ def _spacing(state: State, step: int) -> float:
     return float(step - state["first_step"]) / float(state["count"])
 
 
-def _rising_points(state: State, past: Past, median: float, parameters: Mapping[str, float]) -> int:
+def _rising_points(state: State, past: PastLevels, median: float, parameters: Mapping[str, float]) -> int:
     """For how many points the loss has risen, by half of the limit's size or more, and still does; else 0."""
     recent = levels.recent_half(state["levels"])
     lowest = recent.index(min(recent))
@@ -211,7 +211,9 @@ def _rising_points(state: State, past: Past, median: float, parameters: Mapping[
     return points if rises else 0
 
 
-def _limit(past: Past, share: float, parameters: Mapping[str, float], high: float | None = None) -> float:
+def _limit(
+    past: PastLevels, share: float, parameters: Mapping[str, float], high: float | None = None
+) -> float:
     """The lowest level that counts as diverged, for a share of the full size."""
     fraction, sigmas = share * parameters["fraction"] * abs(past.low), parameters["sigmas"] * past.deviation
     descent = share * DESCENT * (past.first - past.low)
@@ -228,7 +230,7 @@ def _gross_limit(state: State, parameters: Mapping[str, float]) -> float:
     return max(least, _limit(before, 1.0, parameters))
 
 
-def _usual_rise(state: State, past: Past) -> float:
+def _usual_rise(state: State, past: PastLevels) -> float:
     """The level up to which a loss that rises by itself may rise; minus infinity for other losses."""
     low, high = levels.extremes(state["levels"])
     first = abs(past.first)
@@ -238,7 +240,7 @@ def _usual_rise(state: State, past: Past) -> float:
     return min(high + OWN_RISES * (high - low), first_losses.EXPLODED * max(1.0, first))
 
 
-def _open(state: State, onset: int, step: int, median: float, note: str = "") -> Finding:
+def _open(state: State, onset: int, step: int, median: float, note: str = "") -> ConditionChange:
     low, limit = state["low"], state["limit"]
     state.update(open=True, onset=onset, calm=0, block=[], since=[])
     above = f", {_higher(median / low)}" if low > 0 else ""
@@ -246,7 +248,9 @@ def _open(state: State, onset: int, step: int, median: float, note: str = "") ->
         f"Loss rose from a level of {in_words(low)} to {in_words(median)} at step {step:,}{above}; it is "
         f"above the limit of {in_words(limit)}, since about step {onset:,}.{note}"
     )
-    return Finding(True, onset, step, median, limit, message, {"minimum": low, "sigma": state["sigma"]})
+    return ConditionChange(
+        True, onset, step, median, limit, message, {"minimum": low, "sigma": state["sigma"]}
+    )
 
 
 def _higher(factor: float) -> str:
@@ -256,7 +260,7 @@ def _higher(factor: float) -> str:
 
 def _while_open(
     state: State, step: int, loss: float, median: float, parameters: Mapping[str, float]
-) -> Finding | None:
+) -> ConditionChange | None:
     half = 0.5 * (state["low"] + state["limit"])
     state["calm"] = state["calm"] + 1 if median < half else 0
     if state["calm"] >= parameters["points"]:
@@ -283,8 +287,8 @@ def _is_settled(since: Sequence[float]) -> bool:
     return after - before <= max(SETTLED_SHARE * abs(before), SETTLED_SIGMAS * levels.deviation(since))
 
 
-def _close(state: State, past: State, step: int, median: float, message: str) -> Finding:
+def _close(state: State, past: State, step: int, median: float, message: str) -> ConditionChange:
     if levels.past(past) is not None:
         state["early"] = None
     state.update(open=False, above=0, block=[], since=[], limit=None, levels=past)
-    return Finding(False, state["onset"], step, median, None, message)
+    return ConditionChange(False, state["onset"], step, median, None, message)

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.alerts.detectors.arrays import pack, unpack
-from fp8scope_dashboard.alerts.detectors.base import Finding, State
-from fp8scope_dashboard.alerts.detectors.tensor_alarm import Observed, Wording, tensor_alarm
+from fp8scope_dashboard.alerts.detectors.base import ConditionChange, State
+from fp8scope_dashboard.alerts.detectors.tensor_alarm import ConditionRows, Wording, tensor_alarm
 from fp8scope_dashboard.alerts.detectors.tensor_rows import TensorRows
 from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.text.numbers import rounded
@@ -22,7 +22,7 @@ from fp8scope_dashboard.text.numbers import rounded
 Float32s = NDArray[np.float32]
 Bools = NDArray[np.bool_]
 Parameters = Mapping[str, float]
-Result = tuple[State, list[Finding]]
+Result = tuple[State, list[ConditionChange]]
 
 # In mean absolute deviations: normal noise is hardly clipped.
 CLIP = np.float32(3.0)
@@ -93,16 +93,16 @@ def sign(state: State, rows: TensorRows, values: Floats, parameters: Parameters,
             learned before a tensor is judged; `warmup`, those before them, which do not count; `points`,
             `recover`.
     """
-    past = Past.restored(state, len(rows.facts.names))
+    past = PastAverages.restored(state, len(rows.facts.names))
     # Of sampled statistics only the sampled steps are rows, so that `recover` counts them.
     kept = ~np.isnan(values).all(axis=1)
-    observed = Observed(rows.steps[kept], *past.exceeded(values[kept], parameters))
+    observed = ConditionRows(rows.steps[kept], *past.exceeded(values[kept], parameters))
     after, findings = tensor_alarm(state, observed, rows.facts.names, parameters, wording)
     return after | past.as_state(), findings
 
 
 @dataclass
-class Past:
+class PastAverages:
     """float32[n] each: the average of log2 x, of its absolute deviation, and the number of observations."""
 
     mean: Float32s
@@ -110,7 +110,7 @@ class Past:
     count: Float32s
 
     @classmethod
-    def restored(cls, state: State, n: int) -> Past:
+    def restored(cls, state: State, n: int) -> PastAverages:
         return cls(*(unpack(state.get(name), n, np.float32(0.0)) for name in ("mean", "deviation", "count")))
 
     def as_state(self) -> State:

@@ -31,7 +31,7 @@ FEW = 2.0
 
 
 @dataclass(frozen=True)
-class Past:
+class PastLevels:
     """What the levels of the recent half of the past were like.
 
     Attributes:
@@ -72,14 +72,14 @@ def restarted(levels: Sequence[float]) -> State:
     return state
 
 
-def past(state: State) -> Past | None:
+def past(state: State) -> PastLevels | None:
     """The past; None while there is too little of it."""
     if len(state["fine"]) < LEAST_LEVELS:
         return None
     recent = recent_half(state)
     both = [*recent, *state["fine"]] if state["size"] > 1 else recent
     spread = max(deviation(state["fine"]), deviation(recent))
-    return Past(state["first"], min(both), max(both), spread)
+    return PastLevels(state["first"], min(both), max(both), spread)
 
 
 def extremes(state: State) -> tuple[float, float]:
@@ -88,7 +88,7 @@ def extremes(state: State) -> tuple[float, float]:
     return min(every), max(every)
 
 
-def before_rise(state: State) -> Past | None:
+def before_rise(state: State) -> PastLevels | None:
     """The past up to its lowest recent level: a rise since then is not its own noise. None if that is short.
 
     `high` reaches as many levels back from the lowest one as the recent half has, so that a loss that still
@@ -106,7 +106,7 @@ def before_rise(state: State) -> Past | None:
     scatter = DIFFERENCE_TO_DEVIATION * statistics.median(steps) if steps else 0.0
     stretch = before[-len(recent) :]
     spread = max(deviation(stretch), deviation(before[-RING:]), scatter)
-    return Past(state["first"], min(recent), max(stretch), spread)
+    return PastLevels(state["first"], min(recent), max(stretch), spread)
 
 
 def points_above(state: State, limit: float) -> int:

@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from fp8scope_dashboard.alerts.detectors.base import Finding, State, finite, in_words, usable
+from fp8scope_dashboard.alerts.detectors.base import ConditionChange, State, finite, in_words, usable
 
 Parameters = Mapping[str, float]
-Result = tuple[State, list[Finding]]
+Result = tuple[State, list[ConditionChange]]
 LossDetector = Callable[[State, NDArray[np.int64], NDArray[np.float64], Parameters], Result]
 
 
@@ -40,7 +40,7 @@ def not_finite(
             state["calm"] += 1
             if state["open"] and state["calm"] >= parameters["recover"]:
                 state["open"] = False
-                findings.append(Finding(False, state["onset"], step, loss))
+                findings.append(ConditionChange(False, state["onset"], step, loss))
             continue
         state["calm"] = 0
         if not state["open"]:
@@ -49,9 +49,11 @@ def not_finite(
     return state, findings
 
 
-def _went_wrong(step: int, loss: float, before: float | None) -> Finding:
+def _went_wrong(step: int, loss: float, before: float | None) -> ConditionChange:
     if before is None:
         message = f"Loss is {in_words(loss)} at step {step:,}, its first logged value."
     else:
         message = f"Loss became {in_words(loss)} at step {step:,}; before, it was {in_words(before)}."
-    return Finding(True, step, step, finite(loss), None, message, {"before": before, "loss": in_words(loss)})
+    return ConditionChange(
+        True, step, step, finite(loss), None, message, {"before": before, "loss": in_words(loss)}
+    )

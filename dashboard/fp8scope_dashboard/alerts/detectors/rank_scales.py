@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.alerts.detectors.arrays import pack, unpack
-from fp8scope_dashboard.alerts.detectors.base import Finding, State
-from fp8scope_dashboard.alerts.detectors.tensor_alarm import Observed, Wording, tensor_alarm
+from fp8scope_dashboard.alerts.detectors.base import ConditionChange, State
+from fp8scope_dashboard.alerts.detectors.tensor_alarm import ConditionRows, Wording, tensor_alarm
 from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.text.numbers import as_factor
 
@@ -38,7 +38,7 @@ def scale_disagreement(
     ranks: Sequence[int],
     names: Sequence[str],
     parameters: Parameters,
-) -> tuple[State, list[Finding]]:
+) -> tuple[State, list[ConditionChange]]:
     """Open when ranks have different scales in `points` comparisons, after `agreed` in which they agreed.
 
     Compares the steps that are divisible by EVERY, once all ranks have sent them.
@@ -66,7 +66,7 @@ def scale_disagreement(
         lambda octaves, name: f"those of {name} differ by a factor of {as_factor(octaves)}",
         "after they agreed", unit="octaves",
     )  # fmt: skip
-    observed = Observed(steps, over, ~np.isnan(spread), spread)
+    observed = ConditionRows(steps, over, ~np.isnan(spread), spread)
     after, findings = tensor_alarm(state, observed, names, parameters, wording)
     kept = {
         str(rank): {

@@ -15,14 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.alerts.detectors.arrays import pack, unpack
-from fp8scope_dashboard.alerts.detectors.base import Finding, State, percent
-from fp8scope_dashboard.alerts.detectors.tensor_alarm import CANCEL, Observed, Wording, tensor_alarm
+from fp8scope_dashboard.alerts.detectors.base import ConditionChange, State, percent
+from fp8scope_dashboard.alerts.detectors.tensor_alarm import CANCEL, ConditionRows, Wording, tensor_alarm
 from fp8scope_dashboard.alerts.detectors.tensor_rows import TensorRows
 from fp8scope_dashboard.statistics.arrays import Floats
 
 Float32s = NDArray[np.float32]
 Parameters = Mapping[str, float]
-Result = tuple[State, list[Finding]]
+Result = tuple[State, list[ConditionChange]]
 
 # In mean absolute deviations: normal noise is hardly clipped.
 CLIP = np.float32(3.0)
@@ -126,7 +126,7 @@ def _above(
     late = rows.after(parameters["warmup"])[:, None]
     with np.errstate(invalid="ignore"):
         over = (rates > parameters["rate"]) & late
-    observed = Observed(rows.steps, over, ~np.isnan(rates) & late, rates, gains)
+    observed = ConditionRows(rows.steps, over, ~np.isnan(rates) & late, rates, gains)
     return tensor_alarm(state, observed, rows.facts.names, parameters, wording, intermittent=True)
 
 
@@ -172,7 +172,7 @@ def _rise(state: State, rows: TensorRows, rates: Floats, parameters: Parameters,
         # Counts may come from any client: a rate beyond 0 to 1 must not become the past.
         logs = np.log(np.where(seen, np.clip(rates, 0.0, 1.0) + least, 1.0).astype(np.float32))
     over = past.exceeded(logs, seen, parameters)
-    observed = Observed(rows.steps, over, seen, rates)
+    observed = ConditionRows(rows.steps, over, seen, rates)
     after, findings = tensor_alarm(state, observed, rows.facts.names, parameters, wording)
     return after | past.as_state(), findings
 

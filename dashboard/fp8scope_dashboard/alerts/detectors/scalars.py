@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fp8scope_dashboard.alerts.detectors.base import Finding, State, in_words, percent
+from fp8scope_dashboard.alerts.detectors.base import ConditionChange, State, in_words, percent
 from fp8scope_dashboard.statistics.arrays import Floats
 
 Int64s = NDArray[np.int64]
 Parameters = Mapping[str, float]
-Result = tuple[State, list[Finding]]
+Result = tuple[State, list[ConditionChange]]
 
 TIMES = ("time_data", "time_forward", "time_backward", "time_optimizer", "time_other")
 # A rise of memory between two blocks that is more than rounding, relative to the memory.
@@ -154,13 +154,13 @@ def _average(state: State, value: float, limit: float, judged: bool, parameters:
 
 def _count(
     state: State, step: int, distance: float, over: bool, value: float, parameters: Parameters, words: _Words
-) -> Finding | None:
+) -> ConditionChange | None:
     if state["open"]:
         state["calm"] = 0 if over else state["calm"] + 1
         if state["calm"] < parameters["recover"]:
             return None
         state.update(open=False, over=0)
-        return Finding(False, state["onset"], step)
+        return ConditionChange(False, state["onset"], step)
     if over and state["over"] == 0:
         state["onset"] = step
     state["over"] = state["over"] + 1 if over else 0
@@ -170,7 +170,7 @@ def _count(
     usual = state["lowest"]
     now = math.inf if math.isinf(value) else usual + distance
     shown = words.value(now)
-    return Finding(
+    return ConditionChange(
         True,
         state["onset"],
         step,
@@ -221,7 +221,7 @@ def data_wait(state: State, rows: ScalarRows, parameters: Parameters) -> Result:
             state["calm"] = 0 if over else state["calm"] + 1
             if state["calm"] >= parameters["recover"]:
                 state["open"] = False
-                findings.append(Finding(False, state["onset"], step))
+                findings.append(ConditionChange(False, state["onset"], step))
         elif over:
             onset = max(0, step - int(parameters["points"]))
             state.update(open=True, calm=0, onset=onset)
@@ -229,7 +229,7 @@ def data_wait(state: State, rows: ScalarRows, parameters: Parameters) -> Result:
                 f"Steps wait for data {percent(share)} of their time since about step {onset:,}, above the "
                 f"limit of {percent(parameters['share'])}."
             )
-            findings.append(Finding(True, onset, step, share, parameters["share"], message))
+            findings.append(ConditionChange(True, onset, step, share, parameters["share"], message))
     return state, findings
 
 
@@ -247,7 +247,7 @@ def memory_creep(state: State, rows: ScalarRows, parameters: Parameters) -> Resu
     anonymous = "memory_anonymous" in rows.scalars or "memory_anonymous" in state
     host = "memory_anonymous" if anonymous else "memory_rss"
     after: State = {}
-    findings: list[Finding] = []
+    findings: list[ConditionChange] = []
     for name in ("memory_allocated", host):
         after[name], of_series = _creep(state.get(name, {}), *rows.points(name), parameters, name)
         findings += of_series
@@ -270,7 +270,7 @@ def _creep(state: State, steps: Int64s, values: Floats, parameters: Parameters, 
     return state, findings
 
 
-def _next_block(state: State, step: int, parameters: Parameters, name: str) -> Finding | None:
+def _next_block(state: State, step: int, parameters: Parameters, name: str) -> ConditionChange | None:
     smallest = [state["block"][0][0], min(value for _, value in state["block"])]
     state["block"] = []
     if not state["skipped"]:
@@ -282,7 +282,7 @@ def _next_block(state: State, step: int, parameters: Parameters, name: str) -> F
         if rises:
             return None
         state["open"] = False
-        return Finding(False, state["onset"], step)
+        return ConditionChange(False, state["onset"], step)
     first, last = state["blocks"][0], state["blocks"][-1]
     if len(state["blocks"]) < parameters["blocks"] or last[1] < first[1] * (1.0 + parameters["rise"]):
         return None
@@ -293,4 +293,4 @@ def _next_block(state: State, step: int, parameters: Parameters, name: str) -> F
         f"{last[1] / 2**20:,.0f} MiB."
     )
     limit = first[1] * (1.0 + parameters["rise"])
-    return Finding(True, first[0], step, last[1], limit, message, {"scalar": name})
+    return ConditionChange(True, first[0], step, last[1], limit, message, {"scalar": name})

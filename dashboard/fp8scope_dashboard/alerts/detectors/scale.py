@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.alerts.detectors.arrays import pack, unpack
-from fp8scope_dashboard.alerts.detectors.base import Finding, State
-from fp8scope_dashboard.alerts.detectors.tensor_alarm import Observed, Wording, tensor_alarm
+from fp8scope_dashboard.alerts.detectors.base import ConditionChange, State
+from fp8scope_dashboard.alerts.detectors.tensor_alarm import ConditionRows, Wording, tensor_alarm
 from fp8scope_dashboard.alerts.detectors.tensor_rows import TensorRows
 from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.text.numbers import as_factor
@@ -23,7 +23,7 @@ from fp8scope_dashboard.text.numbers import as_factor
 Float32s = NDArray[np.float32]
 Bools = NDArray[np.bool_]
 Parameters = Mapping[str, float]
-Result = tuple[State, list[Finding]]
+Result = tuple[State, list[ConditionChange]]
 
 # In powers of two: 3 %, far above the rounding of float32.
 ABOVE = 0.05
@@ -102,7 +102,7 @@ def scale_frozen(state: State, rows: TensorRows, parameters: Parameters) -> Resu
         lambda octaves, name: f"the amax of {name} has moved by a factor of {as_factor(octaves)}",
         "and the scale is unchanged", unit="octaves",
     )  # fmt: skip
-    observed = Observed(rows.steps, over, scales.seen, moved.astype(np.float64))
+    observed = ConditionRows(rows.steps, over, scales.seen, moved.astype(np.float64))
     after, findings = tensor_alarm(state, observed, rows.facts.names, parameters, wording)
     arrays = zip(names, (last, low, high, same, above), strict=True)
     return after | {name: pack(array.astype(np.float32)) for name, array in arrays}, findings
@@ -133,7 +133,7 @@ def scale_stale(state: State, rows: TensorRows, parameters: Parameters) -> Resul
         lambda octaves, name: f"that of {name} is off by a factor of {as_factor(octaves)}",
         f"above the limit of {as_factor(parameters['octaves'])}", unit="octaves",
     )  # fmt: skip
-    observed = Observed(rows.steps, over, seen, np.abs(use))
+    observed = ConditionRows(rows.steps, over, seen, np.abs(use))
     after, findings = tensor_alarm(state, observed, rows.facts.names, parameters, wording)
     return after | {"far": pack(count.astype(np.float32))}, findings
 
@@ -168,7 +168,7 @@ def scale_jump(state: State, rows: TensorRows, parameters: Parameters) -> Result
         lambda octaves, name: f"that of {name} by a factor of {as_factor(octaves)}",
         f"above the limit of {as_factor(parameters['octaves'])}", unit="octaves",
     )  # fmt: skip
-    observed = Observed(rows.steps, over, settled, jumps.astype(np.float64))
+    observed = ConditionRows(rows.steps, over, settled, jumps.astype(np.float64))
     after, findings = tensor_alarm(state, observed, rows.facts.names, parameters, wording)
     return after | {"scale": pack(last.astype(np.float32))} | presence.as_state(), findings
 

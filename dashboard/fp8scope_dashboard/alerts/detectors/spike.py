@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.alerts.detectors import levels
-from fp8scope_dashboard.alerts.detectors.base import Finding, State, in_words, usable
+from fp8scope_dashboard.alerts.detectors.base import ConditionChange, State, in_words, usable
 from fp8scope_dashboard.statistics.robust import MAD_TO_SIGMA
 
 Parameters = Mapping[str, float]
@@ -26,7 +26,7 @@ MOST_CHANCE = 0.01
 
 def spike(
     state: State, steps: NDArray[np.int64], losses: NDArray[np.float64], parameters: Parameters
-) -> tuple[State, list[Finding]]:
+) -> tuple[State, list[ConditionChange]]:
     """Open when the loss is above its recent median by `z` sigma and by `fraction` for `points` steps.
 
     Where every step is logged, these are `points` points in a row. Where only every second step or fewer are,
@@ -80,7 +80,7 @@ def _fresh() -> State:
 
 def _watch(
     state: State, ordered: list[float], step: int, loss: float, parameters: Parameters
-) -> Finding | None:
+) -> ConditionChange | None:
     if len(state["window"]) < parameters["window"]:
         _accept(state, ordered, [loss], parameters)
         return None
@@ -115,7 +115,7 @@ def _watch(
         f"{(max(since) - median) / sigma:.0f} times its usual deviation of {in_words(sigma)}."
     )
     evidence = {"median": median, "sigma": sigma}
-    return Finding(True, onset, step, max(since), median + height, message, evidence)
+    return ConditionChange(True, onset, step, max(since), median + height, message, evidence)
 
 
 def _is_sparse_spike(state: State, points: float) -> bool:
@@ -135,12 +135,12 @@ def _is_sparse_spike(state: State, points: float) -> bool:
 
 def _while_open(
     state: State, ordered: list[float], step: int, loss: float, parameters: Parameters
-) -> Finding | None:
+) -> ConditionChange | None:
     state["since"].append(loss)
     state["calm"] = state["calm"] + 1 if loss < state["half"] else 0
     if state["calm"] >= parameters["recover"]:
         state.update(open=False, since=[])
-        return Finding(False, state["onset"], step, loss, None, f"Loss is back at {in_words(loss)}.")
+        return ConditionChange(False, state["onset"], step, loss, None, f"Loss is back at {in_words(loss)}.")
     if len(state["since"]) < parameters["window"]:
         return None
     state.update(open=False, window=[], levels=levels.fresh(), slow=0.0)
@@ -148,7 +148,7 @@ def _while_open(
     _accept(state, ordered, state.pop("since"), parameters)
     state["since"] = []
     level = in_words(ordered[len(ordered) // 2])
-    return Finding(False, state["onset"], step, loss, None, f"Loss has stayed at a level of {level}.")
+    return ConditionChange(False, state["onset"], step, loss, None, f"Loss has stayed at a level of {level}.")
 
 
 def _accept(state: State, ordered: list[float], values: list[float], parameters: Parameters) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.alerts.detectors.arrays import pack, unpack
-from fp8scope_dashboard.alerts.detectors.base import NAMED, SAME_CAUSE, Finding, State
+from fp8scope_dashboard.alerts.detectors.base import NAMED, SAME_CAUSE, ConditionChange, State
 from fp8scope_dashboard.statistics.arrays import Floats
 
 Bools = NDArray[np.bool_]
@@ -54,7 +54,7 @@ class Wording:
 
 
 @dataclass(frozen=True)
-class Observed:
+class ConditionRows:
     """Rows of a condition.
 
     Attributes:
@@ -75,13 +75,13 @@ class Observed:
 
 def tensor_alarm(
     state: State,
-    rows: Observed,
+    rows: ConditionRows,
     names: Sequence[str],
     parameters: Parameters,
     wording: Wording,
     *,
     intermittent: bool = False,
-) -> tuple[State, list[Finding]]:
+) -> tuple[State, list[ConditionChange]]:
     """Open when the condition of a tensor holds in `points` consecutive observations.
 
     With `intermittent` also when a score reaches `points` (at least LEAST_SCORE): an observation with the
@@ -101,7 +101,7 @@ def tensor_alarm(
     needed = max(int(parameters["points"]), LEAST_SCORE) * CANCEL if intermittent else 0
     board = _Board.restored(state, len(names))
     last_seen = unpack(state.get("last_seen"), len(names), np.int64(-1))
-    findings: list[Finding] = []
+    findings: list[ConditionChange] = []
     any_over: Bools = np.asarray(rows.over.any(axis=1))
     for i, step in enumerate(rows.steps.tolist()):
         if not (any_over[i] or board.is_busy):
@@ -180,7 +180,7 @@ class _Board:
     def is_busy(self) -> bool:
         return bool(self.last_onset) or bool(self.counts.any()) or bool(self.scores.any())
 
-    def count(self, rows: Observed, i: int, step: int, last_seen: Int64s) -> None:
+    def count(self, rows: ConditionRows, i: int, step: int, last_seen: Int64s) -> None:
         over, seen = rows.over[i], rows.seen[i]
         self.counts[seen & ~over] = 0
         new = over & (self.counts == 0)
@@ -193,7 +193,7 @@ class _Board:
         self.counts[over] += 1
         self.peaks[over] = np.maximum(self.peaks[over], rows.values[i][over])
 
-    def score(self, rows: Observed, i: int, step: int, last_seen: Int64s, needed: int) -> None:
+    def score(self, rows: ConditionRows, i: int, step: int, last_seen: Int64s, needed: int) -> None:
         """Update the scores. One that reaches `needed` makes its onset that of the tensor."""
         over, outside = rows.over[i], self.group < 0
         quiet = rows.seen[i] & ~over
@@ -211,7 +211,7 @@ class _Board:
 
     def open_or_join(
         self, step: int, names: Sequence[str], parameters: Parameters, wording: Wording, needed: int
-    ) -> list[Finding]:
+    ) -> list[ConditionChange]:
         in_a_row = self.counts >= parameters["points"]
         # A tensor that is about to be sure by observations in a row has the onset of those.
         broken = 2 * self.counts <= parameters["points"]
@@ -257,7 +257,7 @@ class _Board:
             onset += 1
         return onset
 
-    def let_go(self, over: Bools, seen: Bools, step: int, parameters: Parameters) -> list[Finding]:
+    def let_go(self, over: Bools, seen: Bools, step: int, parameters: Parameters) -> list[ConditionChange]:
         """Take the tensors that have recovered out of their alarms, and close those that have none left."""
         if not self.last_onset:
             return []
@@ -282,7 +282,7 @@ class _Board:
         for group in closed:
             del self.last_onset[group]
             self.first.pop(group, None)
-        return [Finding(False, group, step) for group in closed]
+        return [ConditionChange(False, group, step) for group in closed]
 
     def _first_of(self, group: int, members: Int64s) -> tuple[int, int, int]:
         """The first tensor of an alarm, its onset, and the last step before that at which it was observed."""
@@ -292,7 +292,9 @@ class _Board:
         self.first[group] = first
         return first
 
-    def _finding(self, group: int, new: bool, step: int, names: Sequence[str], wording: Wording) -> Finding:
+    def _finding(
+        self, group: int, new: bool, step: int, names: Sequence[str], wording: Wording
+    ) -> ConditionChange:
         members = np.flatnonzero(self.group == group)
         worst = members[np.argsort(-self.peaks[members], kind="stable")]
         first, onset, after = self._first_of(group, members)
@@ -323,10 +325,10 @@ class _Board:
             # The worst tensors, which are named above, may not have the first one.
             "first": {"name": names[first], "onset_step": onset, "after_step": after},
         }
-        return Finding(True, group, step, peak, wording.threshold, message, evidence, update=not new)
+        return ConditionChange(True, group, step, peak, wording.threshold, message, evidence, update=not new)
 
 
-def _seen_before(rows: Observed, i: int, columns: Bools, last_seen: Int64s) -> Int64s:
+def _seen_before(rows: ConditionRows, i: int, columns: Bools, last_seen: Int64s) -> Int64s:
     """The last step before row i at which each column was observed; -1: never. int64[columns.sum()].
 
     `last_seen`, int64[n], is the same for the first row.

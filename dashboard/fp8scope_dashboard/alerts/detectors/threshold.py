@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fp8scope_dashboard.alerts.detectors.base import Finding, State, finite, in_words
+from fp8scope_dashboard.alerts.detectors.base import ConditionChange, State, finite, in_words
 from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.text.numbers import count, usable
 
@@ -55,7 +55,7 @@ def threshold(
     parameters: Mapping[str, float],
     *,
     statistic: str = "",
-) -> tuple[State, list[Finding]]:
+) -> tuple[State, list[ConditionChange]]:
     """Open when the condition holds in `share` of the last `points` observations of any series.
 
     Conditions, for an observation x and the average A of the earlier ones:
@@ -100,7 +100,7 @@ def threshold(
             findings.append(_finding(step, row, series, names, condition, parameters, statistic))
             opened_at = findings[-1].onset_step
         elif opened_at is not None and not series.active.any():
-            findings.append(Finding(False, opened_at, step))
+            findings.append(ConditionChange(False, opened_at, step))
             opened_at = None
         if condition in RELATIVE:
             _average(series, observed & usable(row), row, parameters["window"])
@@ -173,7 +173,7 @@ def _finding(
     condition: Condition,
     parameters: Mapping[str, float],
     statistic: str,
-) -> Finding:
+) -> ConditionChange:
     # The series that began first lead; of those, the first of the catalogue.
     active = np.flatnonzero(series.active)
     order = active[np.argsort(series.onset[active], kind="stable")]
@@ -190,7 +190,7 @@ def _finding(
         sentence += f" (average: {in_words(float(series.average[first]))})"
     others = f"; {count(len(order) - 1, 'more tensor')}" if len(order) > 1 else ""
     evidence = {"tensors": tensors, "tensors_over": len(order)} if statistic else {}
-    return Finding(True, onset, step, finite(value), limit, f"{sentence}{others}.", evidence)
+    return ConditionChange(True, onset, step, finite(value), limit, f"{sentence}{others}.", evidence)
 
 
 def _said(value: float, condition: Condition, limit: float) -> str:

@@ -18,7 +18,7 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Kind:
+class KindDefinition:
     """A kind of rule. While an event of this kind is open, no event of a kind in `outranks` opens.
 
     If this kind names tensors, that holds only for tensors with overlapping onsets.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fp8scope_dashboard.alerts.kinds.base import Kind, Parameter, points
+from fp8scope_dashboard.alerts.kinds.base import KindDefinition, Parameter, points
 
-THRESHOLD = Kind(
+THRESHOLD = KindDefinition(
     "threshold",
     "warning",
     "A rule of your own: a statistic, a condition and a value.",

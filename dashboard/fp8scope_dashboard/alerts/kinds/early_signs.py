@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fp8scope_dashboard.alerts.kinds.base import Kind, Parameter, points
+from fp8scope_dashboard.alerts.kinds.base import KindDefinition, Parameter, points
 
 # Healthy trainings of benchmarks/early_signs.py.
 HEALTHY = 65
@@ -35,8 +35,8 @@ KNOWN_ERRORS: Mapping[str, KnownError] = {
 }
 
 
-def _sign(name: str, statistic: str, octaves: float, description: str) -> Kind:
-    return Kind(
+def _sign(name: str, statistic: str, octaves: float, description: str) -> KindDefinition:
+    return KindDefinition(
         name,
         "warning",
         f"{description} {KNOWN_ERRORS[name]}",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fp8scope_dashboard.alerts.kinds.base import Kind, Parameter, points
+from fp8scope_dashboard.alerts.kinds.base import KindDefinition, Parameter, points
 
-LOSS_NOT_FINITE = Kind(
+LOSS_NOT_FINITE = KindDefinition(
     "loss_not_finite",
     "critical",
     "The loss is NaN or infinite.",
@@ -31,7 +31,7 @@ LOSS_NOT_FINITE = Kind(
         "update_growth",
     ),
 )
-LOSS_SPIKE = Kind(
+LOSS_SPIKE = KindDefinition(
     "loss_spike",
     "warning",
     "The loss is far above its recent values, for several steps in a row.",
@@ -45,7 +45,7 @@ LOSS_SPIKE = Kind(
         "recover": points(10, "Points in a row below half of that height that end it."),
     },
 )
-LOSS_DIVERGENCE = Kind(
+LOSS_DIVERGENCE = KindDefinition(
     "loss_divergence",
     "critical",
     "The loss has risen far from its lowest level and stays there, or keeps rising.",
@@ -61,7 +61,7 @@ LOSS_DIVERGENCE = Kind(
     outranks=("loss_spike", "above_baseline"),
     begins_as=("loss_spike",),
 )
-ABOVE_BASELINE = Kind(
+ABOVE_BASELINE = KindDefinition(
     "above_baseline",
     "warning",
     "The loss exceeds its baseline's by more than twice the project's margin, and by more than seeds differ.",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fp8scope_dashboard.alerts.kinds.base import Kind, Parameter, points
+from fp8scope_dashboard.alerts.kinds.base import KindDefinition, Parameter, points
 
-GRAD_NORM = Kind(
+GRAD_NORM = KindDefinition(
     "grad_norm",
     "warning",
     "The gradient norm is far above its own past, or not finite, for several steps in a row.",
@@ -18,7 +18,7 @@ GRAD_NORM = Kind(
     },
     shows="grad_norm",
 )
-THROUGHPUT_DROP = Kind(
+THROUGHPUT_DROP = KindDefinition(
     "throughput_drop",
     "warning",
     "Steps take much longer than before.",
@@ -32,7 +32,7 @@ THROUGHPUT_DROP = Kind(
     },
     shows="step_seconds",
 )
-DATA_WAIT = Kind(
+DATA_WAIT = KindDefinition(
     "data_wait",
     "warning",
     "Steps wait for data for a large share of their time.",
@@ -43,7 +43,7 @@ DATA_WAIT = Kind(
     },
     shows="time_data",
 )
-MEMORY_CREEP = Kind(
+MEMORY_CREEP = KindDefinition(
     "memory_creep",
     "warning",
     "The memory in use rises steadily.",
@@ -54,15 +54,17 @@ MEMORY_CREEP = Kind(
     },
     shows="memory_rss",
 )
-RANK_BEHIND = Kind(
+RANK_BEHIND = KindDefinition(
     "rank_behind",
     "warning",
     "A rank has not reached the step that the others were at some time ago.",
     {"seconds": Parameter(60.0, 5.0, 86_400.0, "How long the others must have been there.")},
 )
-RUN_SILENT = Kind("run_silent", "critical", "No process of the run has been heard from for a minute.", {})
-RUN_FAILED = Kind("run_failed", "critical", "A process of the run ended with an error.", {})
-RUN_FINISHED = Kind("run_finished", "warning", "The run has finished.", {}, enabled=False)
+RUN_SILENT = KindDefinition(
+    "run_silent", "critical", "No process of the run has been heard from for a minute.", {}
+)
+RUN_FAILED = KindDefinition("run_failed", "critical", "A process of the run ended with an error.", {})
+RUN_FINISHED = KindDefinition("run_finished", "warning", "The run has finished.", {}, enabled=False)
 
 RUN_KINDS = (
     GRAD_NORM,

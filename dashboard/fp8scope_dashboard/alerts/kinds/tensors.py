@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fp8scope_dashboard.alerts.kinds.base import Kind, Parameter, points
+from fp8scope_dashboard.alerts.kinds.base import KindDefinition, Parameter, points
 
 RECOVER = "Rows in a row without the condition after which a tensor has recovered."
 
@@ -15,7 +15,7 @@ def _warmup(default: int, help: str) -> Parameter:
     return Parameter(default, 0, 1_000_000, help, whole=True)
 
 
-TENSOR_NOT_FINITE = Kind(
+TENSOR_NOT_FINITE = KindDefinition(
     "tensor_not_finite",
     "critical",
     "A tensor has NaN or infinite elements in several steps, in a row or often.",
@@ -27,7 +27,7 @@ TENSOR_NOT_FINITE = Kind(
     names_tensors=True,
     shows="nonfinite_rate",
 )
-SATURATION_RATE = Kind(
+SATURATION_RATE = KindDefinition(
     "saturation_rate",
     "warning",
     "Elements of a tensor are clipped to the format's range, NaN or infinite, for many steps.",
@@ -43,7 +43,7 @@ SATURATION_RATE = Kind(
     names_tensors=True,
     shows="overflow_rate",
 )
-SATURATION_RISE = Kind(
+SATURATION_RISE = KindDefinition(
     "saturation_rise",
     "warning",
     "Far more elements of a tensor overflow than in its own past.",
@@ -57,7 +57,7 @@ SATURATION_RISE = Kind(
     names_tensors=True,
     shows="overflow_rate",
 )
-UNDERFLOW_RATE = Kind(
+UNDERFLOW_RATE = KindDefinition(
     "underflow_rate",
     "warning",
     "Most elements of a tensor become zero, for many steps.",
@@ -71,7 +71,7 @@ UNDERFLOW_RATE = Kind(
     names_tensors=True,
     shows="underflow_rate",
 )
-UNDERFLOW_RISE = Kind(
+UNDERFLOW_RISE = KindDefinition(
     "underflow_rise",
     "warning",
     "Far more elements of a tensor become zero than in its own past.",
@@ -85,7 +85,7 @@ UNDERFLOW_RISE = Kind(
     names_tensors=True,
     shows="underflow_rate",
 )
-SCALE_FROZEN = Kind(
+SCALE_FROZEN = KindDefinition(
     "scale_frozen",
     "critical",
     "A scale stays the same while the amax that it should follow moves.",
@@ -97,7 +97,7 @@ SCALE_FROZEN = Kind(
     names_tensors=True,
     shows="scale",
 )
-SCALE_STALE = Kind(
+SCALE_STALE = KindDefinition(
     "scale_stale",
     "warning",
     "A scale was made for an amax that the tensor has not had for long.",
@@ -109,7 +109,7 @@ SCALE_STALE = Kind(
     names_tensors=True,
     shows="scale",
 )
-SCALE_JUMP = Kind(
+SCALE_JUMP = KindDefinition(
     "scale_jump",
     "warning",
     "A scale changes by orders of magnitude in one step.",
@@ -122,7 +122,7 @@ SCALE_JUMP = Kind(
     names_tensors=True,
     shows="scale",
 )
-SCALE_DISAGREEMENT = Kind(
+SCALE_DISAGREEMENT = KindDefinition(
     "scale_disagreement",
     "critical",
     "Ranks that had the same scale of a tensor have different ones.",
@@ -135,7 +135,7 @@ SCALE_DISAGREEMENT = Kind(
     names_tensors=True,
     shows="scale",
 )
-AMAX_GROWTH = Kind(
+AMAX_GROWTH = KindDefinition(
     "amax_growth",
     "warning",
     "The amax of few tensors grows by orders of magnitude over many steps: the late outliers of SwiGLU.",

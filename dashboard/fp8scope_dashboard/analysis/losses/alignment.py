@@ -27,7 +27,7 @@ SHARED_FRACTION = 0.5
 
 
 @dataclass(frozen=True)
-class Curve:
+class LossCurve:
     """One run's loss.
 
     Attributes:
@@ -87,7 +87,7 @@ class Aligned:
     paired: Pairing
 
 
-def clean(curve: Curve) -> Curve:
+def clean(curve: LossCurve) -> LossCurve:
     """Sort a curve by step, keep the first visit of each step, and drop unusable token counts.
 
     Losses above `text.numbers.LARGEST` become infinite. Token counts that are not finite or not strictly
@@ -107,12 +107,12 @@ def clean(curve: Curve) -> Curve:
     )
 
 
-def choose_axis(curves: Sequence[Curve]) -> Axis:
+def choose_axis(curves: Sequence[LossCurve]) -> Axis:
     """Tokens if every run logs them (they stay comparable if the batch size changes), else steps."""
     return "tokens" if all(curve.tokens is not None for curve in curves) else "steps"
 
 
-def align(curves: Sequence[Curve]) -> Aligned:
+def align(curves: Sequence[LossCurve]) -> Aligned:
     """Align curves over their common range; x is empty if they have none.
 
     Raises:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import scipy
 
-from fp8scope_dashboard.analysis.losses.alignment import Curve
+from fp8scope_dashboard.analysis.losses.alignment import LossCurve
 from fp8scope_dashboard.analysis.losses.arms import (
     LARGEST_ERROR,
     EquivalenceTest,
@@ -40,7 +40,7 @@ POWER_QUANTILE = 0.8416212335729143
 
 
 @dataclass(frozen=True)
-class Measured:
+class VerdictInputs:
     """What a verdict is computed from.
 
     Attributes:
@@ -76,7 +76,7 @@ class Bound:
     freedom: float
 
 
-def of_pair(common: LossComparison, measured: Measured, alpha: float) -> LossComparison:
+def of_pair(common: LossComparison, measured: VerdictInputs, alpha: float) -> LossComparison:
     """One run in an arm: the anytime-valid interval of the pair against the tolerance.
 
     The tolerance is the larger of the margin and the difference that two seeds of one configuration exceed
@@ -99,7 +99,7 @@ def of_pair(common: LossComparison, measured: Measured, alpha: float) -> LossCom
     return judged
 
 
-def _may_have_wandered(measured: Measured, verdict: str, unit: str) -> bool:
+def _may_have_wandered(measured: VerdictInputs, verdict: str, unit: str) -> bool:
     """Whether seeds that wander lastingly may explain the difference in the window."""
     centre = measured.theirs.mean(axis=0)
     scale = np.maximum(np.abs(centre), LEAST_LEVEL * measured.scale) if unit == "relative" else measured.scale
@@ -114,7 +114,7 @@ def _may_have_wandered(measured: Measured, verdict: str, unit: str) -> bool:
     return wandering.explains(state, points, float(runs), seeds, measured.prior.spread)
 
 
-def _finals_of(measured: Measured) -> list[Floats]:
+def _finals_of(measured: VerdictInputs) -> list[Floats]:
     """Mean losses of the seeds of both arms in the window, over the scale."""
     begin = int(measured.looks.start[-1])
     return [arm[:, begin:].mean(axis=1) / measured.scale for arm in (measured.ours, measured.theirs)]
@@ -167,7 +167,7 @@ def _against_tolerance(
     return judged if verdict in ("worse", "better") else _equivalent(judged, bound)
 
 
-def of_arms(common: LossComparison, measured: Measured, alpha: float, *, ended: bool) -> LossComparison:
+def of_arms(common: LossComparison, measured: VerdictInputs, alpha: float, *, ended: bool) -> LossComparison:
     """Two or more runs in both arms: two one-sided tests over seeds.
 
     While the run goes on, 'worse' and 'better' must hold in PERSISTENCE windows in a row, with an interval
@@ -202,7 +202,7 @@ def of_arms(common: LossComparison, measured: Measured, alpha: float, *, ended: 
     return replace(judged, p_value=max(tails))
 
 
-def _bound_of_arms(measured: Measured, test: EquivalenceTest, alpha: float) -> Bound:
+def _bound_of_arms(measured: VerdictInputs, test: EquivalenceTest, alpha: float) -> Bound:
     """The bound of equivalence of several seeds; Welch's where the test is Welch's."""
     if not test.pooled:
         return Bound((test.interval[1] - test.interval[0]) / 2.0, test.error, test.freedom)
@@ -210,12 +210,12 @@ def _bound_of_arms(measured: Measured, test: EquivalenceTest, alpha: float) -> B
     return _bound(_finals_of(measured), measured.prior, measured.spread.seeds, alpha, noise=noise)
 
 
-def _noise_of_seed(measured: Measured) -> float:
+def _noise_of_seed(measured: VerdictInputs) -> float:
     """Standard error of one run's mean in the window, from that of the difference of the arms' means."""
     return float(measured.looks.error[-1]) / math.sqrt(sum(1.0 / count for count in measured.counts))
 
 
-def _test(common: LossComparison, measured: Measured, part: slice, alpha: float) -> EquivalenceTest:
+def _test(common: LossComparison, measured: VerdictInputs, part: slice, alpha: float) -> EquivalenceTest:
     ours, theirs = (arm[:, part].mean(axis=1) for arm in (measured.ours, measured.theirs))
     error = float(measured.looks.error[-1])
     spread = None
@@ -228,9 +228,9 @@ def _test(common: LossComparison, measured: Measured, part: slice, alpha: float)
 
 def of_finals(
     common: LossComparison,
-    measured: Measured,
-    runs: Sequence[Curve],
-    baselines: Sequence[Curve],
+    measured: VerdictInputs,
+    runs: Sequence[LossCurve],
+    baselines: Sequence[LossCurve],
     selection: Selection,
     alpha: float,
     fraction: float,
@@ -279,7 +279,7 @@ def _mean_error(errors: Sequence[float]) -> float:
     return math.hypot(*errors) / len(errors)
 
 
-def with_needs(judged: LossComparison, measured: Measured, alpha: float) -> LossComparison:
+def with_needs(judged: LossComparison, measured: VerdictInputs, alpha: float) -> LossComparison:
     """The comparison with what would decide it, if it is undecided."""
     if judged.verdict != "cannot_tell" or judged.delta is None or judged.interval is None:
         return replace(judged, moving=None)

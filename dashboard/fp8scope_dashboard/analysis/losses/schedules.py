@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fp8scope_dashboard.analysis.losses.alignment import Axis, Curve
+from fp8scope_dashboard.analysis.losses.alignment import Axis, LossCurve
 from fp8scope_dashboard.analysis.losses.noise import Sums, newey_west_lags, prewhitened
 
 # Schedules whose lengths differ by less count as equal.
@@ -38,7 +38,7 @@ class Schedules:
     unknown: bool = False
 
 
-def length(curve: Curve, axis: Axis) -> float | None:
+def length(curve: LossCurve, axis: Axis) -> float | None:
     """Where the schedule of a run ends, on an axis; None if unknown."""
     if not curve.planned or not len(curve):
         return None
@@ -48,7 +48,7 @@ def length(curve: Curve, axis: Axis) -> float | None:
     return float(curve.on(axis)[-1]) * (curve.planned / step if step > 0 else 1.0)
 
 
-def has_ended(curve: Curve) -> bool:
+def has_ended(curve: LossCurve) -> bool:
     """Whether a curve reaches the end of its schedule."""
     gap = float(np.median(np.diff(curve.steps[-20:]))) if len(curve) > 1 else 1.0
     return bool(curve.planned) and curve.steps[-1] + max(gap, SLACK * (curve.planned or 0)) >= (
@@ -56,7 +56,7 @@ def has_ended(curve: Curve) -> bool:
     )
 
 
-def compare_schedules(run: Curve, baselines: Sequence[Curve], axis: Axis) -> Schedules:
+def compare_schedules(run: LossCurve, baselines: Sequence[LossCurve], axis: Axis) -> Schedules:
     """Split the baselines by whether their schedules end where the run's does."""
     mine = length(run, axis)
     lengths = [length(curve, axis) for curve in baselines]
@@ -89,7 +89,7 @@ class FinalLoss:
     slope: float
 
 
-def final_of(curve: Curve, axis: Axis, fraction: float) -> FinalLoss | None:
+def final_of(curve: LossCurve, axis: Axis, fraction: float) -> FinalLoss | None:
     """The final loss of a curve; None if it has too few finite points."""
     x, losses = curve.on(axis), curve.losses
     finite = np.isfinite(losses)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fp8scope_dashboard.analysis.losses.alignment import Axis, Curve, choose_axis
+from fp8scope_dashboard.analysis.losses.alignment import Axis, LossCurve, choose_axis
 from fp8scope_dashboard.analysis.losses.schedules import Schedules, compare_schedules, has_ended
 from fp8scope_dashboard.text import verdicts
 
@@ -41,7 +41,7 @@ class Selection:
     warnings: list[str] = field(default_factory=list)
 
 
-def select(runs: Sequence[Curve], baselines: Sequence[Curve], least: int, reach: float) -> Selection:
+def select(runs: Sequence[LossCurve], baselines: Sequence[LossCurve], least: int, reach: float) -> Selection:
     """Choose the runs of a comparison; all curves must come from `alignment.clean`.
 
     A run takes part if it covers at least `reach` of the range of both the judged run and the furthest
@@ -85,7 +85,7 @@ def select(runs: Sequence[Curve], baselines: Sequence[Curve], least: int, reach:
 
 
 def _of_schedule(
-    run: Curve, baselines: Sequence[Curve], logged: Sequence[int], schedules: Schedules
+    run: LossCurve, baselines: Sequence[LossCurve], logged: Sequence[int], schedules: Schedules
 ) -> tuple[list[int], bool, list[str]]:
     """The baselines whose schedule allows a comparison, whether to compare finals, and warnings."""
     if schedules.unknown:
@@ -102,7 +102,7 @@ def _of_schedule(
 
 
 def _siblings(
-    runs: Sequence[Curve], axis: Axis, horizon: float, least: int
+    runs: Sequence[LossCurve], axis: Axis, horizon: float, least: int
 ) -> tuple[list[int], list[int], list[int]]:
     """Indices of the arm's runs that take part, of those that diverged, and of those that are left out."""
     chosen, diverged, absent = [0], [], []
@@ -119,11 +119,11 @@ def _siblings(
     return chosen, diverged, absent
 
 
-def _is_finite(curve: Curve) -> bool:
+def _is_finite(curve: LossCurve) -> bool:
     """Whether the losses at the end of a baseline can be used."""
     last = np.isfinite(curve.losses[-max(5, len(curve) // 10) :])
     return bool(last[-1]) and float(last.mean()) >= FINITE_SHARE
 
 
-def _end(curve: Curve, axis: Axis) -> float:
+def _end(curve: LossCurve, axis: Axis) -> float:
     return float(curve.on(axis)[-1]) if len(curve) else 0.0

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from fp8scope_dashboard.analysis.losses.alignment import Aligned, Axis, Curve, align, clean
+from fp8scope_dashboard.analysis.losses.alignment import Aligned, Axis, LossCurve, align, clean
 from fp8scope_dashboard.analysis.losses.arms import two_one_sided_tests
 from fp8scope_dashboard.analysis.losses.conclusions import (
     LEAST_LEVEL,
-    Measured,
+    VerdictInputs,
     of_arms,
     of_finals,
     of_pair,
@@ -43,8 +43,8 @@ LEAST_POINTS_OF_ARMS = 5
 
 
 def compare_losses(
-    runs: Sequence[Curve],
-    baselines: Sequence[Curve],
+    runs: Sequence[LossCurve],
+    baselines: Sequence[LossCurve],
     *,
     margin: float,
     alpha: float,
@@ -100,7 +100,7 @@ def compare_losses(
     return replace(judged, explanation=_explanation(judged, alpha))
 
 
-def _common_points(runs: Sequence[Curve], baselines: Sequence[Curve], chosen: Selection) -> Aligned:
+def _common_points(runs: Sequence[LossCurve], baselines: Sequence[LossCurve], chosen: Selection) -> Aligned:
     """The chosen runs, then the chosen baselines, at the points where each of them has a usable loss."""
     aligned = align([*(runs[i] for i in chosen.runs), *(baselines[i] for i in chosen.baselines)])
     kept = usable(aligned.losses).all(axis=0)
@@ -128,9 +128,9 @@ def _too_few(nothing: LossComparison, aligned: Aligned, chosen: Selection) -> Lo
 
 def _judged(
     common: LossComparison,
-    measured: Measured,
-    runs: Sequence[Curve],
-    baselines: Sequence[Curve],
+    measured: VerdictInputs,
+    runs: Sequence[LossCurve],
+    baselines: Sequence[LossCurve],
     chosen: Selection,
     alpha: float,
     fraction: float,
@@ -149,7 +149,7 @@ def _judged(
 
 
 def _became_worse(
-    judged: LossComparison, measured: Measured, harm: Harm, aligned: Aligned, run: Curve
+    judged: LossComparison, measured: VerdictInputs, harm: Harm, aligned: Aligned, run: LossCurve
 ) -> LossComparison:
     """The comparison of a run that has left its baseline, with the window and the interval that show it."""
     x = aligned.x
@@ -181,7 +181,7 @@ def _became_worse(
     )
 
 
-def _holds_for_seeds(common: LossComparison, measured: Measured, harm: Harm, alpha: float) -> bool:
+def _holds_for_seeds(common: LossComparison, measured: VerdictInputs, harm: Harm, alpha: float) -> bool:
     """Whether the seeds of both arms bear a harm out. Those of the judged arm may spread by themselves."""
     if min(measured.counts) < 2:
         return True
@@ -193,7 +193,7 @@ def _holds_for_seeds(common: LossComparison, measured: Measured, harm: Harm, alp
     return test.delta - math.hypot(test.delta - test.claim[0], harm.half) > common.margin
 
 
-def _step_at(run: Curve, x: float, axis: Axis) -> int:
+def _step_at(run: LossCurve, x: float, axis: Axis) -> int:
     """The run's first step at or after a point of an axis."""
     at = int(np.searchsorted(run.on(axis), x, side="left"))
     return int(run.steps[min(at, len(run) - 1)])
@@ -201,14 +201,14 @@ def _step_at(run: Curve, x: float, axis: Axis) -> int:
 
 def _measure(
     nothing: LossComparison,
-    run: Curve,
-    baselines: Sequence[Curve],
+    run: LossCurve,
+    baselines: Sequence[LossCurve],
     chosen: Selection,
     aligned: Aligned,
     alpha: float,
     fraction: float,
     prior: Prior,
-) -> tuple[LossComparison, Measured]:
+) -> tuple[LossComparison, VerdictInputs]:
     """The measured difference of runs with enough points in common, without a verdict."""
     points = len(aligned.x)
     few = points < COMMON_POINTS
@@ -238,7 +238,7 @@ def _measure(
             ours, theirs, margin=nothing.margin, alpha=alpha, spread=prior.spread, nats=unit == "nats"
         )
     )
-    measured = Measured(ours, theirs, looks, scale, spread, prior, harm)
+    measured = VerdictInputs(ours, theirs, looks, scale, spread, prior, harm)
     pointwise, moving = difference[first:], movement(aligned.x, difference)
     common = replace(
         nothing,
@@ -271,7 +271,7 @@ def _scale(theirs: Floats, first: int) -> tuple[str, float]:
     return ("nats", 1.0) if crosses or near else ("relative", abs(float(levels.mean())))
 
 
-def _basis(run: Curve, aligned: Aligned, chosen: Selection, used: Sequence[int]) -> Basis:
+def _basis(run: LossCurve, aligned: Aligned, chosen: Selection, used: Sequence[int]) -> Basis:
     last = aligned.x[-CADENCE_POINTS:]
     at = np.searchsorted(run.on(aligned.axis), last, side="right") - 1
     steps = run.steps[at.clip(min=0)]
@@ -316,7 +316,7 @@ def _curve(aligned: Aligned, looks: Looks) -> dict[str, Any]:
     }
 
 
-def _lapses(run: Curve, chosen: Selection) -> tuple[str, ...]:
+def _lapses(run: LossCurve, chosen: Selection) -> tuple[str, ...]:
     """A warning if the judged run's loss was not finite and has recovered."""
     broken = np.flatnonzero(~np.isfinite(run.losses))
     if not len(broken) or 0 in chosen.diverged:
@@ -325,7 +325,7 @@ def _lapses(run: Curve, chosen: Selection) -> tuple[str, ...]:
     return (verdicts.recovered(len(broken), first, last),)
 
 
-def _seed_warnings(spread: Spread, baselines: Sequence[Curve], unit: str) -> list[str]:
+def _seed_warnings(spread: Spread, baselines: Sequence[LossCurve], unit: str) -> list[str]:
     warnings = []
     if spread.odd:
         warnings.append(verdicts.odd_seeds([baselines[i].label(i) for i in spread.odd], spread.seeds))
@@ -334,7 +334,7 @@ def _seed_warnings(spread: Spread, baselines: Sequence[Curve], unit: str) -> lis
     return warnings
 
 
-def _diverged(nothing: LossComparison, runs: Sequence[Curve], chosen: Selection) -> LossComparison:
+def _diverged(nothing: LossComparison, runs: Sequence[LossCurve], chosen: Selection) -> LossComparison:
     first = runs[chosen.diverged[0]]
     since = float(first.on(chosen.axis)[_broken_since(first.losses)])
     taking_part = len({*chosen.runs, *chosen.diverged})

@@ -3,8 +3,8 @@
 docs/statistics.md has the formulas and sources.
 """
 
-from fp8scope_dashboard.analysis.quantities.measured import Line, Measured
+from fp8scope_dashboard.analysis.quantities.measured import MeasuredRun, MeasuredScalar
 from fp8scope_dashboard.analysis.quantities.result import METHOD_VERSION, of
-from fp8scope_dashboard.analysis.quantities.tokens_cost import SeedSpread
+from fp8scope_dashboard.analysis.quantities.tokens_cost import LossSpread
 
-__all__ = ["METHOD_VERSION", "Line", "Measured", "SeedSpread", "of"]
+__all__ = ["METHOD_VERSION", "MeasuredScalar", "MeasuredRun", "LossSpread", "of"]

@@ -22,7 +22,7 @@ STANDING_IN: Final = 3
 
 
 @dataclass(frozen=True)
-class Difference:
+class ArmDifference:
     """Mean of the first arm minus mean of the second.
 
     Attributes:
@@ -39,7 +39,7 @@ def source_of(ours: int, theirs: int) -> Source:
     return "runs" if enough else "within"
 
 
-def difference(ours: Sequence[Estimate], theirs: Sequence[Estimate]) -> Difference:
+def difference(ours: Sequence[Estimate], theirs: Sequence[Estimate]) -> ArmDifference:
     """The difference of the arms' means; both hold at least one estimate.
 
     Two or more runs in each: Welch (1947). One against three or more: the spread of the larger arm holds for
@@ -50,12 +50,12 @@ def difference(ours: Sequence[Estimate], theirs: Sequence[Estimate]) -> Differen
     source = source_of(len(ours), len(theirs))
     if source == "within":
         terms = [(each.variance / len(arm) ** 2, each.dof) for arm in (ours, theirs) for each in arm]
-        return Difference(combined(value, terms), source)
+        return ArmDifference(combined(value, terms), source)
     if min(len(ours), len(theirs)) == 1:
         larger = max(values, key=len)
         variance = float(larger.var(ddof=1)) * (1.0 + 1.0 / len(larger))
-        return Difference(Estimate(value, variance, len(larger) - 1.0), source)
-    return Difference(
+        return ArmDifference(Estimate(value, variance, len(larger) - 1.0), source)
+    return ArmDifference(
         combined(value, [(float(arm.var(ddof=1)) / len(arm), len(arm) - 1.0) for arm in values]), source
     )
 

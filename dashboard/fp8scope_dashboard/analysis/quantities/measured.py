@@ -16,7 +16,7 @@ REACH: Final = 0.9
 
 
 @dataclass(frozen=True)
-class Line:
+class MeasuredScalar:
     """A scalar of a run: steps int64[N], increasing; values float64[N], which may be NaN or infinite."""
 
     steps: NDArray[np.int64]
@@ -25,14 +25,14 @@ class Line:
     def __len__(self) -> int:
         return len(self.steps)
 
-    def finite(self) -> Line:
+    def finite(self) -> MeasuredScalar:
         """The points with a finite value."""
         kept = np.isfinite(self.values)
-        return self if kept.all() else Line(self.steps[kept], self.values[kept])
+        return self if kept.all() else MeasuredScalar(self.steps[kept], self.values[kept])
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRun:
     """One run.
 
     Attributes:
@@ -41,9 +41,9 @@ class Measured:
         scalars: other scalars by name. Each may be missing, and logged at other steps than the loss.
     """
 
-    loss: Line
+    loss: MeasuredScalar
     tokens: Floats | None = None
-    scalars: Mapping[str, Line] = field(default_factory=dict)
+    scalars: Mapping[str, MeasuredScalar] = field(default_factory=dict)
 
     @property
     def end(self) -> float:
@@ -51,7 +51,9 @@ class Measured:
         return float(self.loss.steps[-1]) if len(self.loss) else 0.0
 
 
-def reaching(ours: Sequence[Measured], theirs: Sequence[Measured]) -> tuple[list[Measured], list[Measured]]:
+def reaching(
+    ours: Sequence[MeasuredRun], theirs: Sequence[MeasuredRun]
+) -> tuple[list[MeasuredRun], list[MeasuredRun]]:
     """The runs of both arms that reach (nearly) as far as the first run and the furthest baseline run.
 
     The first run of `ours` always takes part. Without it or without a baseline, both are empty.

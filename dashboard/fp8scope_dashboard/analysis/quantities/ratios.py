@@ -13,7 +13,7 @@ import numpy as np
 
 from fp8scope_dashboard.analysis.quantities import arms, serial
 from fp8scope_dashboard.analysis.quantities.arms import Source
-from fp8scope_dashboard.analysis.quantities.measured import Line, Measured
+from fp8scope_dashboard.analysis.quantities.measured import MeasuredRun, MeasuredScalar
 from fp8scope_dashboard.analysis.quantities.serial import Estimate
 from fp8scope_dashboard.analysis.quantities.window import last_window
 
@@ -26,7 +26,7 @@ GRADIENT_WIDEST: Final = 0.8
 
 
 @dataclass(frozen=True)
-class Ratio:
+class BaselineRatio:
     """A ratio to the baseline.
 
     Attributes:
@@ -44,7 +44,9 @@ class Ratio:
     points: int = 0
 
 
-def throughput(ours: Sequence[Measured], theirs: Sequence[Measured], *, level: float = 0.95) -> Ratio:
+def throughput(
+    ours: Sequence[MeasuredRun], theirs: Sequence[MeasuredRun], *, level: float = 0.95
+) -> BaselineRatio:
     """Tokens per second relative to the baseline's, or steps per second if the tokens of a step are unknown.
 
     Of each run the typical rate counts: the mean of the logarithms of medians over groups of rows. Pauses for
@@ -55,17 +57,19 @@ def throughput(ours: Sequence[Measured], theirs: Sequence[Measured], *, level: f
         return tokens
     steps = _typical_ratio("step_seconds", ours, theirs, level)
     if steps.value is None:
-        return Ratio("tokens_per_second")
+        return BaselineRatio("tokens_per_second")
     sizes = [[_tokens_per_step(run) for run in arm] for arm in (ours, theirs)]
     mine, other = ([each for each in arm if each is not None] for arm in sizes)
     known = len(mine) == len(ours) and len(other) == len(theirs)
     size = float(np.mean(mine) / np.mean(other)) if known else 1.0
     interval = None if steps.interval is None else (size / steps.interval[1], size / steps.interval[0])
     name = "tokens_per_second" if known else "steps_per_second"
-    return Ratio(name, size / steps.value, interval, steps.source, steps.points)
+    return BaselineRatio(name, size / steps.value, interval, steps.source, steps.points)
 
 
-def memory(ours: Sequence[Measured], theirs: Sequence[Measured], *, level: float = 0.95) -> Ratio:
+def memory(
+    ours: Sequence[MeasuredRun], theirs: Sequence[MeasuredRun], *, level: float = 0.95
+) -> BaselineRatio:
     """The peak of the GPU memory in use relative to the baseline's; the reserved memory if that is missing.
 
     The peak is that of the whole run so far. It rarely varies, so an interval needs several runs.
@@ -75,10 +79,12 @@ def memory(ours: Sequence[Measured], theirs: Sequence[Measured], *, level: float
         known = [[peak for peak in arm if peak is not None] for arm in peaks]
         if known[0] and known[1] and peaks[0][0] is not None:
             return _ratio(name, known[0], known[1], level, points=len(ours[0].scalars[name]))
-    return Ratio("memory_peak")
+    return BaselineRatio("memory_peak")
 
 
-def gradient_norm(ours: Sequence[Measured], theirs: Sequence[Measured], *, level: float = 0.95) -> Ratio:
+def gradient_norm(
+    ours: Sequence[MeasuredRun], theirs: Sequence[MeasuredRun], *, level: float = 0.95
+) -> BaselineRatio:
     """The norm of the gradients relative to the baseline's: geometric means over the last third of the range.
 
     Where the runs log the same steps on the same data, the noise of the batches cancels.
@@ -86,11 +92,11 @@ def gradient_norm(ours: Sequence[Measured], theirs: Sequence[Measured], *, level
     lines = [[_positive(run, "grad_norm") for run in arm] for arm in (ours, theirs)]
     known = [[line for line in arm if len(line) >= FEWEST_ROWS] for arm in lines]
     if not known[0] or not known[1] or len(lines[0][0]) < FEWEST_ROWS:
-        return Ratio("grad_norm")
+        return BaselineRatio("grad_norm")
     curves = [(line.steps.astype(np.float64), np.log(line.values)) for line in (*known[0], *known[1])]
     window = last_window(curves, GRADIENT_SHARE, widest=GRADIENT_WIDEST)
     if window is None:
-        return Ratio("grad_norm")
+        return BaselineRatio("grad_norm")
     first, second = window.values[: len(known[0])], window.values[len(known[0]) :]
     if arms.source_of(len(first), len(second)) == "within":
         x = window.x - window.x.mean()
@@ -102,23 +108,25 @@ def gradient_norm(ours: Sequence[Measured], theirs: Sequence[Measured], *, level
     return _of_logarithm("grad_norm", between.estimate, between.source, level, len(window))
 
 
-def _typical_ratio(name: str, ours: Sequence[Measured], theirs: Sequence[Measured], level: float) -> Ratio:
+def _typical_ratio(
+    name: str, ours: Sequence[MeasuredRun], theirs: Sequence[MeasuredRun], level: float
+) -> BaselineRatio:
     typical = [[_typical(run, name) for run in arm] for arm in (ours, theirs)]
     known = [[each for each in arm if each is not None] for arm in typical]
     if not known[0] or not known[1] or typical[0][0] is None:
-        return Ratio(name)
+        return BaselineRatio(name)
     rows = min(len(run.scalars[name]) for run in (*ours, *theirs) if name in run.scalars)
     return _ratio(name, known[0], known[1], level, points=rows)
 
 
-def _typical(run: Measured, name: str) -> Estimate | None:
+def _typical(run: MeasuredRun, name: str) -> Estimate | None:
     """The logarithm of the typical value after the warm-up; None with fewer than FEWEST_ROWS rows."""
     line = _positive(run, name)
     values = np.log(line.values[min(WARM_UP_ROWS, int(WARM_UP_SHARE * len(line))) :])
     return None if len(values) < FEWEST_ROWS else serial.mean(serial.group_medians(values))
 
 
-def _tokens_per_step(run: Measured) -> float | None:
+def _tokens_per_step(run: MeasuredRun) -> float | None:
     """The mean number of tokens of a step; None if the run does not log tokens."""
     steps, tokens = run.loss.steps, run.tokens
     if tokens is None or len(steps) < 2 or tokens[-1] <= tokens[0]:
@@ -126,31 +134,31 @@ def _tokens_per_step(run: Measured) -> float | None:
     return float((tokens[-1] - tokens[0]) / (steps[-1] - steps[0]))
 
 
-def _peak(run: Measured, name: str) -> Estimate | None:
+def _peak(run: MeasuredRun, name: str) -> Estimate | None:
     values = _positive(run, name).values
     return Estimate(float(np.log(values.max())), 0.0, 1.0) if len(values) else None
 
 
-def _positive(run: Measured, name: str) -> Line:
+def _positive(run: MeasuredRun, name: str) -> MeasuredScalar:
     """The points of a scalar with a logarithm; empty if the run does not log it."""
     line = run.scalars.get(name)
     if line is None:
-        return Line(np.zeros(0, np.int64), np.zeros(0))
+        return MeasuredScalar(np.zeros(0, np.int64), np.zeros(0))
     with np.errstate(invalid="ignore"):
         kept = np.isfinite(line.values) & (line.values > 0.0)
-    return Line(line.steps[kept], line.values[kept])
+    return MeasuredScalar(line.steps[kept], line.values[kept])
 
 
 def _ratio(
     name: str, ours: Sequence[Estimate], theirs: Sequence[Estimate], level: float, points: int
-) -> Ratio:
+) -> BaselineRatio:
     between = arms.difference(ours, theirs)
     return _of_logarithm(name, between.estimate, between.source, level, points)
 
 
-def _of_logarithm(name: str, estimate: Estimate, source: Source, level: float, points: int) -> Ratio:
+def _of_logarithm(name: str, estimate: Estimate, source: Source, level: float, points: int) -> BaselineRatio:
     low, high = estimate.interval(level)
     # Logarithms of constant values may differ in the last bit.
     varies = estimate.variance > 1e-24
     interval = (float(np.exp(low)), float(np.exp(high))) if varies else None
-    return Ratio(name, float(np.exp(estimate.value)), interval, source, points)
+    return BaselineRatio(name, float(np.exp(estimate.value)), interval, source, points)

@@ -6,20 +6,20 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from fp8scope_dashboard.analysis.quantities.headline import Net, net_speed
-from fp8scope_dashboard.analysis.quantities.measured import Measured, reaching
-from fp8scope_dashboard.analysis.quantities.ratios import Ratio, gradient_norm, memory, throughput
-from fp8scope_dashboard.analysis.quantities.tokens_cost import SeedSpread, TokensCost, tokens_cost
+from fp8scope_dashboard.analysis.quantities.measured import MeasuredRun, reaching
+from fp8scope_dashboard.analysis.quantities.ratios import BaselineRatio, gradient_norm, memory, throughput
+from fp8scope_dashboard.analysis.quantities.tokens_cost import LossSpread, TokensCost, tokens_cost
 from fp8scope_dashboard.text import quantities as text
 
 METHOD_VERSION: Final = 3
 
 
 def of(
-    ours: Sequence[Measured],
-    theirs: Sequence[Measured],
+    ours: Sequence[MeasuredRun],
+    theirs: Sequence[MeasuredRun],
     *,
     level: float = 0.95,
-    spread: SeedSpread | None = None,
+    spread: LossSpread | None = None,
     subject: str = "FP8",
 ) -> dict[str, Any]:
     """The quantities of an arm against its baseline, as JSON types; see docs/statistics.md.
@@ -49,7 +49,7 @@ def of(
     }
 
 
-def _net(cost: TokensCost, speed: Ratio) -> Net | None:
+def _net(cost: TokensCost, speed: BaselineRatio) -> Net | None:
     # Steps per second do not show how many tokens a step has, so they combine only with a cost in steps.
     if cost.more is None or cost.interval is None or speed.value is None:
         return None
@@ -58,7 +58,7 @@ def _net(cost: TokensCost, speed: Ratio) -> Net | None:
     return net_speed(speed.value, speed.interval, cost.more, cost.interval)
 
 
-def _headline(cost: TokensCost, speed: Ratio, subject: str) -> str:
+def _headline(cost: TokensCost, speed: BaselineRatio, subject: str) -> str:
     net = _net(cost, speed)
     more = None if cost.more is None or cost.interval is None else (cost.more, cost.interval)
     reason = text.MISSING_SPEED
@@ -90,7 +90,7 @@ def _cost_entry(cost: TokensCost, subject: str) -> dict[str, Any]:
     }
 
 
-def _ratio_entry(ratio: Ratio, runs: tuple[int, int], missing: str) -> dict[str, Any]:
+def _ratio_entry(ratio: BaselineRatio, runs: tuple[int, int], missing: str) -> dict[str, Any]:
     if ratio.value is None:
         explanation = missing
     elif ratio.interval is None:
@@ -106,7 +106,7 @@ def _ratio_entry(ratio: Ratio, runs: tuple[int, int], missing: str) -> dict[str,
     }
 
 
-def _delta_entry(ratio: Ratio, runs: tuple[int, int]) -> dict[str, Any]:
+def _delta_entry(ratio: BaselineRatio, runs: tuple[int, int]) -> dict[str, Any]:
     entry = _ratio_entry(ratio, runs, text.MISSING_NORM)
     value = entry.pop("ratio")
     bounds = entry.pop("interval")

@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.analysis.quantities import arms, serial
-from fp8scope_dashboard.analysis.quantities.measured import Measured
+from fp8scope_dashboard.analysis.quantities.measured import MeasuredRun
 from fp8scope_dashboard.analysis.quantities.serial import Estimate, Fit
-from fp8scope_dashboard.analysis.quantities.window import Window, last_window
+from fp8scope_dashboard.analysis.quantities.window import BinnedCurves, last_window
 from fp8scope_dashboard.statistics.arrays import Floats
 
 Axis = Literal["tokens", "steps"]
@@ -45,7 +45,7 @@ ITERATIONS: Final = 4
 
 
 @dataclass(frozen=True)
-class SeedSpread:
+class LossSpread:
     """The standard deviation of the loss between seeds, in the unit of the loss, and its freedom."""
 
     value: float
@@ -73,11 +73,11 @@ class TokensCost:
 
 
 def tokens_cost(
-    ours: Sequence[Measured],
-    theirs: Sequence[Measured],
+    ours: Sequence[MeasuredRun],
+    theirs: Sequence[MeasuredRun],
     *,
     level: float = 0.95,
-    spread: SeedSpread | None = None,
+    spread: LossSpread | None = None,
 ) -> TokensCost:
     """The additional tokens (or steps, if some run logs no tokens) of the first arm for the baseline's loss.
 
@@ -104,7 +104,7 @@ def tokens_cost(
     return _cost(TokensCost(axis, points=len(t), has_seeds=has_seeds), window, delta, parabola, level)
 
 
-def _curve(run: Measured, axis: Axis) -> tuple[Floats, Floats]:
+def _curve(run: MeasuredRun, axis: Axis) -> tuple[Floats, Floats]:
     x = run.loss.steps.astype(np.float64) if axis == "steps" or run.tokens is None else run.tokens
     # The logarithm needs positive positions; nothing is lost of a run that counts from 0.
     first = int(np.searchsorted(x, 0.0, side="right"))
@@ -128,7 +128,7 @@ def _refusal(slope: Estimate, level: float) -> Refusal | None:
     return None if slope.value > needed else "level"
 
 
-def _delta(t: Floats, ours: Floats, theirs: Floats, spread: SeedSpread | None) -> tuple[Estimate, bool]:
+def _delta(t: Floats, ours: Floats, theirs: Floats, spread: LossSpread | None) -> tuple[Estimate, bool]:
     """The mean difference of the arms, and whether its error includes the spread between seeds."""
     difference = ours.mean(axis=0) - theirs.mean(axis=0)
     within = serial.fit(np.stack([np.ones_like(t), t], axis=1), difference).coefficient(0)
@@ -141,7 +141,7 @@ def _delta(t: Floats, ours: Floats, theirs: Floats, spread: SeedSpread | None) -
     return arms.difference(*means).estimate, True
 
 
-def _cost(cost: TokensCost, window: Window, delta: Estimate, parabola: Fit, level: float) -> TokensCost:
+def _cost(cost: TokensCost, window: BinnedCurves, delta: Estimate, parabola: Fit, level: float) -> TokensCost:
     span = float(np.log(window.high / window.low)) if window.low > 0.0 else np.inf
     slope = _slope_at(parabola, 0.0)
     theta = delta.value / slope.value

@@ -17,7 +17,7 @@ ENOUGH_BINS: Final = 24
 
 
 @dataclass(frozen=True)
-class Window:
+class BinnedCurves:
     """Curves in common bins.
 
     Attributes:
@@ -37,7 +37,7 @@ class Window:
 
 def last_window(
     curves: Sequence[tuple[Floats, Floats]], share: float, *, widest: float | None = None
-) -> Window | None:
+) -> BinnedCurves | None:
     """The curves over the last `share` of their common range, in at most MOST_BINS bins.
 
     Bins hold (nearly) equally many points of the curve with the fewest points there. If it has fewer than
@@ -64,7 +64,7 @@ def last_window(
     return _binned(inside, low, high) if min(len(x) for x, _ in inside) >= FEWEST_BINS else None
 
 
-def _binned(curves: Sequence[tuple[Floats, Floats]], low: float, high: float) -> Window | None:
+def _binned(curves: Sequence[tuple[Floats, Floats]], low: float, high: float) -> BinnedCurves | None:
     fewest = min((x for x, _ in curves), key=len)
     count = min(MOST_BINS, len(fewest))
     firsts = np.linspace(0, len(fewest), count + 1).astype(np.int64)[1:-1]
@@ -80,4 +80,4 @@ def _binned(curves: Sequence[tuple[Floats, Floats]], low: float, high: float) ->
     filled = np.isfinite(np.stack(positions)).all(axis=0)
     if filled.mean() < 0.75 or filled.sum() < FEWEST_BINS:
         return None
-    return Window(np.stack(positions).mean(axis=0)[filled], stacked[:, filled], low, high)
+    return BinnedCurves(np.stack(positions).mean(axis=0)[filled], stacked[:, filled], low, high)

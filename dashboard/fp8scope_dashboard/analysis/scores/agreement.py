@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fp8scope_dashboard.analysis.scores.result import Score
+from fp8scope_dashboard.analysis.scores.result import RunScore
 from fp8scope_dashboard.text.numbers import usable
 
 
@@ -30,7 +30,7 @@ class Agreement:
         return self.pairs - self.higher - self.lower
 
 
-def agreement(first: Score, second: Score) -> Agreement | None:
+def agreement(first: RunScore, second: RunScore) -> Agreement | None:
     """Compare two runs item by item, by name or else by position; None if their items cannot be paired."""
     if first.item_ids is not None and second.item_ids is not None:
         at = {name: index for index, name in enumerate(second.item_ids)}

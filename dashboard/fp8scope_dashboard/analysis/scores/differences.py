@@ -22,7 +22,7 @@ from fp8scope_dashboard.analysis.scores.intervals import (
     error_of_mean,
     unseen,
 )
-from fp8scope_dashboard.analysis.scores.reference import Reference
+from fp8scope_dashboard.analysis.scores.reference import ReferenceDistribution
 from fp8scope_dashboard.statistics.arrays import Floats
 
 # With so few differing items, all 2^m assignments of signs are counted.
@@ -39,7 +39,7 @@ class Discordant:
 
 
 @dataclass(frozen=True)
-class Difference:
+class ScoreDifference:
     """Score of the run minus score of the baseline, over items.
 
     Attributes:
@@ -51,7 +51,7 @@ class Difference:
         nonzero: the differences of items, if they are few and exactly exchangeable; else None.
         further: variance of the seeds, which is added to `variance`.
         further_noise: square of that variance over its degrees of freedom; its part of Satterthwaite's rule.
-        borrowed: the variance of the seeds is that of other runs; see `Reference`.
+        borrowed: the variance of the seeds is that of other runs; see `ReferenceDistribution`.
         skewness: of the mean difference over items; 0 if it may be chance.
         largest_cluster: share of the items in the largest cluster; 0 without clusters.
         identical: every run has the same score on each item.
@@ -72,7 +72,7 @@ class Difference:
     largest_cluster: float = 0.0
     identical: bool = False
 
-    def with_further(self, variance: float, noise: float, *, borrowed: bool = False) -> Difference:
+    def with_further(self, variance: float, noise: float, *, borrowed: bool = False) -> ScoreDifference:
         """The difference with the variance of seeds added."""
         return replace(self, further=variance, further_noise=noise, borrowed=borrowed)
 
@@ -101,11 +101,11 @@ class Difference:
         return skewness.doubt(self.total_skewness, self.largest_cluster, self.units)
 
     @property
-    def reference(self) -> Reference:
+    def reference(self) -> ReferenceDistribution:
         """The distribution of the difference over its standard error."""
         if self.discordant is not None and self.further == 0.0:
-            return Reference()
-        return Reference(self.total_freedom, self.borrowed)
+            return ReferenceDistribution()
+        return ReferenceDistribution(self.total_freedom, self.borrowed)
 
     def interval(self, alpha: float) -> Interval:
         """Two-sided interval at level 1 - alpha; without bounds where none is reliable (`doubt`).
@@ -212,7 +212,7 @@ def sign_flip(nonzero: Floats) -> float:
 
 def paired(
     run: Floats, baseline: Floats, *, clusters: Sequence[str] | None = None, proportion: bool = False
-) -> Difference:
+) -> ScoreDifference:
     """Difference of two arms, float64[K, n] each, over the same n items.
 
     The difficulty of each item cancels. The variance is that of the differences per item; with clusters it is
@@ -221,7 +221,7 @@ def paired(
     differences = run.mean(axis=0) - baseline.mean(axis=0)
     error = error_of_mean(differences, clusters)
     nonzero = differences[np.abs(differences) > 1e-12]
-    result = Difference(
+    result = ScoreDifference(
         "paired differences" if clusters is None else "paired differences, clustered",
         float(differences.mean()),
         error.value**2,
@@ -267,7 +267,7 @@ def unpaired(
     *,
     clusters: tuple[Sequence[str] | None, Sequence[str] | None] = (None, None),
     proportion: bool = False,
-) -> Difference:
+) -> ScoreDifference:
     """Difference of two arms over different items, float64[K, n] and float64[K', n'].
 
     Sum of the two variances, with Welch's degrees of freedom. For 0/1 items, a right and a wrong item are
@@ -285,7 +285,7 @@ def unpaired(
     difference = float(means[0].mean() - means[1].mean())
     skew = third / sum(variances) ** 1.5 if sum(variances) > 0.0 else 0.0
     clustered = any(names is not None for names in clusters)
-    return Difference(
+    return ScoreDifference(
         "difference of means, other items",
         difference,
         sum(variances),

@@ -11,25 +11,25 @@ import numpy as np
 from fp8scope_dashboard.analysis.losses.seeds import Prior, odd_seeds, variance_of
 from fp8scope_dashboard.analysis.own_differences import RunDifference, with_left
 from fp8scope_dashboard.analysis.scores import intervals
-from fp8scope_dashboard.analysis.scores.differences import Difference, paired, unpaired
+from fp8scope_dashboard.analysis.scores.differences import ScoreDifference, paired, unpaired
 from fp8scope_dashboard.analysis.scores.intervals import UNLIMITED, Interval
 from fp8scope_dashboard.analysis.scores.metrics import default_margin, limits_of
 from fp8scope_dashboard.analysis.scores.pairing import aligned
-from fp8scope_dashboard.analysis.scores.result import ITEMS, Score, ScoreComparison, Task
-from fp8scope_dashboard.analysis.scores.seeds import SeedSpread, offset_prior, own_spread, public_spread
+from fp8scope_dashboard.analysis.scores.result import ITEMS, RunScore, ScoreComparison, TaskScores
+from fp8scope_dashboard.analysis.scores.seeds import ScoreSpread, offset_prior, own_spread, public_spread
 from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.text import score_verdicts as text
 from fp8scope_dashboard.text.numbers import count, usable
 
 
 @dataclass(frozen=True)
-class Evidence:
+class TaskEvidence:
     """A task's difference and seed spread, before the tasks are pooled and adjusted."""
 
-    task: Task
+    task: TaskScores
     base: ScoreComparison
-    difference: Difference
-    spread: SeedSpread
+    difference: ScoreDifference
+    spread: ScoreSpread
     prior: Prior
     margin: float
     arms: tuple[int, int]
@@ -39,16 +39,16 @@ class Evidence:
 class _Measured:
     """The difference of a task, with the baselines that took part."""
 
-    baselines: Sequence[Score]
-    difference: Difference
-    spread: SeedSpread
+    baselines: Sequence[RunScore]
+    difference: ScoreDifference
+    spread: ScoreSpread
     prior: Prior
     own: list[RunDifference]
     warnings: list[str]
 
 
 def item_interval(
-    score: Score, alpha: float, *, proportion: bool, exact: bool = False, limits: Interval = UNLIMITED
+    score: RunScore, alpha: float, *, proportion: bool, exact: bool = False, limits: Interval = UNLIMITED
 ) -> tuple[Interval, str]:
     """One run's interval over its items, and the name of the method.
 
@@ -67,7 +67,7 @@ def item_interval(
     return intervals.wilson(successes, n, alpha), "Wilson"
 
 
-def prepare(task: Task, alpha: float, loss_margin: float) -> Evidence | ScoreComparison:
+def prepare(task: TaskScores, alpha: float, loss_margin: float) -> TaskEvidence | ScoreComparison:
     """The evidence on a task, or the verdict if there is not enough."""
     run = task.arm[0]
     sound = [score for score in task.baselines if len(score.items) >= ITEMS and usable(score.items).all()]
@@ -94,14 +94,14 @@ def prepare(task: Task, alpha: float, loss_margin: float) -> Evidence | ScoreCom
 
 
 def _evidence(
-    task: Task,
+    task: TaskScores,
     nothing: ScoreComparison,
-    arm: Sequence[Score],
-    sound: Sequence[Score],
+    arm: Sequence[RunScore],
+    sound: Sequence[RunScore],
     alpha: float,
     loss_margin: float,
     limits: Interval,
-) -> Evidence:
+) -> TaskEvidence:
     proportion = task.kind == "proportion"
     assert nothing.score is not None
     measured = _measured(task, arm, sound)
@@ -125,7 +125,9 @@ def _evidence(
         own=measured.own,
         warnings=measured.warnings,
     )
-    return Evidence(task, base, difference, measured.spread, measured.prior, margin, (len(arm), len(sound)))
+    return TaskEvidence(
+        task, base, difference, measured.spread, measured.prior, margin, (len(arm), len(sound))
+    )
 
 
 def _bounded(interval: Interval) -> Interval | None:
@@ -134,7 +136,7 @@ def _bounded(interval: Interval) -> Interval | None:
 
 
 def baseline_interval(
-    scores: Sequence[Score], alpha: float, *, proportion: bool, limits: Interval = UNLIMITED
+    scores: Sequence[RunScore], alpha: float, *, proportion: bool, limits: Interval = UNLIMITED
 ) -> tuple[Interval, str]:
     """The picture: the interval of a further seed; of one run over its items if seeds are equal or few."""
     means = np.array([float(score.items.mean()) for score in scores])
@@ -144,7 +146,7 @@ def baseline_interval(
     return item_interval(scores[0], alpha, proportion=proportion, limits=limits)
 
 
-def _measured(task: Task, arm: Sequence[Score], sound: Sequence[Score]) -> _Measured:
+def _measured(task: TaskScores, arm: Sequence[RunScore], sound: Sequence[RunScore]) -> _Measured:
     """The difference over items, paired where possible, and the spread between seeds.
 
     Baseline runs far from the other ones are left out, with a warning, as in comparisons of losses.
@@ -191,7 +193,7 @@ def _measured(task: Task, arm: Sequence[Score], sound: Sequence[Score]) -> _Meas
     return _Measured(
         baselines=sound,
         difference=difference,
-        spread=spread or SeedSpread("unknown"),
+        spread=spread or ScoreSpread("unknown"),
         prior=prior,
         own=own,
         warnings=[],
@@ -199,8 +201,8 @@ def _measured(task: Task, arm: Sequence[Score], sound: Sequence[Score]) -> _Meas
 
 
 def _of_other_items(
-    task: Task, arm: Sequence[Score], sound: Sequence[Score], means: Sequence[Floats]
-) -> tuple[Difference, SeedSpread | None, float]:
+    task: TaskScores, arm: Sequence[RunScore], sound: Sequence[RunScore], means: Sequence[Floats]
+) -> tuple[ScoreDifference, ScoreSpread | None, float]:
     """The difference of arms whose items cannot be paired, their seed spread, and the variance of items."""
     run, baseline = arm[0], sound[0]
     difference = unpaired(
@@ -220,7 +222,7 @@ def _is_binary(*items: Floats) -> bool:
 
 
 def _own_differences(
-    arm: Sequence[Score], scores: Floats, difference: float, prior: Prior
+    arm: Sequence[RunScore], scores: Floats, difference: float, prior: Prior
 ) -> list[RunDifference]:
     """Each run's difference; their mean is that of the arms. `prior`: of one score, with its items."""
     shift = difference - float(scores.mean())

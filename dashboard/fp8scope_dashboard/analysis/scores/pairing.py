@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fp8scope_dashboard.analysis.scores.result import ITEMS, Score
+from fp8scope_dashboard.analysis.scores.result import ITEMS, RunScore
 from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.text.numbers import count
 
 
-def aligned(scores: Sequence[Score]) -> tuple[Floats, Sequence[str] | None] | None:
+def aligned(scores: Sequence[RunScore]) -> tuple[Floats, Sequence[str] | None] | None:
     """Items float64[K, n] that all scores have, and their clusters; None if they cannot be paired.
 
     Pairs by name. Without names, by position if all have the same number of items: any fixed pairing gives a
@@ -49,7 +49,7 @@ def _check_ids(names: Sequence[str]) -> None:
 
 
 def _clusters_of(
-    scores: Sequence[Score], positions: Sequence[Mapping[str, int]], names: Sequence[str]
+    scores: Sequence[RunScore], positions: Sequence[Mapping[str, int]], names: Sequence[str]
 ) -> Sequence[str] | None:
     """The clusters of the named items, from the first score that has clusters."""
     for score, at in zip(scores, positions, strict=True):

@@ -15,7 +15,7 @@ KNEE: Final = 0.025
 
 
 @dataclass(frozen=True)
-class Reference:
+class ReferenceDistribution:
     """Student's t with `freedom` degrees of freedom.
 
     Attributes:

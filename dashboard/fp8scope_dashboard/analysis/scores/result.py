@@ -9,7 +9,7 @@ from typing import Any, Literal
 from fp8scope_dashboard.analysis.losses.seeds import PUBLIC, Prior
 from fp8scope_dashboard.analysis.own_differences import RunDifference
 from fp8scope_dashboard.analysis.scores.intervals import Interval
-from fp8scope_dashboard.analysis.scores.seeds import Group
+from fp8scope_dashboard.analysis.scores.seeds import SeedGroup
 from fp8scope_dashboard.statistics.arrays import Floats
 
 Verdict = Literal["equivalent", "worse", "better", "cannot_tell"]
@@ -21,7 +21,7 @@ ITEMS = 2
 
 
 @dataclass(frozen=True)
-class Score:
+class RunScore:
     """One run's evaluation, item by item.
 
     Attributes:
@@ -39,7 +39,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Task:
+class TaskScores:
     """The scores of one evaluation: the judged run first, then others of its seed group, and the baseline's.
 
     Attributes:
@@ -53,11 +53,11 @@ class Task:
     metric: str
     kind: str
     higher_is_better: bool
-    arm: Sequence[Score]
-    baselines: Sequence[Score]
+    arm: Sequence[RunScore]
+    baselines: Sequence[RunScore]
     margin: float | None = None
     losses: Prior = PUBLIC
-    groups: Sequence[Group] = ()
+    groups: Sequence[SeedGroup] = ()
 
 
 @dataclass(frozen=True)

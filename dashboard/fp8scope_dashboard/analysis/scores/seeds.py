@@ -35,7 +35,7 @@ OUTLYING = 0.05
 
 
 @dataclass(frozen=True)
-class SeedSpread:
+class ScoreSpread:
     """The spread of a score between seeds.
 
     Attributes:
@@ -74,7 +74,7 @@ class SeedSpread:
         return factor * excess, (factor * self.variance) ** 2 / self.freedom
 
 
-def own_spread(arms: Sequence[Floats], clusters: Sequence[str] | None = None) -> SeedSpread | None:
+def own_spread(arms: Sequence[Floats], clusters: Sequence[str] | None = None) -> ScoreSpread | None:
     """The spread over own seeds, pooled within the arms, float64[K, n] each; None if no arm has two runs.
 
     s^2 is the pooled variance of the runs' scores. e is the residual mean square of the two-way layout of
@@ -95,7 +95,7 @@ def own_spread(arms: Sequence[Floats], clusters: Sequence[str] | None = None) ->
     if squares <= (ROUNDING * largest) ** 2:
         squares = 0.0
     variance = squares / freedom
-    return SeedSpread(
+    return ScoreSpread(
         "own",
         variance**0.5,
         variance,
@@ -116,7 +116,7 @@ def _sum_of_squares(residuals: Floats, clusters: Sequence[str] | None) -> float:
     return float(np.sum(sums**2)) * (units / (units - 1.0) if units > 1 else 1.0)
 
 
-def public_spread(task: str, variance_of_items: float) -> SeedSpread | None:
+def public_spread(task: str, variance_of_items: float) -> ScoreSpread | None:
     """The published spread of the benchmark with the task's name; None if there is none.
 
     Args:
@@ -128,10 +128,10 @@ def public_spread(task: str, variance_of_items: float) -> SeedSpread | None:
         return None
     value = fact.seed_sd / 100.0
     by_items = variance_of_items / 2.0 / fact.items
-    return SeedSpread("public", value, value**2, by_items, SEEDS - 1, SEEDS, fact.benchmark)
+    return ScoreSpread("public", value, value**2, by_items, SEEDS - 1, SEEDS, fact.benchmark)
 
 
-def pooled(spreads: Sequence[SeedSpread]) -> list[SeedSpread]:
+def pooled(spreads: Sequence[ScoreSpread]) -> list[ScoreSpread]:
     """The spreads of several tasks of the same runs, each with its variance from all tasks.
 
     A few seeds of one task say little. The ratio s^2 / e is pooled over the tasks with own seeds, weighted by
@@ -144,7 +144,7 @@ def pooled(spreads: Sequence[SeedSpread]) -> list[SeedSpread]:
     freedom = sum(each.freedom for each in own)
     ratio = sum(each.freedom * each.variance / each.by_items for each in own) / freedom
 
-    def with_pooled(each: SeedSpread) -> SeedSpread:
+    def with_pooled(each: ScoreSpread) -> ScoreSpread:
         if each.source != "own" or each.by_items <= 0.0:
             return each
         expected = ratio * each.by_items
@@ -157,7 +157,7 @@ def pooled(spreads: Sequence[SeedSpread]) -> list[SeedSpread]:
 
 
 @dataclass(frozen=True)
-class Group:
+class SeedGroup:
     """The seeds of another group of the project on the same task.
 
     Attributes:
@@ -171,7 +171,7 @@ class Group:
 
 
 def offset_prior(
-    metric: str, score: float, item_spread: float, losses: Prior = PUBLIC, groups: Sequence[Group] = ()
+    metric: str, score: float, item_spread: float, losses: Prior = PUBLIC, groups: Sequence[SeedGroup] = ()
 ) -> Prior:
     """The prior of the offset between seeds, in the unit of the score.
 
@@ -205,14 +205,14 @@ def offset_prior(
     return Prior(variance**0.5, min(total, MOST_FREEDOM), "project")
 
 
-def with_prior(spread: SeedSpread | None, prior: Prior) -> SeedSpread:
+def with_prior(spread: ScoreSpread | None, prior: Prior) -> ScoreSpread:
     """The own spread shrunk towards the prior of the offset; the prior alone without own seeds.
 
     A spread that is much wider than the prior stays as it is (`losses.seeds.shrunk`).
     """
     if spread is None or spread.source == "unknown":
         source: Source = "project" if prior.source == "project" else "public"
-        return SeedSpread(source, prior.spread, prior.spread**2, 0.0, prior.freedom)
+        return ScoreSpread(source, prior.spread, prior.spread**2, 0.0, prior.freedom)
     if spread.source != "own":
         return spread
     # The spread of other tasks says no more about this one than that of so many seeds.

@@ -11,7 +11,7 @@ from fp8scope_dashboard.text import score_verdicts as text
 
 
 @dataclass(frozen=True)
-class Summary:
+class ScoreSummary:
     """The verdict over tasks, the number of tasks with each verdict, and a sentence with the error rate."""
 
     verdict: str
@@ -23,7 +23,7 @@ class Summary:
         return asdict(self)
 
 
-def summarise(verdicts: Sequence[tuple[str, str]], alpha: float) -> Summary:
+def summarise(verdicts: Sequence[tuple[str, str]], alpha: float) -> ScoreSummary:
     """One verdict from the (name, verdict) of each task, whose p-values are adjusted by `judge` already.
 
     *worse* if any task is: at most alpha, because the family-wise error is. *equivalent* if every task is:
@@ -32,7 +32,7 @@ def summarise(verdicts: Sequence[tuple[str, str]], alpha: float) -> Summary:
     """
     counts: Mapping[str, int] = Counter(verdict for _, verdict in verdicts)
     if not verdicts:
-        return Summary("cannot_tell", text.too_few_tasks(), {})
+        return ScoreSummary("cannot_tell", text.too_few_tasks(), {})
     worse = [name for name, verdict in verdicts if verdict == "worse"]
     if worse:
         overall = "worse"
@@ -42,4 +42,4 @@ def summarise(verdicts: Sequence[tuple[str, str]], alpha: float) -> Summary:
         overall = "better"
     else:
         overall = "cannot_tell"
-    return Summary(overall, text.summary(overall, counts, worse, alpha), dict(counts))
+    return ScoreSummary(overall, text.summary(overall, counts, worse, alpha), dict(counts))

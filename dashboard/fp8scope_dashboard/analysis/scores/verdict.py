@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from fp8scope_dashboard.analysis.scores import intervals, quality
-from fp8scope_dashboard.analysis.scores.differences import Difference
-from fp8scope_dashboard.analysis.scores.evidence import Evidence, prepare
-from fp8scope_dashboard.analysis.scores.result import ScoreComparison, Task
-from fp8scope_dashboard.analysis.scores.seeds import SeedSpread, pooled, with_prior
+from fp8scope_dashboard.analysis.scores.differences import ScoreDifference
+from fp8scope_dashboard.analysis.scores.evidence import TaskEvidence, prepare
+from fp8scope_dashboard.analysis.scores.result import ScoreComparison, TaskScores
+from fp8scope_dashboard.analysis.scores.seeds import ScoreSpread, pooled, with_prior
 from fp8scope_dashboard.text import score_verdicts as text
 
 # Where the spread between seeds is that of other runs, a run is also equivalent within so many margins: the
@@ -22,13 +22,13 @@ MARGINS_OF_BORROWED = 2.0
 VALUES_OF_COMPUTATION = 3
 
 
-def compare_scores(task: Task, *, alpha: float, loss_margin: float = 0.0025) -> ScoreComparison:
+def compare_scores(task: TaskScores, *, alpha: float, loss_margin: float = 0.0025) -> ScoreComparison:
     """The verdict on a single task at a single checkpoint; see `judge`."""
     return judge([task], alpha=alpha, loss_margin=loss_margin)[0]
 
 
 def judge(
-    tasks: Sequence[Task],
+    tasks: Sequence[TaskScores],
     *,
     alpha: float,
     loss_margin: float = 0.0025,
@@ -54,7 +54,7 @@ def judge(
         alpha_share: its share of alpha, from `spending.shares`.
     """
     prepared = [prepare(task, alpha, loss_margin) for task in tasks]
-    evidence = [each for each in prepared if isinstance(each, Evidence)]
+    evidence = [each for each in prepared if isinstance(each, TaskEvidence)]
     spreads = pooled([each.spread for each in evidence])
     finished = [_with_seeds(each, spread) for each, spread in zip(evidence, spreads, strict=True)]
     share = alpha * alpha_share
@@ -64,7 +64,7 @@ def judge(
         _verdict(each, _Levels(below, above, share, alpha), len(finished), checkpoint)
         for each, below, above in zip(finished, worse, better, strict=True)
     )
-    return [next(verdicts) if isinstance(each, Evidence) else each for each in prepared]
+    return [next(verdicts) if isinstance(each, TaskEvidence) else each for each in prepared]
 
 
 @dataclass(frozen=True)
@@ -103,22 +103,22 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def _with_seeds(each: Evidence, spread: SeedSpread) -> Evidence:
+def _with_seeds(each: TaskEvidence, spread: ScoreSpread) -> TaskEvidence:
     spread = with_prior(spread, each.prior)
     further, noise = spread.added_variance(*each.arms)
     difference = each.difference.with_further(further, noise, borrowed=spread.borrowed)
     return replace(each, difference=difference, spread=spread)
 
 
-def _p_worse(each: Evidence) -> float:
+def _p_worse(each: TaskEvidence) -> float:
     return each.difference.p_below() if each.task.higher_is_better else each.difference.p_above()
 
 
-def _p_better(each: Evidence) -> float:
+def _p_better(each: TaskEvidence) -> float:
     return each.difference.p_above() if each.task.higher_is_better else each.difference.p_below()
 
 
-def _verdict(each: Evidence, levels: _Levels, tasks: int, checkpoint: int) -> ScoreComparison:
+def _verdict(each: TaskEvidence, levels: _Levels, tasks: int, checkpoint: int) -> ScoreComparison:
     difference = each.difference
     if difference.identical:
         decided = _identical(each, levels.equivalent)
@@ -134,11 +134,11 @@ def _verdict(each: Evidence, levels: _Levels, tasks: int, checkpoint: int) -> Sc
         seed_spread=_as_dict(each.spread),
         signal_to_noise=quality.signal_to_noise(each.base.baseline_score or 0.0, each.spread.value),
     )
-    facts = text.Facts(decided.as_dict(), each.task.kind == "proportion", levels.alpha)
+    facts = text.ScoreFacts(decided.as_dict(), each.task.kind == "proportion", levels.alpha)
     return replace(decided, explanation=text.explain(facts))
 
 
-def _decided(each: Evidence, levels: _Levels) -> ScoreComparison:
+def _decided(each: TaskEvidence, levels: _Levels) -> ScoreComparison:
     """The verdict from the interval: at the level for 'equivalent', else at those of the two sides."""
     difference, margin = each.difference, each.margin
     narrow = difference.interval(2.0 * levels.equivalent)
@@ -178,14 +178,14 @@ def _decided(each: Evidence, levels: _Levels) -> ScoreComparison:
     return replace(result, needs=asdict(needs))
 
 
-def _detectable(difference: Difference, level: float, reach: float, power: float) -> float:
+def _detectable(difference: ScoreDifference, level: float, reach: float, power: float) -> float:
     """The harm that a test of this one-sided level finds with probability POWER."""
     if difference.borrowed:
         return (reach + power) * difference.error
     return intervals.smallest_detectable(difference.error, level, difference.total_freedom, one_sided=True)
 
 
-def _identical(each: Evidence, level: float) -> ScoreComparison:
+def _identical(each: TaskEvidence, level: float) -> ScoreComparison:
     """'Equivalent', for runs that agree on each item.
 
     Scores with several values agree only if the runs compute the same. Equal answers of yes and no show that
@@ -211,7 +211,7 @@ def _identical(each: Evidence, level: float) -> ScoreComparison:
     )
 
 
-def _as_dict(spread: SeedSpread) -> dict[str, Any]:
+def _as_dict(spread: ScoreSpread) -> dict[str, Any]:
     """The stored facts about a spread; `own` and `by_items` are what the project's prior is made of."""
     return {
         "value": spread.value,

@@ -45,7 +45,7 @@ class Blocks(NamedTuple):
     number: Floats
 
 
-class Outcomes(NamedTuple):
+class BlockOutcomes(NamedTuple):
     """What becomes of elements D = 0, 1, ... binades below the amax of their block.
 
     `saturated` and `flushed` are probabilities, `noise` is Σ(x − q/s)² relative to Σx²: float64[D].
@@ -83,7 +83,7 @@ def block_effect(
     )
 
 
-def outcomes(format: NumberFormat, rule: ScaleRule, margin: int, binades: int) -> Outcomes:
+def outcomes(format: NumberFormat, rule: ScaleRule, margin: int, binades: int) -> BlockOutcomes:
     """The outcomes for D from 0 to `binades` - 1, over mantissas that are spread evenly."""
     mantissas = 1.0 + (np.arange(POINTS) + 0.5) / POINTS
     amax, x, rounding = np.meshgrid(mantissas, mantissas, _scale_errors(rule), indexing="ij")
@@ -99,7 +99,7 @@ def outcomes(format: NumberFormat, rule: ScaleRule, margin: int, binades: int) -
     # An element is smallest against its block if its mantissa is 1 and that of amax is almost 2.
     smallest = float(_unit(format, rule, margin, np.array(2.0 - 2.0**-23))) / max(_scale_bounds(rule))
     first = int(np.argmax(smallest * np.ldexp(1.0, -np.arange(MOST_BINADES)) <= format.flushed))
-    return Outcomes(saturated, flushed, noise, first, _peaks(format, rule, margin)[1] > format.limit)
+    return BlockOutcomes(saturated, flushed, noise, first, _peaks(format, rule, margin)[1] > format.limit)
 
 
 def _unit(format: NumberFormat, rule: ScaleRule, margin: int, amax: Floats) -> Floats:
@@ -135,7 +135,7 @@ def _scale_bounds(rule: ScaleRule) -> tuple[float, float]:
 
 
 def _at_random(
-    tensors: Distribution, table: Outcomes, blocks: Blocks, peaks_are_exact: bool
+    tensors: Distribution, table: BlockOutcomes, blocks: Blocks, peaks_are_exact: bool
 ) -> tuple[Floats, Floats, Floats]:
     """Expected numbers of saturated and flushed elements and expected error for a random arrangement."""
     lower, upper = tensors.lower, tensors.upper

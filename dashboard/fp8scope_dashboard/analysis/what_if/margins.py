@@ -34,7 +34,7 @@ class Current:
 
 
 @dataclass(frozen=True)
-class Outcomes:
+class MarginOutcomes:
     """What becomes of the elements of one tensor under N scales.
 
     Attributes:
@@ -70,7 +70,7 @@ def base_scale(tensors: Tensors, format: NumberFormat, current: Current | None) 
     return float(scale_from_amax(tensors.distribution.amax_bound, format, 0)[0])
 
 
-def outcomes_of_scales(tensors: Tensors, format: NumberFormat, scales: Sequence[float]) -> Outcomes:
+def outcomes_of_scales(tensors: Tensors, format: NumberFormat, scales: Sequence[float]) -> MarginOutcomes:
     """What N scales for the whole tensor do to the one tensor of `tensors`."""
     repeated = _repeated(tensors.distribution, len(scales))
     effect = tensor_effect(repeated, format, np.array(scales, np.float64))
@@ -79,12 +79,12 @@ def outcomes_of_scales(tensors: Tensors, format: NumberFormat, scales: Sequence[
 
 def outcomes_of_margins(
     tensors: Tensors, format: NumberFormat, base: float, margins: Sequence[int] = MARGINS
-) -> Outcomes:
+) -> MarginOutcomes:
     """What each margin does to the one tensor of `tensors`, whose scale of margin 0 is `base`."""
     return outcomes_of_scales(tensors, format, [base * 2.0**-margin for margin in margins])
 
 
-def outcomes_of_parts(tensors: Tensors, target: Target) -> Outcomes:
+def outcomes_of_parts(tensors: Tensors, target: Target) -> MarginOutcomes:
     """What a scale for each row or block does to the one tensor of `tensors`."""
     return _outcomes(effect_of(tensors, target), np.full(1, np.nan))
 
@@ -169,5 +169,5 @@ def _subnormal(tensors: Distribution, format: NumberFormat, effect: Effect) -> F
     return np.asarray(np.maximum(below - effect.flushed.estimate, 0.0), np.float64)
 
 
-def _outcomes(effect: Effect, subnormal: NDArray[np.float64]) -> Outcomes:
-    return Outcomes(effect.scale, effect.saturated, effect.flushed, subnormal, effect.error)
+def _outcomes(effect: Effect, subnormal: NDArray[np.float64]) -> MarginOutcomes:
+    return MarginOutcomes(effect.scale, effect.saturated, effect.flushed, subnormal, effect.error)

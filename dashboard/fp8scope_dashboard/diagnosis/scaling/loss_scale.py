@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from fp8scope_dashboard.diagnosis.tensors import TensorRows
+from fp8scope_dashboard.diagnosis.tensors import TensorSeries
 from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.statistics.robust import MAD_TO_SIGMA
 
@@ -41,13 +41,13 @@ class CommonFactor:
     jumps: bool = False
 
 
-def common_factor(rows: TensorRows, reference: TensorRows | None) -> CommonFactor | None:
+def common_factor(rows: TensorSeries, reference: TensorSeries | None) -> CommonFactor | None:
     """The common factor of the gradients against BF16, or else against the steps before a jump."""
     against_bf16 = None if reference is None else _against(rows, reference)
     return against_bf16 or (_jump(rows) if reference is None else None)
 
 
-def _against(rows: TensorRows, reference: TensorRows) -> CommonFactor | None:
+def _against(rows: TensorSeries, reference: TensorSeries) -> CommonFactor | None:
     ratios, steps = amax_ratios(rows, reference)
     if not len(steps):
         return None
@@ -66,7 +66,7 @@ def _against(rows: TensorRows, reference: TensorRows) -> CommonFactor | None:
 
 
 def amax_ratios(
-    rows: TensorRows, reference: TensorRows
+    rows: TensorSeries, reference: TensorSeries
 ) -> tuple[Floats, np.ndarray[tuple[int], np.dtype[np.int64]]]:
     """log2 of the amaxes over the reference's at the steps of both: float64[T, n], and the steps."""
     steps, ours, theirs = np.intersect1d(rows.steps, reference.steps, return_indices=True)
@@ -82,7 +82,7 @@ def amax_ratios(
     return ratios[:, seen], steps[seen]
 
 
-def _jump(rows: TensorRows) -> CommonFactor | None:
+def _jump(rows: TensorSeries) -> CommonFactor | None:
     """A jump within the run: the level after against the level before."""
     with np.errstate(divide="ignore", invalid="ignore"):
         logarithms = np.log2(rows.amax)

@@ -23,7 +23,7 @@ from fp8scope_dashboard.analysis.tensor_onsets import (
     tensor_limits,
 )
 from fp8scope_dashboard.diagnosis.change_points import change_points
-from fp8scope_dashboard.diagnosis.tensors import TensorRows
+from fp8scope_dashboard.diagnosis.tensors import TensorSeries
 from fp8scope_dashboard.statistics.arrays import Floats
 
 LeavingKind = Literal["saturation", "underflow"]
@@ -57,13 +57,13 @@ class Leaving:
     share: float
 
 
-def saturating(rows: TensorRows) -> list[Leaving]:
+def saturating(rows: TensorSeries) -> list[Leaving]:
     """The tensors that saturate, those that began first at the beginning."""
     shares = rows.share(rows.saturated)
     return _leaving("saturation", rows, shares, np.full(len(rows.tensors), SATURATED_SHARE))
 
 
-def flushing(rows: TensorRows) -> list[Leaving]:
+def flushing(rows: TensorSeries) -> list[Leaving]:
     """The tensors of which most elements become zero, those that began first at the beginning."""
     shares = rows.share(rows.underflow)
     with np.errstate(invalid="ignore"):
@@ -79,7 +79,7 @@ def rolling_mean(values: Floats, window: int) -> Floats:
     return means
 
 
-def _leaving(kind: LeavingKind, rows: TensorRows, shares: Floats, limits: Floats) -> list[Leaving]:
+def _leaving(kind: LeavingKind, rows: TensorSeries, shares: Floats, limits: Floats) -> list[Leaving]:
     tensors = []
     for position, (row, limit) in enumerate(zip(shares, limits, strict=True)):
         known = np.flatnonzero(np.isfinite(row))

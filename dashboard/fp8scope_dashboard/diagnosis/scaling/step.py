@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from fp8scope_dashboard.diagnosis.findings import Finding, Link
+from fp8scope_dashboard.diagnosis.findings import EvidenceLink, Finding
 from fp8scope_dashboard.diagnosis.scaling.following import (
     LEAST_ROWS,
     SEVERAL,
@@ -19,7 +19,7 @@ from fp8scope_dashboard.diagnosis.scaling.following import (
 )
 from fp8scope_dashboard.diagnosis.scaling.loss_scale import CommonFactor, amax_ratios, common_factor
 from fp8scope_dashboard.diagnosis.scaling.range_use import LARGE_ERROR, Leaving, flushing, saturating
-from fp8scope_dashboard.diagnosis.tensors import Scaling, TensorRows, scaling_of
+from fp8scope_dashboard.diagnosis.tensors import Scaling, TensorSeries, scaling_of
 from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.text.numbers import as_factor, count
 
@@ -59,7 +59,7 @@ class Training:
 
 
 def examine(
-    rows: TensorRows, recipe: Mapping[str, Any], reference: TensorRows | None, training: Training
+    rows: TensorSeries, recipe: Mapping[str, Any], reference: TensorSeries | None, training: Training
 ) -> Finding:
     """The finding of this step.
 
@@ -85,7 +85,7 @@ def examine(
     )
 
 
-def scale_faults(rows: TensorRows, scalings: Mapping[str, Scaling]) -> dict[int, ScaleFault]:
+def scale_faults(rows: TensorSeries, scalings: Mapping[str, Scaling]) -> dict[int, ScaleFault]:
     """By tensor position, the scales that do not follow."""
     faults = {}
     calls = rows.calls
@@ -109,14 +109,14 @@ def _is_configured(fault: ScaleFault, scaling: Scaling) -> bool:
     return scaling.interval > 1 and waits <= 2 * scaling.interval and abs(fault.bits) < 1.0
 
 
-def _moves_first(faults: Mapping[int, ScaleFault], rows: TensorRows) -> bool:
+def _moves_first(faults: Mapping[int, ScaleFault], rows: TensorSeries) -> bool:
     """Whether gradients' scales followed and then stopped: the loss scale only made it visible."""
     gradients = [fault for position, fault in faults.items() if rows.tensors[position].role == "grad_output"]
     return any(fault.kind in ("frozen", "stale") and fault.first > SHOWN for fault in gradients)
 
 
 def _of_scales(
-    faults: Mapping[int, ScaleFault], rows: TensorRows, scalings: Mapping[str, Scaling]
+    faults: Mapping[int, ScaleFault], rows: TensorSeries, scalings: Mapping[str, Scaling]
 ) -> Finding | None:
     resets = {p: fault for p, fault in faults.items() if fault.kind == "reset"}
     counted = {p: fault for p, fault in faults.items() if fault.kind != "reset"}
@@ -136,7 +136,7 @@ def _of_scales(
 
 
 def _of_static_gradients(
-    faults: Mapping[int, ScaleFault], flushed: Sequence[Leaving], rows: TensorRows
+    faults: Mapping[int, ScaleFault], flushed: Sequence[Leaving], rows: TensorSeries
 ) -> Finding | None:
     """Gradients whose scale never moved in the whole run, and which underflow: no scaling at all."""
     static = [p for p, fault in faults.items() if fault.kind == "frozen" and fault.first <= SHOWN]
@@ -146,7 +146,7 @@ def _of_static_gradients(
     return _underflow(vanishing, len(static), rows) if vanishing else None
 
 
-def _common_step(faults: Mapping[int, ScaleFault], rows: TensorRows) -> tuple[int, list[int]]:
+def _common_step(faults: Mapping[int, ScaleFault], rows: TensorSeries) -> tuple[int, list[int]]:
     """The step at which most faults begin, within two rows, and these tensors."""
     first = Counter(fault.first for fault in faults.values())
     start = max(
@@ -156,7 +156,7 @@ def _common_step(faults: Mapping[int, ScaleFault], rows: TensorRows) -> tuple[in
     return int(rows.steps[start]), agreeing
 
 
-def _reset(step: int, positions: Sequence[int], rows: TensorRows) -> Finding:
+def _reset(step: int, positions: Sequence[int], rows: TensorSeries) -> Finding:
     return Finding(
         "scaling",
         "cause",
@@ -172,7 +172,7 @@ def _reset(step: int, positions: Sequence[int], rows: TensorRows) -> Finding:
 
 
 def _not_following(
-    kind: FaultKind, faults: Mapping[int, ScaleFault], rows: TensorRows, module: str
+    kind: FaultKind, faults: Mapping[int, ScaleFault], rows: TensorSeries, module: str
 ) -> Finding:
     order = sorted(faults, key=lambda p: (faults[p].first, -abs(faults[p].bits)))
     worst = max(faults, key=lambda p: abs(faults[p].bits))
@@ -211,7 +211,7 @@ def _not_following(
 
 
 def _offset(
-    faults: Mapping[int, ScaleFault], rows: TensorRows, scalings: Mapping[str, Scaling], module: str
+    faults: Mapping[int, ScaleFault], rows: TensorSeries, scalings: Mapping[str, Scaling], module: str
 ) -> Finding:
     order = sorted(faults, key=lambda p: (faults[p].first, -abs(faults[p].bits)))
     bits = float(np.median([faults[p].bits for p in order]))
@@ -241,7 +241,7 @@ def _offset(
 def _of_ranges(
     saturated: Sequence[Leaving],
     flushed: Sequence[Leaving],
-    rows: TensorRows,
+    rows: TensorSeries,
     scalings: Mapping[str, Scaling],
     training: Training,
 ) -> Finding | None:
@@ -279,7 +279,7 @@ def _of_ranges(
     )  # fmt: skip
 
 
-def _underflow(vanishing: Sequence[Leaving], gradients: int, rows: TensorRows) -> Finding:
+def _underflow(vanishing: Sequence[Leaving], gradients: int, rows: TensorSeries) -> Finding:
     positions = [each.tensor for each in vanishing]
     share = float(np.median([each.share for each in vanishing]))
     return Finding(
@@ -293,7 +293,7 @@ def _underflow(vanishing: Sequence[Leaving], gradients: int, rows: TensorRows) -
 
 
 def _of_forward(
-    forward: Sequence[Leaving], rows: TensorRows, scalings: Mapping[str, Scaling]
+    forward: Sequence[Leaving], rows: TensorSeries, scalings: Mapping[str, Scaling]
 ) -> Finding | None:
     """Inputs and weights that become zero: one layer's, or under a margin that is too large."""
     positions = [each.tensor for each in forward]
@@ -317,7 +317,7 @@ def _of_forward(
     )  # fmt: skip
 
 
-def _of_one_layer(rows: TensorRows, reference: TensorRows | None) -> Finding | None:
+def _of_one_layer(rows: TensorSeries, reference: TensorSeries | None) -> Finding | None:
     """A layer whose weights are not BF16's, or whose error stands out."""
     apart = _apart_weights(rows, reference) if reference is not None else []
     if len(apart) == 1 and _modules(rows) >= LEAST_MODULES:
@@ -338,13 +338,13 @@ def _of_one_layer(rows: TensorRows, reference: TensorRows | None) -> Finding | N
     return replace(bad, earliest=_observed_before(rows.error[position], onset, rows) + 1)
 
 
-def _observed_before(values: Floats, step: int, rows: TensorRows) -> int:
+def _observed_before(values: Floats, step: int, rows: TensorSeries) -> int:
     """The last step before `step` with an observation; without one, the step before the first row."""
     earlier = rows.steps[np.isfinite(values) & (rows.steps < step)]
     return int(earlier[-1]) if len(earlier) else int(rows.steps[0]) - 1
 
 
-def _apart_weights(rows: TensorRows, reference: TensorRows) -> list[tuple[int, float, int]]:
+def _apart_weights(rows: TensorSeries, reference: TensorSeries) -> list[tuple[int, float, int]]:
     """Weights whose amax is not BF16's, if the other weights' are: position, log2 of the ratio, onset."""
     ratios, steps = amax_ratios(rows, reference)
     weights = np.flatnonzero((rows.roles == "weight") & ~np.isnan(ratios).all(axis=1))
@@ -362,7 +362,7 @@ def _apart_weights(rows: TensorRows, reference: TensorRows) -> list[tuple[int, f
     return apart
 
 
-def _apart_errors(rows: TensorRows) -> list[tuple[int, float, int]]:
+def _apart_errors(rows: TensorSeries) -> list[tuple[int, float, int]]:
     """Tensors with a large error that their role does not have: position, error, first step with it."""
     noisy = []
     for role in sorted(set(rows.roles.tolist())):
@@ -379,7 +379,7 @@ def _apart_errors(rows: TensorRows) -> list[tuple[int, float, int]]:
 
 def _harms(
     factor: CommonFactor,
-    rows: TensorRows,
+    rows: TensorSeries,
     saturated: Sequence[Leaving],
     flushed: Sequence[Leaving],
     training: Training,
@@ -397,7 +397,7 @@ def _harms(
 
 
 def _loss_scale(
-    factor: CommonFactor, rows: TensorRows, saturated: Sequence[Leaving], flushed: Sequence[Leaving]
+    factor: CommonFactor, rows: TensorSeries, saturated: Sequence[Leaving], flushed: Sequence[Leaving]
 ) -> Finding:
     positions = np.flatnonzero(rows.roles == "grad_output").tolist()
     size = f"2^{abs(factor.bits):.0f} times {'larger' if factor.bits > 0 else 'smaller'}"
@@ -418,7 +418,7 @@ def _loss_scale(
 
 
 def _bad_layer(
-    module: str, onset: int, what: str, positions: Sequence[int], rows: TensorRows, statistic: str
+    module: str, onset: int, what: str, positions: Sequence[int], rows: TensorSeries, statistic: str
 ) -> Finding:
     """A finding about one layer. `statistic`: what the evidence shows; it is what was found, and recorded."""
     return Finding(
@@ -432,7 +432,7 @@ def _bad_layer(
 
 
 def _clear(
-    rows: TensorRows,
+    rows: TensorSeries,
     scalings: Mapping[str, Scaling],
     factor: CommonFactor | None,
     saturated: Sequence[Leaving],
@@ -475,31 +475,31 @@ def _clear(
     return Finding("scaling", "clear", f"{what}{range_use}{note}")
 
 
-def _only_module(positions: Sequence[int], rows: TensorRows) -> str:
+def _only_module(positions: Sequence[int], rows: TensorSeries) -> str:
     """The layer that all these tensors belong to; empty if they are several, or the model has few layers."""
     modules = {rows.tensors[position].module for position in positions}
     return modules.pop() if len(modules) == 1 and _modules(rows) >= LEAST_MODULES else ""
 
 
-def _modules(rows: TensorRows) -> int:
+def _modules(rows: TensorSeries) -> int:
     return len(set(rows.modules.tolist()))
 
 
-def _counted(positions: Sequence[int], rows: TensorRows) -> str:
+def _counted(positions: Sequence[int], rows: TensorSeries) -> str:
     roles = {rows.tensors[position].role for position in positions}
     role = f"{roles.pop()} " if len(roles) == 1 else ""
     return f"{count(len(positions), f'{role}tensor')} of {len(rows.tensors)}"
 
 
-def _first(leaving: Leaving, rows: TensorRows) -> str:
+def _first(leaving: Leaving, rows: TensorSeries) -> str:
     between = f" ({leaving.low:,} to {leaving.high:,})" if leaving.low != leaving.high else ""
     return f"first {rows.tensors[leaving.tensor].name} from step {leaving.onset:,}{between}"
 
 
-def _names(positions: Sequence[int], rows: TensorRows) -> tuple[str, ...]:
+def _names(positions: Sequence[int], rows: TensorSeries) -> tuple[str, ...]:
     return tuple(rows.tensors[position].name for position in positions[:NAMED])
 
 
-def _tensor_links(positions: Sequence[int], rows: TensorRows, statistic: str) -> tuple[Link, ...]:
+def _tensor_links(positions: Sequence[int], rows: TensorSeries, statistic: str) -> tuple[EvidenceLink, ...]:
     names = [rows.tensors[position].name for position in positions[:SHOWN]]
-    return tuple(Link("tensor", name, {"tensor": name, "statistic": statistic}) for name in names)
+    return tuple(EvidenceLink("tensor", name, {"tensor": name, "statistic": statistic}) for name in names)

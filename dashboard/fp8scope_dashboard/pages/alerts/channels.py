@@ -41,7 +41,7 @@ CHECKS: Mapping[str, Callable[[Mapping[str, Any]], object]] = {
 
 
 @dataclass(frozen=True)
-class Row:
+class ChannelRow:
     """A channel, prepared for the page."""
 
     channel: Channel
@@ -94,7 +94,7 @@ def _context(project: Project) -> dict[str, Any]:
     }
 
 
-def _rows(project: Project) -> list[Row]:
+def _rows(project: Project) -> list[ChannelRow]:
     tests = {test.channel_id: test for test in _deliveries(project).filter(reason=Reason.TEST)}
     is_alert = ~Q(deliveries__reason=Reason.TEST)
     unsent = is_alert & Q(deliveries__delivered_at=None)
@@ -102,7 +102,7 @@ def _rows(project: Project) -> list[Row]:
     failed = Count("deliveries", filter=unsent & Q(deliveries__failed_at__isnull=False))
     counted = Channel.objects.filter(project=project).annotate(waiting=waiting, failed=failed).order_by("id")
     return [
-        Row(
+        ChannelRow(
             channel,
             CHANNELS[channel.kind].label,
             channel.address,

@@ -51,7 +51,7 @@ VARYING: Final = re.compile(
 
 
 @dataclass(frozen=True)
-class Alert:
+class ShownAlert:
     """An event, prepared for the page."""
 
     event: Event
@@ -101,11 +101,11 @@ class Alert:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class AlertGroup:
     """The alerts of one run; or the newest alert of one cause, with the others of that cause."""
 
     key: str
-    alerts: list[Alert] = field(default_factory=list)
+    alerts: list[ShownAlert] = field(default_factory=list)
     run: Run | None = None
     arm: Arm | None = None
     others: Sequence[Event] = ()
@@ -171,7 +171,7 @@ def cause_of(kind: str, message: str) -> tuple[str, str]:
     return kind, " ".join(VARYING.sub("#", message).split())
 
 
-def listed(newest: QuerySet[Event], number: str | None, by: str, arms: Arms) -> tuple[list[Group], Page]:  # type: ignore[type-arg]
+def listed(newest: QuerySet[Event], number: str | None, by: str, arms: Arms) -> tuple[list[AlertGroup], Page]:  # type: ignore[type-arg]
     """The groups of a page of the list, and the page's number. Takes the events, the newest first."""
     if by == BY_CAUSE:
         return _by_cause(newest, number, arms)
@@ -180,21 +180,21 @@ def listed(newest: QuerySet[Event], number: str | None, by: str, arms: Arms) -> 
     return _by_run(newest[start : page.end_index()], arms), page
 
 
-def _by_run(events: QuerySet[Event], arms: Arms) -> list[Group]:
+def _by_run(events: QuerySet[Event], arms: Arms) -> list[AlertGroup]:
     """Events by run, in the order of each run's first one; the critical ones of a run come first."""
-    groups: dict[UUID, Group] = {}
+    groups: dict[UUID, AlertGroup] = {}
     for event in _read(events):
         group = groups.setdefault(
-            event.run_id, Group(key=str(event.run_id), run=event.run, arm=arms.of(event.run))
+            event.run_id, AlertGroup(key=str(event.run_id), run=event.run, arm=arms.of(event.run))
         )
-        group.alerts.append(Alert.of(event))
+        group.alerts.append(ShownAlert.of(event))
     for group in groups.values():
         # The sort is stable: the newest first among those of a severity.
         group.alerts.sort(key=lambda alert: alert.event.severity != Severity.CRITICAL)
     return list(groups.values())
 
 
-def _by_cause(newest: QuerySet[Event], number: str | None, arms: Arms) -> tuple[list[Group], Page]:  # type: ignore[type-arg]
+def _by_cause(newest: QuerySet[Event], number: str | None, arms: Arms) -> tuple[list[AlertGroup], Page]:  # type: ignore[type-arg]
     """Events by cause: those of most runs first, then the newest."""
     causes: defaultdict[tuple[str, str], list[tuple[int, UUID]]] = defaultdict(list)
     for pk, run_id, kind, message in newest.values_list("pk", "run_id", "kind", "message")[:MAX_GROUPED]:
@@ -209,9 +209,9 @@ def _by_cause(newest: QuerySet[Event], number: str | None, arms: Arms) -> tuple[
     for members, all_members in zip(shown, page.object_list, strict=True):
         event = first[members[0][0]]
         groups.append(
-            Group(
+            AlertGroup(
                 key=f"cause-{event.pk}",
-                alerts=[Alert.of(event)],
+                alerts=[ShownAlert.of(event)],
                 run=event.run,
                 arm=arms.of(event.run),
                 others=[by_id[pk] for pk, _ in members],

@@ -96,7 +96,7 @@ def rule_save(request: HttpRequest, project: Project, rule_id: int | None = None
 def rule_remove(request: HttpRequest, project: Project, rule_id: int) -> HttpResponse:
     """Remove a rule. Its alerts are kept."""
     stored = _stored(project, rule_id)
-    change = rule_store.Change("removed", stored.title, {}, before=rule_documents.document_of(stored))
+    change = rule_store.RuleChange("removed", stored.title, {}, before=rule_documents.document_of(stored))
     try:
         with transaction.atomic():
             rule_store.remove(stored)
@@ -261,7 +261,7 @@ def _runs(project: Project, chosen: str) -> list[Run]:
     return runs
 
 
-def _parameters(document: dict[str, Any], kind: rule_kinds.Kind | None) -> list[dict[str, Any]]:
+def _parameters(document: dict[str, Any], kind: rule_kinds.KindDefinition | None) -> list[dict[str, Any]]:
     """The fields of a built-in kind's parameters, or of an own rule's numbers."""
     given = document.get("parameters", {}) if kind is not None else document
     if not isinstance(given, dict):

@@ -38,7 +38,7 @@ from fp8scope_dashboard.pages.address_values import whole_number
 from fp8scope_dashboard.pages.alerts import muting
 from fp8scope_dashboard.pages.alerts.evidence_figure import evidence_figure
 from fp8scope_dashboard.pages.alerts.history import HistoryLine
-from fp8scope_dashboard.pages.alerts.listing import BY_CAUSE, FILTERS, GROUPINGS, Alert, Filter, listed
+from fp8scope_dashboard.pages.alerts.listing import BY_CAUSE, FILTERS, GROUPINGS, Filter, ShownAlert, listed
 from fp8scope_dashboard.pages.charts.addresses import figure_view
 from fp8scope_dashboard.pages.charts.answers import AnyChart, Chart, EmptyChart
 from fp8scope_dashboard.pages.charts.arms import Arms
@@ -103,7 +103,7 @@ def alert(request: HttpRequest, project: Project, event_id: int) -> HttpResponse
     is_refresh = request.headers.get("HX-Target") == "alert"
     commands = Command.objects.filter(event=event).select_related("given_by", "event")
     context: dict[str, Any] = {
-        "alert": Alert.of(event),
+        "alert": ShownAlert.of(event),
         "event": event,
         "arm": Arms(project).of(event.run),
         "tensors": event.evidence.get("tensors", []),

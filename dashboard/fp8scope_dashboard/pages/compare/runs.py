@@ -29,7 +29,7 @@ LARGE_COLUMNS: Final = ("config", "environment", "summary", "error")
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ComparedRuns:
     """The compared runs, oldest first.
 
     Attributes:
@@ -57,21 +57,21 @@ class Chosen:
         return query
 
 
-def chosen_runs(project: Project, query: QueryDict, *, compared: bool = True) -> Chosen:
+def chosen_runs(project: Project, query: QueryDict, *, compared: bool = True) -> ComparedRuns:
     """The runs in the address, with their comparisons if `compared`; ids of other projects are ignored."""
     every = _all(project) if compared else Run.objects.filter(project=project).select_related("project")
     if "q" in query:
         asked = read(query.get("q", ""), vocabulary_of(project))
         matching = search(every, asked)
-        return Chosen(_newest(matching, MOST_CHOSEN), matching.count(), asked.text, asked.problems)
+        return ComparedRuns(_newest(matching, MOST_CHOSEN), matching.count(), asked.text, asked.problems)
     ids = uuids_in(query.getlist("runs"), 2 * MOST_CHOSEN)
     listed = every.filter(pk__in=ids)
     runs = list(listed.defer(*LARGE_COLUMNS).order_by("created_at", "id")[:MOST_CHOSEN])
     # Only a choice that is cut off has more.
-    return Chosen(runs, listed.count() if len(runs) == MOST_CHOSEN else len(runs))
+    return ComparedRuns(runs, listed.count() if len(runs) == MOST_CHOSEN else len(runs))
 
 
-def suggested_runs(project: Project) -> Chosen:
+def suggested_runs(project: Project) -> ComparedRuns:
     """The newest run with a verdict, the runs with the same baseline, and that baseline."""
     runs = _all(project).filter(archived_at=None)
     newest = (
@@ -82,7 +82,7 @@ def suggested_runs(project: Project) -> Chosen:
     if newest is not None:
         runs = runs.filter(lineage.arm_named([newest.baseline]) | Q(baseline=newest.baseline))
     listed = _newest(runs, MOST_SUGGESTED)
-    return Chosen(listed, len(listed), is_suggestion=True)
+    return ComparedRuns(listed, len(listed), is_suggestion=True)
 
 
 def _all(project: Project) -> QuerySet[Run]:

@@ -18,7 +18,7 @@ from fp8scope_dashboard.pages.compare.figures import compare_figure as drawn_fig
 from fp8scope_dashboard.pages.compare.runs import (
     FEW_RUNS,
     MOST_CHOSEN,
-    Chosen,
+    ComparedRuns,
     chosen_runs,
     result_of,
     runs_with_tensors,
@@ -29,7 +29,7 @@ from fp8scope_dashboard.pages.configuration_differences import differences_of
 from fp8scope_dashboard.pages.formatting import difference
 from fp8scope_dashboard.pages.progress import progress_context
 from fp8scope_dashboard.pages.run.quantities import cost_line
-from fp8scope_dashboard.pages.run.summary import Verdict, baseline_groups, verdict_of
+from fp8scope_dashboard.pages.run.summary import ShownVerdict, baseline_groups, verdict_of
 from fp8scope_dashboard.pages.tensors.differences import (
     common_statistics,
 )
@@ -62,7 +62,7 @@ class Card:
 
     run: Run
     arm: Arm
-    verdict: Verdict
+    verdict: ShownVerdict
     result: dict[str, Any]
     costs: str
     seeds: list[Card] = field(default_factory=list)
@@ -172,7 +172,7 @@ def compare_configuration(request: HttpRequest, project: Project) -> HttpRespons
     return page(request, project, "compare", template, context)
 
 
-def _entries(chosen: Chosen, *, everything: bool) -> dict[str, Any]:
+def _entries(chosen: ComparedRuns, *, everything: bool) -> dict[str, Any]:
     """The table of configurations, and the query of that with all entries or with those that differ."""
     other = chosen.query
     if not everything:
@@ -183,7 +183,7 @@ def _entries(chosen: Chosen, *, everything: bool) -> dict[str, Any]:
     }
 
 
-def _choices(project: Project, chosen: Chosen, arms: ArmReader, text: str) -> dict[str, Any]:
+def _choices(project: Project, chosen: ComparedRuns, arms: ArmReader, text: str) -> dict[str, Any]:
     """The chosen runs, and those that a search finds; without a search the newest."""
     query = read(text, vocabulary_of(project))
     ids = {run.id for run in chosen.runs}
@@ -205,7 +205,7 @@ def _choices(project: Project, chosen: Chosen, arms: ArmReader, text: str) -> di
 compare_figure = figure_view(drawn_figure)
 
 
-def _chosen(project: Project, query: QueryDict) -> Chosen:
+def _chosen(project: Project, query: QueryDict) -> ComparedRuns:
     """The runs in the address; without any, a suggestion."""
     chosen = chosen_runs(project, query)
     return chosen if chosen.runs or chosen.search else suggested_runs(project)

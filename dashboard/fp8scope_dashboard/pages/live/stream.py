@@ -48,7 +48,7 @@ class TooManyStreamsError(Exception):
     """This process serves MOST_STREAMS streams already."""
 
 
-class Registry:
+class StreamRegistry:
     """The open streams of this process, by session."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class Registry:
             del self._open[session]
 
 
-registry = Registry()
+registry = StreamRegistry()
 
 
 async def stream(

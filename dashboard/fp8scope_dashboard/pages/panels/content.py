@@ -16,7 +16,7 @@ from fp8scope_dashboard.db.regular_expressions import MAX_LENGTH, PatternError, 
 from fp8scope_dashboard.pages.address_values import whole_number
 from fp8scope_dashboard.pages.panels import saved
 from fp8scope_dashboard.pages.panels.figure import title_of
-from fp8scope_dashboard.pages.panels.groups import Group, groups_of
+from fp8scope_dashboard.pages.panels.groups import ScalarGroup, groups_of
 from fp8scope_dashboard.pages.panels.panel import PIXELS, Panel, panels_of
 from fp8scope_dashboard.runs.models import Run, SavedView
 from fp8scope_dashboard.telemetry import queries
@@ -63,7 +63,7 @@ class Section:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class ViewChoice:
     """A view in the list of views."""
 
     view: SavedView
@@ -116,7 +116,7 @@ def _matching(logged: Sequence[str], text: str) -> tuple[list[str], str]:
         return [name for name in logged if text.casefold() in name.casefold()], str(error)
 
 
-def _section(run: Run, group: Group, query: QueryDict, shown_view: str) -> Section:
+def _section(run: Run, group: ScalarGroup, query: QueryDict, shown_view: str) -> Section:
     is_opened = query.get("group") == group.name
     shown = group.metrics[: MAX_OPENED if is_opened else MAX_SHOWN]
     view = query.get("view", "") if whole_number(query.get("view", "")) is not None else ""
@@ -162,12 +162,12 @@ def _address(run: Run, panel: Panel) -> str:
     return f"{reverse('panel_figure', args=[run.project.slug, run.pk])}?{panel.query.urlencode()}"
 
 
-def _choice(run: Run, view: SavedView, current: SavedView | None, user: User) -> Choice:
+def _choice(run: Run, view: SavedView, current: SavedView | None, user: User) -> ViewChoice:
     is_own = view.owner_id == user.pk
     remarks = ["the project’s default"] if view.is_default else ["shared"] if view.shared else []
     if not is_own:
         remarks.append(f"by {view.owner.username}")
-    return Choice(
+    return ViewChoice(
         view=view,
         address=tab_address(run, view=str(view.pk)),
         remark=", ".join(remarks),

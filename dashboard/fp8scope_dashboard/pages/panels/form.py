@@ -36,7 +36,7 @@ class Option:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Field:
+class SelectField:
     """A list of choices of the form."""
 
     name: str
@@ -89,6 +89,6 @@ def _numbers(panel: Panel, typed: QueryDict | None) -> dict[str, str]:
     }
 
 
-def _field(name: str, label: str, choices: dict[str, str], chosen: str) -> Field:
+def _field(name: str, label: str, choices: dict[str, str], chosen: str) -> SelectField:
     options = [Option(value, text, value == chosen) for value, text in choices.items()]
-    return Field(name=name, label=label, options=options)
+    return SelectField(name=name, label=label, options=options)

@@ -68,7 +68,7 @@ Node = Number | Metric | Call
 
 
 @dataclass(frozen=True)
-class _Token:
+class _FormulaToken:
     kind: str
     text: str
 
@@ -130,15 +130,15 @@ def _value(node: Node, values: Mapping[str, Floats]) -> Floats:
     return left / right
 
 
-def _tokens(text: str, logged: Collection[str]) -> list[_Token]:
-    tokens: list[_Token] = []
+def _tokens(text: str, logged: Collection[str]) -> list[_FormulaToken]:
+    tokens: list[_FormulaToken] = []
     at = 0
     text = text.rstrip()
     # Of names that begin alike, the longest counts.
     names = sorted((name for name in logged if _PLAIN.fullmatch(name)), key=len, reverse=True)
     while at < len(text):
         if name := _name_at(text, at, names):
-            tokens.append(_Token("name", name))
+            tokens.append(_FormulaToken("name", name))
             at += len(name)
             continue
         match = _TOKEN.match(text, at)
@@ -152,7 +152,7 @@ def _tokens(text: str, logged: Collection[str]) -> list[_Token]:
             tokens += _names(word, logged)
         else:
             tokens.append(
-                _Token("name" if kind == "quoted" else kind, word[1:-1] if kind == "quoted" else word)
+                _FormulaToken("name" if kind == "quoted" else kind, word[1:-1] if kind == "quoted" else word)
             )
         at = match.end()
     return tokens
@@ -166,7 +166,7 @@ def _name_at(text: str, at: int, names: Sequence[str]) -> str:
     return next((name for name, follows in ends if not follows or follows not in _IN_NAMES), "")
 
 
-def _names(word: str, logged: Collection[str]) -> list[_Token]:
+def _names(word: str, logged: Collection[str]) -> list[_FormulaToken]:
     """One name, or several that are divided: the longest that were logged, if they are all of it."""
     parts = word.split("/")
     names: list[str] = []
@@ -174,24 +174,24 @@ def _names(word: str, logged: Collection[str]) -> list[_Token]:
         lengths = (end for end in range(len(parts), 0, -1) if "/".join(parts[:end]) in logged)
         end = next(lengths, 0)
         if not end:
-            return [_Token("name", word)]
+            return [_FormulaToken("name", word)]
         names.append("/".join(parts[:end]))
         parts = parts[end:]
-    tokens = [_Token("name", names[0])]
+    tokens = [_FormulaToken("name", names[0])]
     for name in names[1:]:
-        tokens += [_Token("sign", "/"), _Token("name", name)]
+        tokens += [_FormulaToken("sign", "/"), _FormulaToken("name", name)]
     return tokens
 
 
 class _Parser:
     """Recursive descent over the tokens."""
 
-    def __init__(self, tokens: list[_Token]) -> None:
+    def __init__(self, tokens: list[_FormulaToken]) -> None:
         self._tokens = tokens
         self._at = 0
 
     @property
-    def next(self) -> _Token | None:
+    def next(self) -> _FormulaToken | None:
         return self._tokens[self._at] if self._at < len(self._tokens) else None
 
     def _takes(self, *signs: str) -> str:

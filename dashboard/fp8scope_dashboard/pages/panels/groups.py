@@ -16,14 +16,14 @@ PREFIXES: Final = ("time_", "memory_", "step_", "gpu_", "model_flops", "measured
 
 
 @dataclass(frozen=True)
-class Group:
+class ScalarGroup:
     """Scalars whose names begin alike, in their order."""
 
     name: str
     metrics: list[str]
 
 
-def groups_of(names: Iterable[str]) -> list[Group]:
+def groups_of(names: Iterable[str]) -> list[ScalarGroup]:
     """All scalars in groups: those without one, then the groups by name, then what the agent measures."""
     groups: dict[str, list[str]] = {}
     for name in sorted(names, key=_place):
@@ -31,7 +31,7 @@ def groups_of(names: Iterable[str]) -> list[Group]:
     last = groups.pop(RECORDED, [])
     plain = groups.pop(PLAIN, [])
     ordered = [(PLAIN, plain), *sorted(groups.items()), (RECORDED, last)]
-    return [Group(name, metrics) for name, metrics in ordered if metrics]
+    return [ScalarGroup(name, metrics) for name, metrics in ordered if metrics]
 
 
 def _group(name: str) -> str:

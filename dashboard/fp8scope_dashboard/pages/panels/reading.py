@@ -26,14 +26,14 @@ SPARE_POINTS: Final = 4
 
 
 @dataclass(frozen=True)
-class Content:
+class PanelContent:
     """The curves of a panel, and sentences about what it does not show."""
 
     curves: list[Curve]
     notes: list[str]
 
 
-def read_content(run: Run, panel: Panel, options: Options) -> Content:
+def read_content(run: Run, panel: Panel, options: Options) -> PanelContent:
     """The curves of a panel: one of each metric, and one of its formula.
 
     Raises:
@@ -55,7 +55,7 @@ def read_content(run: Run, panel: Panel, options: Options) -> Content:
             continue
         x = axis_values(run.id, series, options, part_of(run.id, basis, options))
         curves.append(_curve(label, slot, x, series.values, panel, options))
-    return Content(curves, notes)
+    return PanelContent(curves, notes)
 
 
 def _metrics(panel: Panel, logged: Collection[str]) -> tuple[list[str], list[str]]:

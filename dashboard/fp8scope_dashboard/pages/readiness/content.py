@@ -48,7 +48,7 @@ FORMAT_TITLES: Final = {name: target.title for name, target in TARGET_FORMATS.it
 
 
 @dataclass(frozen=True)
-class Question:
+class ReadinessQuery:
     """What the address asks for. `problems` says which parts of it were not valid and are ignored."""
 
     target: Target
@@ -59,7 +59,7 @@ class Question:
     problems: list[str]
 
     @classmethod
-    def of(cls, query: Mapping[str, str]) -> Question:
+    def of(cls, query: Mapping[str, str]) -> ReadinessQuery:
         """Read the address. Invalid parts become the defaults."""
         problems: list[str] = []
         margin = _number(query.get("margin", ""), "margin", problems) or 0
@@ -105,7 +105,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Row:
+class ReadinessRow:
     """One tensor of the table."""
 
     name: str
@@ -123,7 +123,7 @@ class Row:
 class Answer:
     """The readiness of a run under a question."""
 
-    question: Question
+    question: ReadinessQuery
     sampled: Sampled
     readiness: Readiness
     rows: list[TensorReadiness]
@@ -153,10 +153,10 @@ class Answer:
         named = [tensor for tensor in self.rows if tensor.name == self.question.tensor]
         return next(iter([*named, *self.rows]), None)
 
-    def row(self, tensor: TensorReadiness) -> Row:
+    def row(self, tensor: TensorReadiness) -> ReadinessRow:
         """A tensor prepared for the table."""
         effect, i = self.readiness.effect, tensor.index
-        return Row(
+        return ReadinessRow(
             tensor.name,
             BADGES[tensor.verdict],
             tensor.reason,
@@ -170,7 +170,7 @@ class Answer:
         )
 
 
-def answer(run_id: UUID, question: Question) -> Answer | None:
+def answer(run_id: UUID, question: ReadinessQuery) -> Answer | None:
     """Judge the tensors of a sampled step; None if the run has no histograms up to this step."""
     judged = tensors_to_judge(run_id, question.step)
     if judged is None:

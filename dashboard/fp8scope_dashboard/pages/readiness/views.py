@@ -17,7 +17,7 @@ from fp8scope_dashboard.pages.charts.series import Options
 from fp8scope_dashboard.pages.readiness.content import (
     FORMAT_TITLES,
     SCALING_TITLES,
-    Question,
+    ReadinessQuery,
     answer,
     exponents_of,
 )
@@ -32,7 +32,7 @@ MOST_STEPS = 50
 def readiness(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
     """The page, or only its answer when a choice has changed."""
     run = run_of(project, run_id)
-    question = Question.of(request.GET.dict())
+    question = ReadinessQuery.of(request.GET.dict())
     answered = answer(run.pk, question)
     context: dict[str, Any] = {
         "run": run,
@@ -60,7 +60,7 @@ def readiness(request: HttpRequest, project: Project, run_id: UUID) -> HttpRespo
 def readiness_figure(project: Project, query: QueryDict, run_id: UUID) -> AnyChart:
     """The exponents of the tensor of the address, with the zones of the format."""
     run, options = run_of(project, run_id), Options.of(query)
-    answered = answer(run.pk, Question.of({name: str(value) for name, value in query.items()}))
+    answered = answer(run.pk, ReadinessQuery.of({name: str(value) for name, value in query.items()}))
     chosen = None if answered is None else answered.chosen
     if answered is None or chosen is None:
         return EmptyChart("No histogram of such a tensor up to this step.")

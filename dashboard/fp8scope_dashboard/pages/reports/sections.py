@@ -35,7 +35,7 @@ from fp8scope_dashboard.pages.configuration_differences import EntryRow, differe
 from fp8scope_dashboard.pages.formatting import difference
 from fp8scope_dashboard.pages.run.facts import recipe_in_words, run_facts, steps_in_words
 from fp8scope_dashboard.pages.run.figures.views import run_figure
-from fp8scope_dashboard.pages.run.summary import Verdict, baseline_groups, verdict_of
+from fp8scope_dashboard.pages.run.summary import ShownVerdict, baseline_groups, verdict_of
 from fp8scope_dashboard.pages.scores.forest import forest_rows, latest_comparisons
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.text.run_summary import sentences
@@ -112,7 +112,7 @@ def _summary(project: Project, choice: Choice) -> Section:
     return {"kind": "summary", "title": "Verdict" if len(runs) == 1 else "Verdicts", "runs": runs}
 
 
-def _verdict(verdict: Verdict) -> dict[str, Any]:
+def _verdict(verdict: ShownVerdict) -> dict[str, Any]:
     def signed(value: float) -> str:
         return difference(value, verdict.unit, signed=True)
 

@@ -36,7 +36,7 @@ OUTCOMES: Final[Mapping[str, Badge]] = {
 
 
 @dataclass(frozen=True)
-class Evidence:
+class ShownLink:
     """A link of a finding."""
 
     label: str
@@ -52,7 +52,7 @@ class ShownFinding:
     badge: Badge
     sentence: str
     suggestion: str
-    evidence: list[Evidence]
+    evidence: list[ShownLink]
     decisive: bool
 
 
@@ -74,7 +74,7 @@ def shown_findings(run: Run, result: Mapping[str, Any]) -> list[ShownFinding]:
             finding["sentence"],
             finding["suggestion"],
             [
-                *(Evidence(link["label"], address_of(run, link)) for link in finding["links"]),
+                *(ShownLink(link["label"], address_of(run, link)) for link in finding["links"]),
                 *_steps_around(run, finding.get("onset")),
             ],
             finding["step"] == result["decided_by"],
@@ -83,13 +83,13 @@ def shown_findings(run: Run, result: Mapping[str, Any]) -> list[ShownFinding]:
     ]
 
 
-def _steps_around(run: Run, onset: int | None) -> list[Evidence]:
+def _steps_around(run: Run, onset: int | None) -> list[ShownLink]:
     """A link to the charts of the run, at the steps around the onset of a finding."""
     if onset is None:
         return []
     first, last = steps_around(onset, onset, run.last_step)
     page = reverse("run", args=[run.project.slug, run.pk])
-    return [Evidence(f"Steps around {count(onset)}", f"{page}?steps={first}..{last}#loss-title")]
+    return [ShownLink(f"Steps around {count(onset)}", f"{page}?steps={first}..{last}#loss-title")]
 
 
 def address_of(run: Run, link: Mapping[str, Any]) -> str:

@@ -76,7 +76,7 @@ def bucket_means(steps: NDArray[np.int64], seconds: Floats, buckets: int) -> Spl
 
 
 @dataclass(frozen=True)
-class Figure:
+class KeyFigure:
     """One number beside the chart; `term` is its entry in the glossary."""
 
     term: str
@@ -84,17 +84,17 @@ class Figure:
     note: str = ""
 
 
-def recent_figures(run: Run) -> list[Figure]:
+def recent_figures(run: Run) -> list[KeyFigure]:
     """The run's measured speed and use of the machine over its last steps."""
     last: dict[str, float | None] = run.last_scalars or {}
-    figures: list[Figure] = []
+    figures: list[KeyFigure] = []
     for name, render in _MEANS.items():
         if name in last and (mean := _recent_mean(run, name)) is not None:
-            figures.append(Figure(name, render(mean)))
+            figures.append(KeyFigure(name, render(mean)))
     memory = next((name for name in _MEMORY if _is_number(last.get(name))), "")
     for name in (memory, *(name for name in ("memory_peak",) if memory != "memory_rss")):
         if name and _is_number(value := last.get(name)):
-            figures.append(Figure(name, gibibytes(float(value or 0))))
+            figures.append(KeyFigure(name, gibibytes(float(value or 0))))
     return figures
 
 

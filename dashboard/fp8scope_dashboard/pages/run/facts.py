@@ -14,7 +14,7 @@ from fp8scope_dashboard.analysis.models import EvaluationComparison
 from fp8scope_dashboard.analysis.score_comparisons import summary_of
 from fp8scope_dashboard.pages.charts.arms import precision_label
 from fp8scope_dashboard.pages.formatting import difference
-from fp8scope_dashboard.pages.run.summary import Verdict, summarise
+from fp8scope_dashboard.pages.run.summary import ShownVerdict, summarise
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.text.numbers import count
 from fp8scope_dashboard.text.run_summary import RunFacts
@@ -51,7 +51,7 @@ def run_facts(run: Run) -> RunFacts:
     )
 
 
-def _loss(verdict: Verdict) -> str:
+def _loss(verdict: ShownVerdict) -> str:
     """The verdict, and before that on a group the run's own difference."""
     if not verdict.is_of_group:
         return verdict.explanation

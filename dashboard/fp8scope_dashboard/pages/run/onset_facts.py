@@ -20,8 +20,8 @@ from fp8scope_dashboard.pages.run.onset_strip import (
     ChangeFact,
     DepartureFact,
     DiagnosisFact,
-    Facts,
     StartFact,
+    StripFacts,
     departure_of,
 )
 from fp8scope_dashboard.runs.console import last_exception
@@ -44,10 +44,10 @@ _ENDINGS: Final[Mapping[Standing, str]] = {
 }
 
 
-def facts_of(run: Run, standing: Standing) -> Facts:
+def facts_of(run: Run, standing: Standing) -> StripFacts:
     """The facts of a run. The number of queries is bounded, and so is what they read."""
     ending = _ENDINGS.get(standing, "")
-    return Facts(
+    return StripFacts(
         last_step=run.last_step,
         alerts=_alerts(run),
         diagnosis=_diagnosis(run),

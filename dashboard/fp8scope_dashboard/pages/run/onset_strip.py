@@ -117,7 +117,7 @@ class StartFact:
 
 
 @dataclass(frozen=True)
-class Facts:
+class StripFacts:
     """What is stored about a run.
 
     Attributes:
@@ -138,7 +138,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Onset:
+class StripOnset:
     """One thing that happened.
 
     Attributes:
@@ -176,14 +176,14 @@ class Onset:
 class Strip:
     """The onsets that are shown, those that are folded, and how many more there are."""
 
-    shown: Sequence[Onset] = field(default_factory=list)
-    folded: Sequence[Onset] = field(default_factory=list)
+    shown: Sequence[StripOnset] = field(default_factory=list)
+    folded: Sequence[StripOnset] = field(default_factory=list)
     more: int = 0
     # A sentence for a run in which nothing happened.
     calm: str = ""
 
 
-def strip_of(facts: Facts) -> Strip:
+def strip_of(facts: StripFacts) -> Strip:
     """The strip of a run: at most MOST_SHOWN onsets by step, the most serious if there are more."""
     onsets = sorted(
         [
@@ -208,7 +208,7 @@ def strip_of(facts: Facts) -> Strip:
     return Strip(shown, rest[:MOST_FOLDED], max(0, len(rest) - MOST_FOLDED))
 
 
-def zoom_around(onset: Onset, last_step: int | None) -> tuple[int, int]:
+def zoom_around(onset: StripOnset, last_step: int | None) -> tuple[int, int]:
     """The steps to show an onset in."""
     begin = onset.step if onset.earliest is None else onset.earliest
     end = onset.step if onset.until is None else onset.until
@@ -241,11 +241,11 @@ def departure_of(steps: Floats, low: Floats, high: Floats, tolerance: float) -> 
     return None
 
 
-def _of_alerts(facts: Facts) -> list[Onset]:
+def _of_alerts(facts: StripFacts) -> list[StripOnset]:
     return [_of_alert(alert) for alert in facts.alerts if alert.kind not in _ENDS]
 
 
-def _of_alert(alert: AlertFact) -> Onset:
+def _of_alert(alert: AlertFact) -> StripOnset:
     earliest = None
     if alert.after is not None and 0 <= alert.after < alert.onset - 1:
         earliest = alert.after + 1
@@ -259,7 +259,7 @@ def _of_alert(alert: AlertFact) -> Onset:
             title, order = f"{title}: {_tensors(alert)}", TENSOR
     tone: Tone = "danger" if alert.severity == "critical" else "warning"
     detail = alert.message + (" Resolved since." if alert.is_resolved else "")
-    return Onset(
+    return StripOnset(
         alert.onset, title, tone, order, detail, alert.address, "Alert", earliest,
         # The first steps, in which scales settle, are not judged.
         or_before=alert.after is not None and alert.after < 0 and alert.onset > 1,
@@ -284,7 +284,7 @@ def _singular(title: str) -> str:
     return title
 
 
-def _of_loss(facts: Facts) -> list[Onset]:
+def _of_loss(facts: StripFacts) -> list[StripOnset]:
     onsets = []
     departure, step = facts.departure, facts.nonfinite_step
     earlier = [alert.onset for alert in facts.alerts if alert.kind == "above_baseline"]
@@ -293,24 +293,26 @@ def _of_loss(facts: Facts) -> list[Onset]:
         title = "loss leaves BF16" if departure.is_above else "loss falls below BF16"
         tone: Tone = "danger" if departure.is_above else "neutral"
         onsets.append(
-            Onset(departure.step, title, tone, LOSS, departure.detail, departure.address, "Comparison")
+            StripOnset(departure.step, title, tone, LOSS, departure.detail, departure.address, "Comparison")
         )
     known = [alert.onset for alert in facts.alerts if alert.kind == "loss_not_finite"]
     if step is not None and not any(onset <= step for onset in known):
-        onsets.append(Onset(step, "loss is not finite", "danger", LOSS, "The first NaN or infinite loss."))
+        onsets.append(
+            StripOnset(step, "loss is not finite", "danger", LOSS, "The first NaN or infinite loss.")
+        )
     return onsets
 
 
-def _of_diagnosis(facts: Facts) -> list[Onset]:
+def _of_diagnosis(facts: StripFacts) -> list[StripOnset]:
     finding = facts.diagnosis
     if finding is None:
         return []
     tone: Tone = "danger" if finding.outcome == "cause" else "warning"
     title = f"diagnosis: {finding.cause[:1].lower()}{finding.cause[1:]}"
-    return [Onset(finding.onset, title, tone, FINDING, finding.sentence, finding.address, "Diagnosis")]
+    return [StripOnset(finding.onset, title, tone, FINDING, finding.sentence, finding.address, "Diagnosis")]
 
 
-def _of_changes(facts: Facts) -> list[Onset]:
+def _of_changes(facts: StripFacts) -> list[StripOnset]:
     marked = [change.step for change in facts.changes if change.kind == "mark"]
     onsets = []
     for change in facts.changes:
@@ -318,11 +320,13 @@ def _of_changes(facts: Facts) -> list[Onset]:
         if change.kind == "fallback" and any(abs(step - change.step) <= SAME_CHANGE for step in marked):
             continue
         tone: Tone = "warning" if change.is_bad else "neutral"
-        onsets.append(Onset(change.step, change.text, tone, CHANGE, change.detail, change.address, "Details"))
+        onsets.append(
+            StripOnset(change.step, change.text, tone, CHANGE, change.detail, change.address, "Details")
+        )
     return onsets
 
 
-def _of_starts(facts: Facts) -> list[Onset]:
+def _of_starts(facts: StripFacts) -> list[StripOnset]:
     onsets = []
     for start in facts.starts:
         if start.before is not None and start.first <= start.before:
@@ -330,22 +334,22 @@ def _of_starts(facts: Facts) -> list[Onset]:
             detail = f"Start {start.number} replaces what was stored from step {count(start.first)} on."
         else:
             title, detail = "resumes", f"Start {start.number} goes on from here."
-        onsets.append(Onset(start.first, title, "neutral", START, detail))
+        onsets.append(StripOnset(start.first, title, "neutral", START, detail))
     return onsets
 
 
-def _of_end(facts: Facts) -> list[Onset]:
+def _of_end(facts: StripFacts) -> list[StripOnset]:
     if not facts.ending or facts.last_step is None:
         return []
-    return [Onset(facts.last_step, facts.ending, "danger", END, facts.ending_detail)]
+    return [StripOnset(facts.last_step, facts.ending, "danger", END, facts.ending_detail)]
 
 
-def _joined(onsets: Sequence[Onset]) -> list[Onset]:
+def _joined(onsets: Sequence[StripOnset]) -> list[StripOnset]:
     """Onsets with the same words as one, at the first of them."""
-    alike: dict[tuple[str, str], list[Onset]] = defaultdict(list)
+    alike: dict[tuple[str, str], list[StripOnset]] = defaultdict(list)
     for onset in onsets:
         alike[onset.title, onset.tone].append(onset)
-    joined: list[Onset] = []
+    joined: list[StripOnset] = []
     for same in alike.values():
         if len(same) < LEAST_ALIKE:
             joined += same
@@ -357,7 +361,7 @@ def _joined(onsets: Sequence[Onset]) -> list[Onset]:
     return sorted(joined, key=lambda onset: (onset.step, onset.order))
 
 
-def _calm(facts: Facts) -> str:
+def _calm(facts: StripFacts) -> str:
     if facts.last_step is None:
         return "No steps yet. What happens in the run appears here."
     return (

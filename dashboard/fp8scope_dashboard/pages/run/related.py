@@ -26,7 +26,7 @@ TO = {Relation.RESUMED: "Resumed by", Relation.REFERENCE: "Reference window"}
 
 
 @dataclass(frozen=True)
-class Link:
+class RelatedLink:
     """A related run, or the text of a parent that is not stored."""
 
     relation: str
@@ -45,7 +45,7 @@ class RelatedRuns:
     suggestion: Suggestion | None = None
     group_choice: Choice | None = None
     suggested_group: SuggestedGroup | None = None
-    links: list[Link] = field(default_factory=list)
+    links: list[RelatedLink] = field(default_factory=list)
     seeds: list[Run] = field(default_factory=list)
 
 
@@ -65,14 +65,14 @@ def related_runs_of(run: Run) -> RelatedRuns:
     )
 
 
-def links_of(run: Run) -> list[Link]:
+def links_of(run: Run) -> list[RelatedLink]:
     """The run that a run comes from, and those that come from it."""
     links = []
     if run.parent:
         parent = lineage.parent_of(run)
-        links.append(Link(FROM.get(Relation(run.relation or "resumed"), ""), parent, run.parent))
+        links.append(RelatedLink(FROM.get(Relation(run.relation or "resumed"), ""), parent, run.parent))
     for child in lineage.children_of(run):
-        links.append(Link(TO.get(Relation(child.relation or "resumed"), ""), child))
+        links.append(RelatedLink(TO.get(Relation(child.relation or "resumed"), ""), child))
     return links
 
 

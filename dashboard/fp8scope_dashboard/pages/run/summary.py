@@ -30,7 +30,7 @@ HOW_TO_SET_BASELINE = 'baseline="bf16" in fp8scope.attach or fp8scope.init, or f
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ShownVerdict:
     """The verdict on a run's loss, prepared for the page."""
 
     badge: Badge
@@ -150,11 +150,11 @@ class Overflow:
 
 
 @dataclass(frozen=True)
-class Summary:
+class RunHead:
     """What the head of the page shows."""
 
     run: Run
-    verdict: Verdict
+    verdict: ShownVerdict
     overflow: Overflow | None
     # The run ended before its planned end, so nothing about it is shown as good.
     is_dead: bool = False
@@ -195,7 +195,7 @@ def progress_of(run: Run) -> Progress:
     return Progress(percent, (end - run.created_at).total_seconds(), is_live)
 
 
-def summarise(run: Run) -> Summary:
+def summarise(run: Run) -> RunHead:
     """Read a run's summary. The number of queries does not depend on the run's length."""
     ended_badly = is_dead(standing_now(run))
     pending = Event.objects.filter(run=run, state=EventState.OPEN)
@@ -203,7 +203,7 @@ def summarise(run: Run) -> Summary:
         pending.order_by("-step")[:100], key=lambda event: event.severity != Severity.CRITICAL
     )
     latest = EvaluationComparison.objects.filter(run=run).order_by("name", "metric", "-step")
-    return Summary(
+    return RunHead(
         run=run,
         verdict=verdict_of(run, baseline_groups(run.project_id)),
         overflow=_overflow(run, ended_badly),
@@ -215,18 +215,18 @@ def summarise(run: Run) -> Summary:
     )
 
 
-def verdict_of(run: Run, baselines: Collection[str]) -> Verdict:
+def verdict_of(run: Run, baselines: Collection[str]) -> ShownVerdict:
     """The stored verdict on a run's loss, or why there is none. `baselines`: see baseline_groups."""
     comparison = getattr(run, "comparison", None)
     if comparison is None:
         is_baseline = bool(run.group) and not run.baseline and run.group in baselines
         badge = loss_badge(None, has_baseline=bool(run.baseline), is_baseline=is_baseline)
-        return Verdict(badge, _missing_verdict_reason(run, is_baseline), baseline=run.baseline)
+        return ShownVerdict(badge, _missing_verdict_reason(run, is_baseline), baseline=run.baseline)
     result: Mapping[str, Any] = comparison.result
     interval = result.get("interval")
     judgement = judged_now(run, comparison)
     share = in_short(judgement.coverage)
-    return Verdict(
+    return ShownVerdict(
         badge=loss_badge(judgement, has_baseline=True, is_baseline=False, within=_within(result)),
         explanation=str(result.get("explanation", "")),
         reason=judgement.reason,

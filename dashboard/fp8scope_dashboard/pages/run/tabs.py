@@ -47,7 +47,7 @@ class Tab:
 
 
 @dataclass(frozen=True)
-class Link:
+class TabLink:
     """A tab in the list of tabs, or in that of its group."""
 
     name: str
@@ -60,8 +60,8 @@ class Link:
 class Links:
     """The list of tabs, and the tabs of the current one's group; empty if it is in none."""
 
-    tabs: list[Link]
-    parts: list[Link]
+    tabs: list[TabLink]
+    parts: list[TabLink]
 
 
 def tab_named(name: str) -> str:
@@ -78,14 +78,14 @@ def links_of(run: Run, current: str, query: QueryDict) -> Links:
     # A group leads to its first tab, or stays where it is.
     for label, names in GROUPS.items():
         first = single[current if current in names else names[0]]
-        tabs.append(Link(first.name, label, first.address, current in names))
+        tabs.append(TabLink(first.name, label, first.address, current in names))
     return Links(tabs, [single[name] for name in parts])
 
 
-def _link(run: Run, name: str, current: str, query: QueryDict) -> Link:
+def _link(run: Run, name: str, current: str, query: QueryDict) -> TabLink:
     ids = [run.project.slug, run.pk]
     if name == DATA:
-        return Link(name, "Data", reverse("run_data", args=ids), name == current)
+        return TabLink(name, "Data", reverse("run_data", args=ids), name == current)
     kept = QueryDict(mutable=True)
     if name != "overview":
         kept["tab"] = name
@@ -94,7 +94,7 @@ def _link(run: Run, name: str, current: str, query: QueryDict) -> Link:
             kept[field] = value[:TENSOR_NAME_LENGTH]
     page = reverse("run", args=ids)
     address = f"{page}?{kept.urlencode(safe='.')}" if kept else page
-    return Link(name, TABS[name].label, address, name == current)
+    return TabLink(name, TABS[name].label, address, name == current)
 
 
 def range_of(query: QueryDict) -> dict[str, Any]:

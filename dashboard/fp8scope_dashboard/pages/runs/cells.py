@@ -15,8 +15,8 @@ from fp8scope_dashboard.pages.badges import Badge, badge_html, icon_html
 from fp8scope_dashboard.pages.charts.arms import precision_label
 from fp8scope_dashboard.pages.charts.run_colours import NAMES, colour_number
 from fp8scope_dashboard.pages.formatting import NOTHING, ago, compact, count, difference, span
-from fp8scope_dashboard.pages.run.summary import Verdict
-from fp8scope_dashboard.pages.runs.columns import Column
+from fp8scope_dashboard.pages.run.summary import ShownVerdict
+from fp8scope_dashboard.pages.runs.columns import RunColumn
 from fp8scope_dashboard.runs.models import Run, RunState
 
 MOST_TAGS: Final = 4
@@ -36,7 +36,7 @@ class RowContent:
 
     run: Run
     state: Badge
-    verdict: Verdict
+    verdict: ShownVerdict
     open_events: int
     base: str
     now: datetime
@@ -108,11 +108,11 @@ def _kind(run: Run) -> SafeString:
     return mark_safe("".join(parts))
 
 
-def _state(row: RowContent, column: Column) -> SafeString:
+def _state(row: RowContent, column: RunColumn) -> SafeString:
     return format_html('<td class="runs__cell-state">{}</td>', badge_html(row.state))
 
 
-def _verdict(row: RowContent, column: Column) -> SafeString:
+def _verdict(row: RowContent, column: RunColumn) -> SafeString:
     verdict, parts = row.verdict, [badge_html(row.verdict.badge)]
     if verdict.is_of_group:
         if verdict.delta is not None:
@@ -135,11 +135,11 @@ def _verdict(row: RowContent, column: Column) -> SafeString:
     return format_html('<td class="runs__cell-verdict"><span class="row">{}</span></td>', content)
 
 
-def _difference(value: float, verdict: Verdict) -> str:
+def _difference(value: float, verdict: ShownVerdict) -> str:
     return difference(value, verdict.unit, signed=True)
 
 
-def _own(row: RowContent, column: Column) -> SafeString:
+def _own(row: RowContent, column: RunColumn) -> SafeString:
     text: SafeString | str = NOTHING
     if row.verdict.own is not None:
         text = format_html("<strong>{}</strong>", row.texts[column.key])
@@ -150,7 +150,7 @@ def _own(row: RowContent, column: Column) -> SafeString:
     return _number(text, column)
 
 
-def _spark(row: RowContent, column: Column) -> SafeString:
+def _spark(row: RowContent, column: RunColumn) -> SafeString:
     return format_html(
         '<td class="runs__cell-spark"><img id="spark-{}" hx-preserve="true" src="{}" width="132" height="32" '
         'loading="lazy" alt="Loss curve of {}"></td>',
@@ -158,11 +158,11 @@ def _spark(row: RowContent, column: Column) -> SafeString:
     )
 
 
-def _loss(row: RowContent, column: Column) -> SafeString:
+def _loss(row: RowContent, column: RunColumn) -> SafeString:
     return format_html('<td class="num runs__cell-wide">{}</td>', row.texts[column.key])
 
 
-def _step(row: RowContent, column: Column) -> SafeString:
+def _step(row: RowContent, column: RunColumn) -> SafeString:
     run = row.run
     if run.last_step is None:
         text = f"no steps{' yet' if run.state == RunState.RUNNING else ''}"
@@ -182,7 +182,7 @@ def _step(row: RowContent, column: Column) -> SafeString:
     )
 
 
-def _points(row: RowContent, column: Column) -> SafeString:
+def _points(row: RowContent, column: RunColumn) -> SafeString:
     lost = EMPTY
     if row.run.rows_dropped:
         lost = format_html(
@@ -192,12 +192,12 @@ def _points(row: RowContent, column: Column) -> SafeString:
     return format_html('<td class="num runs__cell-wide">{}{}</td>', compact(row.run.points_stored), lost)
 
 
-def _created(row: RowContent, column: Column) -> SafeString:
+def _created(row: RowContent, column: RunColumn) -> SafeString:
     moment = _moment(row.run.created_at, row.now)
     return format_html('<td class="num small muted runs__cell-wide">{}</td>', moment)
 
 
-def _ended(row: RowContent, column: Column) -> SafeString:
+def _ended(row: RowContent, column: RunColumn) -> SafeString:
     ended = row.run.finished_at
     return _number(_moment(ended, row.now) if ended else NOTHING, column, "small muted ")
 
@@ -210,12 +210,12 @@ def _moment(moment: datetime, now: datetime) -> SafeString:
     )
 
 
-def _duration(row: RowContent, column: Column) -> SafeString:
+def _duration(row: RowContent, column: RunColumn) -> SafeString:
     end = row.run.finished_at or row.run.heartbeat_at
     return _number(span((end - row.run.created_at).total_seconds()), column)
 
 
-def _number(text: SafeString | str, column: Column, more: str = "") -> SafeString:
+def _number(text: SafeString | str, column: RunColumn, more: str = "") -> SafeString:
     # On narrow screens, where cells have lines of their own, empty ones are left out.
     empty = "runs__empty " if text == NOTHING else ""
     return format_html(
@@ -223,10 +223,10 @@ def _number(text: SafeString | str, column: Column, more: str = "") -> SafeStrin
     )
 
 
-def _text_of(read: Callable[[Run], str]) -> Callable[[RowContent, Column], SafeString]:
+def _text_of(read: Callable[[Run], str]) -> Callable[[RowContent, RunColumn], SafeString]:
     """The cell of a text of the run."""
 
-    def cell(row: RowContent, column: Column) -> SafeString:
+    def cell(row: RowContent, column: RunColumn) -> SafeString:
         text = read(row.run) or NOTHING
         return format_html(
             '<td class="runs__cell-own" data-label="{}" title="{}"><span class="runs__text">{}</span></td>',
@@ -236,7 +236,7 @@ def _text_of(read: Callable[[Run], str]) -> Callable[[RowContent, Column], SafeS
     return cell
 
 
-_BUILT_IN: Final[Mapping[str, Callable[[RowContent, Column], SafeString]]] = {
+_BUILT_IN: Final[Mapping[str, Callable[[RowContent, RunColumn], SafeString]]] = {
     "state": _state,
     "verdict": _verdict,
     "difference": _own,
@@ -256,7 +256,7 @@ _BUILT_IN: Final[Mapping[str, Callable[[RowContent, Column], SafeString]]] = {
 }
 
 
-def cell_html(row: RowContent, column: Column) -> SafeString:
+def cell_html(row: RowContent, column: RunColumn) -> SafeString:
     """The cell of a column."""
     if column.key in _BUILT_IN:
         return _BUILT_IN[column.key](row, column)
@@ -269,7 +269,7 @@ def cell_html(row: RowContent, column: Column) -> SafeString:
     )
 
 
-def row_html(row: RowContent, columns: list[Column]) -> SafeString:
+def row_html(row: RowContent, columns: list[RunColumn]) -> SafeString:
     """The row of a run."""
     spark = ""
     if any(column.key == "spark" for column in columns):

@@ -27,7 +27,7 @@ Source = Literal["", "scalar", "config", "recipe", "summary", "environment"]
 
 
 @dataclass(frozen=True)
-class Column:
+class RunColumn:
     """One column. `key` names it in addresses; `order` is what sorts the list, None if nothing does."""
 
     key: str
@@ -49,33 +49,33 @@ def verdict_rank() -> Case:
     return Case(*ranks, default=Value(None), output_field=IntegerField())
 
 
-BUILT_IN: Final[Mapping[str, Column]] = {
+BUILT_IN: Final[Mapping[str, RunColumn]] = {
     column.key: column
     for column in (
-        Column("name", "Run", Lower("name")),
-        Column("state", "State", F("state")),
-        Column("verdict", "FP8 against BF16", verdict_rank()),
-        Column("difference", "Own difference", F("comparison__own_difference"), is_number=True),
-        Column("spark", "Loss"),
-        Column("loss", "Last loss", finite_scalar("loss"), is_number=True),
-        Column("step", "Step", F("last_step"), is_number=True),
-        Column("points", "Points", F("points_stored"), is_number=True),
-        Column("created", "Started", F("created_at"), is_number=True),
-        Column("ended", "Ended", F("finished_at"), is_number=True),
-        Column("duration", "Duration", duration_expression(), is_number=True),
-        Column("precision", "Precision", F("precision")),
-        Column("recipe", "Recipe", F("recipe_name")),
-        Column("group", "Seed group", F("group")),
-        Column("baseline", "Baseline", F("baseline")),
-        Column("seed", "Seed", F("seed"), is_number=True),
-        Column("planned", "Planned steps", F("total_steps"), is_number=True),
+        RunColumn("name", "Run", Lower("name")),
+        RunColumn("state", "State", F("state")),
+        RunColumn("verdict", "FP8 against BF16", verdict_rank()),
+        RunColumn("difference", "Own difference", F("comparison__own_difference"), is_number=True),
+        RunColumn("spark", "Loss"),
+        RunColumn("loss", "Last loss", finite_scalar("loss"), is_number=True),
+        RunColumn("step", "Step", F("last_step"), is_number=True),
+        RunColumn("points", "Points", F("points_stored"), is_number=True),
+        RunColumn("created", "Started", F("created_at"), is_number=True),
+        RunColumn("ended", "Ended", F("finished_at"), is_number=True),
+        RunColumn("duration", "Duration", duration_expression(), is_number=True),
+        RunColumn("precision", "Precision", F("precision")),
+        RunColumn("recipe", "Recipe", F("recipe_name")),
+        RunColumn("group", "Seed group", F("group")),
+        RunColumn("baseline", "Baseline", F("baseline")),
+        RunColumn("seed", "Seed", F("seed"), is_number=True),
+        RunColumn("planned", "Planned steps", F("total_steps"), is_number=True),
     )
 }
 DEFAULT: Final = ("state", "verdict", "difference", "spark", "loss", "step", "points", "created")
 SOURCES: Final = ("scalar", "config", "recipe", "summary", "environment")
 
 
-def column_named(key: str) -> Column | None:
+def column_named(key: str) -> RunColumn | None:
     """The column of a key: a built-in one, or scalar.NAME, config.NAME and so on; None for other texts."""
     if key in BUILT_IN:
         return BUILT_IN[key]
@@ -84,13 +84,13 @@ def column_named(key: str) -> Column | None:
         return None
     if source == "scalar":
         title = glossary.title(entry)
-        return Column(key, title, finite_scalar(entry), is_number=True, source="scalar", entry=entry)
+        return RunColumn(key, title, finite_scalar(entry), is_number=True, source="scalar", entry=entry)
     values = [PathValue(source, path) for path in entry_paths(entry)]
     order = values[0] if len(values) == 1 else Coalesce(*values)
-    return Column(key, entry, order, source=source, entry=entry)  # type: ignore[arg-type]
+    return RunColumn(key, entry, order, source=source, entry=entry)  # type: ignore[arg-type]
 
 
-def columns_named(keys: Sequence[str]) -> list[Column]:
+def columns_named(keys: Sequence[str]) -> list[RunColumn]:
     """The columns of an address in order; unknown and repeated ones are left out."""
     wanted = [key for key in dict.fromkeys(keys) if key != "name"]
     columns = [column for key in wanted if (column := column_named(key)) is not None]

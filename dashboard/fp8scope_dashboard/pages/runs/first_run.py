@@ -17,7 +17,7 @@ ANNOUNCED_FOR: Final = timedelta(minutes=10)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
+class FirstRunWay:
     """One way to send a run. `name` is part of the ids of its elements."""
 
     name: str
@@ -28,7 +28,7 @@ class Way:
 
 
 WAYS: Final = (
-    Way(
+    FirstRunWay(
         name="fp8",
         title="Two lines, in FP8",
         text="The script converts its linear layers to FP8, and is compared with a BF16 run.",
@@ -38,7 +38,7 @@ fp8scope.convert(model, fp8scope.DelayedScaling())
 run = fp8scope.attach(model, optimizer, name="gpt fp8", baseline="bf16")""",
         note="Put convert before the optimizer is made, and attach after it. It finds the rest.",
     ),
-    Way(
+    FirstRunWay(
         name="bf16",
         title="The BF16 baseline",
         text="The same script, data and order of batches without convert: what FP8 is compared with.",
@@ -47,7 +47,7 @@ run = fp8scope.attach(model, optimizer, name="gpt fp8", baseline="bf16")""",
 run = fp8scope.attach(model, optimizer, name="gpt bf16", group="bf16", seed=1)""",
         note="Three seeds measure how much BF16 runs differ from each other.",
     ),
-    Way(
+    FirstRunWay(
         name="run",
         title="Without a change of the script",
         text="The command finds the model, the optimizer and the loss.",

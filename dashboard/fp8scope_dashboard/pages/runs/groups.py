@@ -57,7 +57,7 @@ class _AsText(Func):
 
 
 @dataclass(frozen=True)
-class Group:
+class RunGroup:
     """The runs with one value.
 
     Attributes:
@@ -96,7 +96,7 @@ class Group:
         return self.count - len(self.members or ())
 
 
-def groups_page(listing: Listing) -> tuple[list[Group], Page[Any]]:
+def groups_page(listing: Listing) -> tuple[list[RunGroup], Page[Any]]:
     """One page of groups with their statistics."""
     state = listing.state
     keyed = listing.runs.annotate(group_key=_key(state.by))
@@ -146,7 +146,7 @@ def _alerts(keyed: Any, values: list[str | None]) -> dict[str | None, int]:
     return dict(troubled.values_list("group_key").annotate(Count("events")))
 
 
-def _group(listing: Listing, keyed: Any, row: Mapping[str, Any], alerts: dict[str | None, int]) -> Group:
+def _group(listing: Listing, keyed: Any, row: Mapping[str, Any], alerts: dict[str | None, int]) -> RunGroup:
     state, value = listing.state, row["group_key"]
     term = _term(state.by, value)
     # The term of a group is what the address lists as open.
@@ -158,7 +158,7 @@ def _group(listing: Listing, keyed: Any, row: Mapping[str, Any], alerts: dict[st
         members = list(listing.ordered(same)[:MEMBERS])
     # Terms of one field are alternatives: the group's own replaces them.
     text = f"{listing.query.without(state.by).text} {term}".strip()
-    return Group(
+    return RunGroup(
         value=value,
         label=_label(state.by, value or ""),
         count=row["count"],

@@ -17,7 +17,7 @@ from django.utils.text import capfirst
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.pages.address_values import uuid_in
 from fp8scope_dashboard.pages.charts.arms import precision_label
-from fp8scope_dashboard.pages.runs.columns import DEFAULT, Column, column_named, columns_named
+from fp8scope_dashboard.pages.runs.columns import DEFAULT, RunColumn, column_named, columns_named
 from fp8scope_dashboard.pages.runs.paging import Order, RunPage
 from fp8scope_dashboard.runs.models import Run, RunState
 from fp8scope_dashboard.runs.search import Query, read, search, vocabulary_of
@@ -79,7 +79,7 @@ class ListState:
         )
 
     @property
-    def shown(self) -> list[Column]:
+    def shown(self) -> list[RunColumn]:
         """The columns beside the name."""
         return columns_named(self.columns or DEFAULT)
 
@@ -300,7 +300,7 @@ class Listing:
         return [(row[:-1], row[-1]) for row in rows]
 
 
-def with_entries(runs: QuerySet[Run], columns: Sequence[Column]) -> QuerySet[Run]:
+def with_entries(runs: QuerySet[Run], columns: Sequence[RunColumn]) -> QuerySet[Run]:
     """Runs annotated with `entry_I_J`: column I's value at its path J."""
     entries = {
         f"entry_{i}_{j}": PathValue(column.source, path)
@@ -311,7 +311,7 @@ def with_entries(runs: QuerySet[Run], columns: Sequence[Column]) -> QuerySet[Run
     return runs.select_related("comparison").defer(*NOT_SHOWN).annotate(**entries)
 
 
-def entries_of(run: Run, columns: Sequence[Column]) -> dict[str, Any]:
+def entries_of(run: Run, columns: Sequence[RunColumn]) -> dict[str, Any]:
     """The values of the JSON entries of an annotated run, by key of the column."""
     values: dict[str, Any] = {}
     for i, column in enumerate(columns):

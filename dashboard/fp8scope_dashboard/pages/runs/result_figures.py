@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fp8scope_dashboard.pages.charts.theme import Slot, Theme, escaped, faded, new_figure, shortened
 from fp8scope_dashboard.pages.formatting import number
-from fp8scope_dashboard.pages.runs.result_values import Axis
+from fp8scope_dashboard.pages.runs.result_values import ValueAxis
 from fp8scope_dashboard.statistics.arrays import Floats
 
 NAME_LENGTH: Final = 60
@@ -26,8 +26,8 @@ EDGE: Final = 0.04
 
 
 def scatter_figure(
-    setting: Axis,
-    result: Axis,
+    setting: ValueAxis,
+    result: ValueAxis,
     runs: Sequence[tuple[str, Slot, str]],
     theme: Theme,
     *,
@@ -68,11 +68,11 @@ def _short(name: str) -> str:
     return escaped(shortened(name, NAME_LENGTH))
 
 
-def _labelled(axis: Axis, index: int) -> str:
+def _labelled(axis: ValueAxis, index: int) -> str:
     return f"{escaped(axis.title)} {escaped(axis.label(index))}"
 
 
-def _ticks(axis: Axis) -> dict[str, Any]:
+def _ticks(axis: ValueAxis) -> dict[str, Any]:
     if not axis.texts:
         kind = {"type": "log"} if axis.is_log else {}
         values = np.unique(axis.positions[np.isfinite(axis.positions)])
@@ -95,7 +95,7 @@ def _ticks(axis: Axis) -> dict[str, Any]:
 
 
 def parallel_figure(
-    axes: Sequence[Axis], result: Axis, names: Sequence[str], theme: Theme, *, compact: bool
+    axes: Sequence[ValueAxis], result: ValueAxis, names: Sequence[str], theme: Theme, *, compact: bool
 ) -> go.Figure:
     """A line for each run through its settings to its result, in the colour of the result."""
     height = 400
@@ -137,7 +137,7 @@ def parallel_figure(
     return figure
 
 
-def _draw_axes(figure: go.Figure, axes: Sequence[Axis], theme: Theme, *, compact: bool) -> None:
+def _draw_axes(figure: go.Figure, axes: Sequence[ValueAxis], theme: Theme, *, compact: bool) -> None:
     notes: list[dict[str, Any]] = []
     for place, axis in enumerate(axes):
         labels = _labels(axis)
@@ -179,7 +179,7 @@ def _draw_axes(figure: go.Figure, axes: Sequence[Axis], theme: Theme, *, compact
     figure.update_yaxes(visible=False, range=[-EDGE, 1 + 2 * EDGE], fixedrange=True)
 
 
-def _places(axis: Axis) -> Floats:
+def _places(axis: ValueAxis) -> Floats:
     """Positions as shares of the axis, from 0 to 1."""
     if axis.texts:
         return axis.positions / max(1, len(axis.texts) - 1)
@@ -193,7 +193,7 @@ def _places(axis: Axis) -> Floats:
     )
 
 
-def _labels(axis: Axis) -> list[tuple[float, str]]:
+def _labels(axis: ValueAxis) -> list[tuple[float, str]]:
     """Texts beside an axis with their places: all texts, or the lowest and the highest number."""
     if axis.texts:
         return [(place / max(1, len(axis.texts) - 1), text) for place, text in enumerate(axis.texts)]
@@ -204,7 +204,7 @@ def _labels(axis: Axis) -> list[tuple[float, str]]:
     return [(0.0, number(low)), (1.0, number(high))] if high > low else [(0.5, number(low))]
 
 
-def _shades(result: Axis) -> NDArray[np.int64]:
+def _shades(result: ValueAxis) -> NDArray[np.int64]:
     """The colour of each run by the rank of its result, so that one extreme does not hide the others."""
     known = np.isfinite(result.positions)
     shades = np.full(len(known), -1, np.int64)
@@ -222,7 +222,7 @@ def _mixed(theme: Theme, share: float) -> str:
     return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in zip(low, high, strict=True))
 
 
-def _range_of(result: Axis, members: NDArray[np.int64]) -> str:
+def _range_of(result: ValueAxis, members: NDArray[np.int64]) -> str:
     values = result.positions[members]
     low, high = number(float(values.min())), number(float(values.max()))
     return escaped(f"{result.title} {low}" if low == high else f"{result.title} {low} to {high}")

@@ -11,7 +11,7 @@ import numpy as np
 
 from fp8scope_dashboard.pages.charts.arms import precision_label
 from fp8scope_dashboard.pages.formatting import number
-from fp8scope_dashboard.pages.runs.columns import Column, column_named
+from fp8scope_dashboard.pages.runs.columns import RunColumn, column_named
 from fp8scope_dashboard.pages.runs.listing import Listing, entries_of, with_entries
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.runs.search.fields import text_of
@@ -31,7 +31,7 @@ SETTINGS: Final = ("precision", "recipe", "group", "seed", "state")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Axis:
+class ValueAxis:
     """The values of one setting or result of the runs of a chart.
 
     Attributes:
@@ -59,31 +59,31 @@ class Axis:
         return self.texts[int(position)] if self.texts else number(float(position))
 
 
-def plotted(key: str) -> Column | None:
+def plotted(key: str) -> RunColumn | None:
     """The column of a key that a chart can show; None for other texts."""
     column = column_named(key)
     is_known = column is not None and (column.source or key in (*RESULTS, *SETTINGS))
     return column if is_known else None
 
 
-def read_runs(listing: Listing, columns: Sequence[Column]) -> list[Run]:
+def read_runs(listing: Listing, columns: Sequence[RunColumn]) -> list[Run]:
     """The newest runs of a search, with the entries of the columns."""
     return list(with_entries(listing.runs, columns).order_by("-created_at", "id")[:MOST_RUNS])
 
 
-def axis_of(runs: Sequence[Run], columns: Sequence[Column], column: Column) -> Axis:
+def axis_of(runs: Sequence[Run], columns: Sequence[RunColumn], column: RunColumn) -> ValueAxis:
     """The values of a column; `columns` are those that the runs were read with."""
     values = [_value(run, column, entries_of(run, columns)) for run in runs]
     numbers = [_number(value) for value in values]
     is_numeric = all(value is None or each is not None for value, each in zip(values, numbers, strict=True))
     if is_numeric:
         positions = [math.nan if each is None else each for each in numbers]
-        return Axis(title=_title(column), positions=np.array(positions, np.float64))
+        return ValueAxis(title=_title(column), positions=np.array(positions, np.float64))
     texts = [None if value is None else text_of(value)[:TEXT_LENGTH] for value in values]
     common = sorted({text for text in texts if text is not None}, key=_natural)[:MOST_TEXTS]
     order = {text: float(position) for position, text in enumerate(common)}
     positions = [math.nan if text is None else order.get(text, math.nan) for text in texts]
-    return Axis(title=_title(column), positions=np.array(positions, np.float64), texts=tuple(common))
+    return ValueAxis(title=_title(column), positions=np.array(positions, np.float64), texts=tuple(common))
 
 
 def differing_settings(listing: Listing, most: int) -> list[str]:
@@ -100,11 +100,11 @@ def differing_settings(listing: Listing, most: int) -> list[str]:
     return [key for _, key in sorted(varied)[:most]]
 
 
-def _title(column: Column) -> str:
+def _title(column: RunColumn) -> str:
     return f"{column.title} (%)" if column.key == "difference" else column.title
 
 
-def _value(run: Run, column: Column, entries: Mapping[str, Any]) -> Any:
+def _value(run: Run, column: RunColumn, entries: Mapping[str, Any]) -> Any:
     if column.source == "scalar" or column.key == "loss":
         return (run.last_scalars or {}).get(column.entry or "loss")
     if column.source:

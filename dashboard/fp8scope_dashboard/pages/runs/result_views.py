@@ -15,7 +15,7 @@ from fp8scope_dashboard.pages.charts.answers import AnyChart, Chart, EmptyChart
 from fp8scope_dashboard.pages.charts.run_colours import colour_slot
 from fp8scope_dashboard.pages.charts.series import Options
 from fp8scope_dashboard.pages.formatting import count
-from fp8scope_dashboard.pages.runs.columns import Column, column_named
+from fp8scope_dashboard.pages.runs.columns import RunColumn, column_named
 from fp8scope_dashboard.pages.runs.listing import Listing, ListState
 from fp8scope_dashboard.pages.runs.result_figures import parallel_figure, scatter_figure
 from fp8scope_dashboard.pages.runs.result_values import (
@@ -90,7 +90,7 @@ def run_parallel(project: Project, query: QueryDict) -> AnyChart:
     """The settings of the runs of a search as parallel axes, and a result as the last one."""
     result = plotted(query.get("result", ""))
     chosen = [plotted(key) for key in query.get("settings", "").split(",")[:MOST_AXES]]
-    settings: list[Column] = [column for column in chosen if column is not None]
+    settings: list[RunColumn] = [column for column in chosen if column is not None]
     if result is None or not settings:
         return EmptyChart("Choose a result, and the settings to show.")
     columns = [*settings, result]

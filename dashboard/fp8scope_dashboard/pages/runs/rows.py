@@ -15,19 +15,19 @@ from fp8scope_dashboard.alerts.models import Event, EventState
 from fp8scope_dashboard.analysis.judging import standing_now
 from fp8scope_dashboard.pages.badges import state_badge
 from fp8scope_dashboard.pages.formatting import aligned, aligned_differences
-from fp8scope_dashboard.pages.run.summary import Verdict, verdict_of
+from fp8scope_dashboard.pages.run.summary import ShownVerdict, verdict_of
 from fp8scope_dashboard.pages.runs.cells import RowContent, row_html
-from fp8scope_dashboard.pages.runs.columns import Column, entry_text
+from fp8scope_dashboard.pages.runs.columns import RunColumn, entry_text
 from fp8scope_dashboard.pages.runs.listing import entries_of
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.text.numbers import NON_FINITE
 
 
-class Rows:
+class RenderedRows:
     """The rows of the runs of a page, as HTML by run id."""
 
     def __init__(
-        self, project: Project, runs: Iterable[Run], columns: list[Column], *, may_change: bool = False
+        self, project: Project, runs: Iterable[Run], columns: list[RunColumn], *, may_change: bool = False
     ) -> None:
         shown = list(runs)
         opened = _open_events(shown)
@@ -69,7 +69,7 @@ def _baselines_among(project: Project, groups: Collection[str]) -> set[str]:
 
 
 def _texts(
-    runs: Sequence[Run], verdicts: Mapping[UUID, Verdict], columns: Iterable[Column]
+    runs: Sequence[Run], verdicts: Mapping[UUID, ShownVerdict], columns: Iterable[RunColumn]
 ) -> dict[str, dict[UUID, str]]:
     """The texts of the columns with measured numbers, by key and run: equal digits in a column."""
     texts = {}

@@ -19,7 +19,7 @@ from fp8scope_dashboard.pages.runs.columns import BUILT_IN, DEFAULT
 from fp8scope_dashboard.pages.runs.first_run import WAYS, arrival_of
 from fp8scope_dashboard.pages.runs.groups import groups_page
 from fp8scope_dashboard.pages.runs.listing import GROUPS, Listing, ListState, group_label
-from fp8scope_dashboard.pages.runs.rows import Rows
+from fp8scope_dashboard.pages.runs.rows import RenderedRows
 from fp8scope_dashboard.pages.runs.saved_views import views_of
 from fp8scope_dashboard.pages.runs.suggestions import metric_suggestions, suggestions
 from fp8scope_dashboard.runs import bulk
@@ -65,7 +65,7 @@ def project(request: HttpRequest, project: Project) -> HttpResponse:
 
 def _listed(listing: Listing, may_change: bool) -> dict[str, Any]:
     shown, state = listing.page(), listing.state
-    rows = Rows(listing.project, shown.runs, state.shown, may_change=may_change).of(shown.runs)
+    rows = RenderedRows(listing.project, shown.runs, state.shown, may_change=may_change).of(shown.runs)
     newer = older = ""
     if shown.has_previous and shown.runs:
         # The first page needs no run beside it.
@@ -87,7 +87,7 @@ def _grouped(listing: Listing, may_change: bool) -> dict[str, Any]:
     state = listing.state
     groups, shown = groups_page(listing)
     members = [run for group in groups for run in group.members or ()]
-    rows = Rows(listing.project, members, state.shown, may_change=may_change)
+    rows = RenderedRows(listing.project, members, state.shown, may_change=may_change)
     keys = ("name", "count", "loss", "created")
     return {
         "groups": [(group, rows.of(group.members or ())) for group in groups],

@@ -63,7 +63,7 @@ VERDICT_WORDS: Final[Mapping[str, str]] = {
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ScoreQuery:
     """What the address asks for; empty or None: everything. Unknown values become the defaults."""
 
     search: str
@@ -75,7 +75,7 @@ class Chosen:
     metric: str
 
     @classmethod
-    def of(cls, query: QueryDict) -> Chosen:
+    def of(cls, query: QueryDict) -> ScoreQuery:
         """Read the address."""
         verdict, sort = query.get("verdict", ""), query.get("sort", "")
         return cls(
@@ -117,7 +117,7 @@ class Overall:
 
 
 @dataclass(frozen=True)
-class Line:
+class TaskRow:
     """A row of the forest plot, and the query of its task."""
 
     row: ForestRow
@@ -167,7 +167,7 @@ class Power:
 
 
 @dataclass(frozen=True)
-class Task:
+class ShownTask:
     """The chosen task."""
 
     name: str
@@ -187,7 +187,7 @@ class Task:
 @in_project()
 def evaluations(request: HttpRequest, project: Project) -> HttpResponse:
     """The forest plot of the chosen rows, and one task with its checkpoints."""
-    chosen = Chosen.of(request.GET)
+    chosen = ScoreQuery.of(request.GET)
     arms = Arms(project)
     tasks = _tasks(project)
     comparisons = latest_comparisons(project, None if chosen.run is None else [chosen.run], chosen.step)
@@ -198,7 +198,7 @@ def evaluations(request: HttpRequest, project: Project) -> HttpResponse:
         "tasks": tasks,
         "compared": bool(comparisons),
         "lines": [
-            Line(
+            TaskRow(
                 row,
                 chosen.query(task=row.name, metric=row.metric),
                 (row.name, row.metric) == is_chosen,
@@ -244,7 +244,7 @@ def _steps(project: Project) -> list[int]:
     return list(rows.values_list("step", flat=True).distinct()[:MOST_CHECKPOINTS])
 
 
-def _selected(rows: list[ForestRow], chosen: Chosen) -> list[ForestRow]:
+def _selected(rows: list[ForestRow], chosen: ScoreQuery) -> list[ForestRow]:
     words = chosen.search.casefold().split()
     kept = [
         row
@@ -266,7 +266,7 @@ def _searched(row: ForestRow) -> str:
 
 
 def _unjudged(
-    tasks: Mapping[tuple[str, str], object], comparisons: Sequence[EvaluationComparison], chosen: Chosen
+    tasks: Mapping[tuple[str, str], object], comparisons: Sequence[EvaluationComparison], chosen: ScoreQuery
 ) -> list[tuple[str, str, str]]:
     """Tasks without a comparison: name, metric and query."""
     judged = {(row.name, row.metric) for row in comparisons}
@@ -310,8 +310,8 @@ def _task(
     arms: Arms,
     tasks: Mapping[tuple[str, str], tuple[str, bool]],
     rows: Sequence[ForestRow],
-    chosen: Chosen,
-) -> Task | None:
+    chosen: ScoreQuery,
+) -> ShownTask | None:
     """The task in the address; else the first of the forest plot, or of all."""
     key = (chosen.task, chosen.metric)
     if key not in tasks:
@@ -324,7 +324,7 @@ def _task(
         stored = stored.filter(run=chosen.run)
     listed = list(stored.order_by("-step", "-run__created_at")[: MOST_RUNS * MOST_CHECKPOINTS])
     in_percent = kind == "proportion"
-    return Task(
+    return ShownTask(
         name=name,
         metric=metric,
         in_percent=in_percent,

@@ -31,7 +31,7 @@ _NUMBER = re.compile(r"(\d+)")
 
 
 @dataclass(frozen=True)
-class Group:
+class TensorGroup:
     """A row that can be opened, or one tensor.
 
     Attributes:
@@ -44,7 +44,7 @@ class Group:
     key: str
     label: str
     positions: tuple[int, ...]
-    children: tuple[Group, ...] = ()
+    children: tuple[TensorGroup, ...] = ()
 
     @property
     def is_tensor(self) -> bool:
@@ -52,10 +52,10 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Row:
+class VisibleRow:
     """A visible row; `level` counts from 0. `short`: its label without what the rows above it have said."""
 
-    group: Group
+    group: TensorGroup
     level: int
     is_open: bool
     short: str
@@ -84,7 +84,7 @@ def kind_of(name: str) -> str:
     return ".".join("*" if part.isascii() and part.isdigit() else part for part in name.split("."))
 
 
-def folded(names: Sequence[str], roles: Sequence[str], fold: Fold = "layer") -> tuple[Group, ...]:
+def folded(names: Sequence[str], roles: Sequence[str], fold: Fold = "layer") -> tuple[TensorGroup, ...]:
     """The groups of all tensors. Siblings keep the order of the model; numbered ones follow their numbers.
 
     Args:
@@ -95,12 +95,12 @@ def folded(names: Sequence[str], roles: Sequence[str], fold: Fold = "layer") -> 
     return _groups("", range(len(names)), paths, names, 0)
 
 
-def visible(groups: Sequence[Group], opened: Collection[str] | None = None) -> list[Row]:
+def visible(groups: Sequence[TensorGroup], opened: Collection[str] | None = None) -> list[VisibleRow]:
     """The rows to show, parents before children. None opens whole levels while they fit in MOST_ROWS."""
     return list(_rows(groups, fitting(groups) if opened is None else opened, 0))
 
 
-def fitting(groups: Sequence[Group], most: int = MOST_ROWS) -> set[str]:
+def fitting(groups: Sequence[TensorGroup], most: int = MOST_ROWS) -> set[str]:
     """The keys of the groups on the outer levels that can all be open in `most` rows."""
     opened: set[str] = set()
     level, rows = list(groups), len(groups)
@@ -147,11 +147,11 @@ def _up_to_the_last_number(name: str, kind: str) -> str:
 
 
 def _rows(
-    groups: Sequence[Group], opened: Collection[str], level: int, above: tuple[str, ...] = ()
-) -> Iterator[Row]:
+    groups: Sequence[TensorGroup], opened: Collection[str], level: int, above: tuple[str, ...] = ()
+) -> Iterator[VisibleRow]:
     for group in groups:
         is_open = bool(group.children) and group.key in opened
-        yield Row(group, level, is_open, shortened(group.label, above))
+        yield VisibleRow(group, level, is_open, shortened(group.label, above))
         if is_open:
             yield from _rows(group.children, opened, level + 1, (*above, group.label))
 
@@ -169,15 +169,15 @@ def _path(name: str, role: str, fold: Fold) -> tuple[str, ...]:
 
 def _groups(
     key: str, positions: Sequence[int], paths: Sequence[tuple[str, ...]], names: Sequence[str], depth: int
-) -> tuple[Group, ...]:
+) -> tuple[TensorGroup, ...]:
     """The groups of some tensors by the labels of their paths at `depth`."""
     by_label: dict[str, list[int]] = {}
-    tensors: list[Group] = []
+    tensors: list[TensorGroup] = []
     for i in positions:
         if depth < len(paths[i]):
             by_label.setdefault(paths[i][depth], []).append(i)
         else:
-            tensors.append(Group(_join(key, names[i]), names[i], (i,)))
+            tensors.append(TensorGroup(_join(key, names[i]), names[i], (i,)))
     groups = []
     for label, members in by_label.items():
         own = _join(key, label)
@@ -186,11 +186,11 @@ def _groups(
         if len(children) == 1:
             groups.append(replace(children[0], label=_shortest(label, children[0])))
         else:
-            groups.append(Group(own, label, tuple(members), children))
+            groups.append(TensorGroup(own, label, tuple(members), children))
     return _in_ranges(key, tuple(_naturally([*groups, *tensors])))
 
 
-def _shortest(label: str, child: Group) -> str:
+def _shortest(label: str, child: TensorGroup) -> str:
     return child.label if child.is_tensor else label
 
 
@@ -199,7 +199,7 @@ def _join(key: str, label: str) -> str:
     return f"{key}/{label}".removeprefix("/").replace(",", ";")
 
 
-def _naturally(groups: Sequence[Group]) -> list[Group]:
+def _naturally(groups: Sequence[TensorGroup]) -> list[TensorGroup]:
     """Siblings by their first tensor, but those that differ only in numbers together and by number."""
     first: dict[str, int] = {}
     for group in groups:
@@ -213,7 +213,7 @@ def _stem(label: str) -> str:
     return _NUMBER.sub("#", label)
 
 
-def _in_ranges(key: str, groups: tuple[Group, ...]) -> tuple[Group, ...]:
+def _in_ranges(key: str, groups: tuple[TensorGroup, ...]) -> tuple[TensorGroup, ...]:
     """Neighbours put together, if there are more than MOST_ROWS. Mostly those that differ only in numbers."""
     if len(groups) <= MOST_ROWS:
         return groups
@@ -225,14 +225,14 @@ def _in_ranges(key: str, groups: tuple[Group, ...]) -> tuple[Group, ...]:
     return tuple(_range(key, piece) if len(piece) > 1 else piece[0] for piece in pieces)
 
 
-def _range(key: str, groups: Sequence[Group]) -> Group:
+def _range(key: str, groups: Sequence[TensorGroup]) -> TensorGroup:
     label = _range_label(groups[0].label, groups[-1].label)
     own = _join(key, label)
     members = tuple(i for group in groups for i in group.positions)
-    return Group(own, label, members, tuple(_rekeyed(group, key, own) for group in groups))
+    return TensorGroup(own, label, members, tuple(_rekeyed(group, key, own) for group in groups))
 
 
-def _rekeyed(group: Group, before: str, after: str) -> Group:
+def _rekeyed(group: TensorGroup, before: str, after: str) -> TensorGroup:
     """The group and what is in it, with keys below `after` instead of `before`."""
     rest = group.key.removeprefix(before).removeprefix("/")
     children = tuple(_rekeyed(child, before, after) for child in group.children)

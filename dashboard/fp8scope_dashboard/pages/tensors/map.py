@@ -14,9 +14,9 @@ from fp8scope_dashboard.analysis.tensor_onsets import early_median, log2_change
 from fp8scope_dashboard.pages import glossary
 from fp8scope_dashboard.pages.charts.theme import THEMES
 from fp8scope_dashboard.pages.tensors import modes
-from fp8scope_dashboard.pages.tensors.grouping import Group, Row, folded, opened_in, visible
+from fp8scope_dashboard.pages.tensors.grouping import TensorGroup, VisibleRow, folded, opened_in, visible
 from fp8scope_dashboard.pages.tensors.loading import detail, of_tensors, overview
-from fp8scope_dashboard.pages.tensors.query import Question
+from fp8scope_dashboard.pages.tensors.query import TensorQuery
 from fp8scope_dashboard.runs.models import Run, Tensor
 from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.telemetry import queries
@@ -34,10 +34,10 @@ class TensorMap:
         tensors: the number of tensors with a value.
     """
 
-    rows: Sequence[Row]
+    rows: Sequence[VisibleRow]
     step_edges: NDArray[np.int64]
     values: Floats
-    scale: modes.Scale
+    scale: modes.ColourScale
     indices: Sequence[int]
     tensors: int
 
@@ -45,7 +45,7 @@ class TensorMap:
 def tensor_map(
     run: Run,
     tensors: Sequence[Tensor],
-    question: Question,
+    question: TensorQuery,
     *,
     against: Run | None = None,
     first: int | None = None,
@@ -76,7 +76,7 @@ def tensor_map(
     return TensorMap(rows, heatmap.step_edges, folded_values, _scale(values, question), indices, len(tensors))
 
 
-def document(shown: TensorMap, question: Question, note: str) -> dict[str, Any]:
+def document(shown: TensorMap, question: TensorQuery, note: str) -> dict[str, Any]:
     """The map for the browser. `levels` is base64 of uint8[R, C], `values` of float32[R, C]."""
     return {
         "statistic": question.statistic,
@@ -116,7 +116,7 @@ def table(shown: TensorMap) -> list[list[str | float | None]]:
     return [[*head], *rows]
 
 
-def _folded(tensors: Sequence[Tensor], question: Question) -> tuple[Group, ...]:
+def _folded(tensors: Sequence[Tensor], question: TensorQuery) -> tuple[TensorGroup, ...]:
     names, roles = [tensor.name for tensor in tensors], [tensor.role for tensor in tensors]
     return folded(names, roles, question.fold)
 
@@ -143,7 +143,7 @@ def without_gaps(heatmap: Heatmap) -> Heatmap:
 
 
 def _shown(
-    run: Run, heatmap: Heatmap, tensors: Sequence[Tensor], question: Question, against: Run | None
+    run: Run, heatmap: Heatmap, tensors: Sequence[Tensor], question: TensorQuery, against: Run | None
 ) -> Floats:
     """What the mode makes of the values, float64[T, C]."""
     indices = [tensor.index for tensor in tensors]
@@ -175,7 +175,7 @@ def _of_other(against: Run | None, heatmap: Heatmap, names: Sequence[str], stati
     return empty
 
 
-def _scale(values: Floats, question: Question) -> modes.Scale:
+def _scale(values: Floats, question: TensorQuery) -> modes.ColourScale:
     if question.mode == "change":
         return modes.scale_of_changes(values)
     if question.mode == "difference":

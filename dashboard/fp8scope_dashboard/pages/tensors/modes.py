@@ -30,7 +30,7 @@ LEAST_CHANGE, MOST_CHANGE = 1.0, 16.0
 
 
 @dataclass(frozen=True)
-class Scale:
+class ColourScale:
     """How values become colours.
 
     Attributes:
@@ -83,7 +83,7 @@ def aligned(edges: NDArray[np.int64], other_edges: NDArray[np.int64], other: Flo
     return columns
 
 
-def scale_of_values(values: Floats, statistic: str) -> Scale:
+def scale_of_values(values: Floats, statistic: str) -> ColourScale:
     """The scale of a statistic: fixed for rates, so that runs compare; else from its values."""
     if is_rate(statistic):
         return _unsigned(-6.0, 0.0, ("0", *RATE_MARKS))
@@ -93,24 +93,24 @@ def scale_of_values(values: Floats, statistic: str) -> Scale:
     return _unsigned(low, high, ("0", *ends))
 
 
-def scale_of_changes(values: Floats) -> Scale:
+def scale_of_changes(values: Floats) -> ColourScale:
     """The scale of log2 changes, symmetric around no change."""
     size = np.abs(values[np.isfinite(values)])
     reach = float(np.quantile(size, 0.995)) if len(size) else LEAST_CHANGE
     high = float(np.clip(np.ceil(reach), LEAST_CHANGE, MOST_CHANGE))
     labels = (f"÷ {2**high:.0f}", "=", f"× {2**high:.0f}")
-    return Scale(True, -high, high, tuple(zip((1, MIDDLE, HIGHEST), labels, strict=True)))
+    return ColourScale(True, -high, high, tuple(zip((1, MIDDLE, HIGHEST), labels, strict=True)))
 
 
-def scale_of_differences(values: Floats, statistic: str) -> Scale:
+def scale_of_differences(values: Floats, statistic: str) -> ColourScale:
     """The scale of differences to another run."""
     if not is_rate(statistic):
         return scale_of_changes(values)
     labels = ("−100 %", "−0.1 %", "0", "+0.1 %", "+100 %")
-    return Scale(True, -6.0, 0.0, tuple(zip((1, 65, MIDDLE, 192, HIGHEST), labels, strict=True)))
+    return ColourScale(True, -6.0, 0.0, tuple(zip((1, 65, MIDDLE, 192, HIGHEST), labels, strict=True)))
 
 
-def levels(values: Floats, scale: Scale) -> NDArray[np.uint8]:
+def levels(values: Floats, scale: ColourScale) -> NDArray[np.uint8]:
     """The level of colour of each value, uint8 of the same shape."""
     with np.errstate(divide="ignore", invalid="ignore"):
         if scale.signed:
@@ -126,9 +126,9 @@ def levels(values: Floats, scale: Scale) -> NDArray[np.uint8]:
     return np.where(np.isnan(values), NO_VALUE, np.nan_to_num(level, nan=LOWEST)).astype(np.uint8)
 
 
-def _unsigned(low: float, high: float, labels: Sequence[str]) -> Scale:
+def _unsigned(low: float, high: float, labels: Sequence[str]) -> ColourScale:
     positions = [ZERO, *(int(level) for level in np.linspace(LOWEST, HIGHEST, len(labels) - 1))]
-    return Scale(False, low, high, tuple(zip(positions, labels, strict=True)))
+    return ColourScale(False, low, high, tuple(zip(positions, labels, strict=True)))
 
 
 def decades_of(positive: Floats) -> tuple[float, float]:

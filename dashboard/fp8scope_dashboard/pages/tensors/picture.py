@@ -18,7 +18,7 @@ from fp8scope_dashboard.analysis.what_if.formats import NumberFormat, format_nam
 from fp8scope_dashboard.analysis.what_if.margins import (
     MARGINS,
     Current,
-    Outcomes,
+    MarginOutcomes,
     advise,
     base_scale,
     outcomes_of_margins,
@@ -32,7 +32,7 @@ from fp8scope_dashboard.pages.formatting import percent as page_percent
 from fp8scope_dashboard.pages.tensors.recipe_code import recipe_code
 from fp8scope_dashboard.runs.models import Run, Tensor
 from fp8scope_dashboard.telemetry import queries
-from fp8scope_dashboard.telemetry.queries import Histogram
+from fp8scope_dashboard.telemetry.queries import MergedHistogram
 from fp8scope_dashboard.text.numbers import percent
 
 # Elements that share a scale: the whole tensor, a row, or a part of a row.
@@ -62,8 +62,8 @@ class Sample:
     """
 
     step: int
-    ranks: Mapping[int, Histogram]
-    histogram: Histogram
+    ranks: Mapping[int, MergedHistogram]
+    histogram: MergedHistogram
     tensors: Tensors
     current: Current | None
     in_blocks: bool
@@ -77,7 +77,7 @@ def sample_of(run: Run, tensor: Tensor, step: int | None = None) -> Sample | Non
         return None
     at = parts[0].step
     counts = np.sum([[part.zeros, *part.counts, part.nonfinite] for part in parts], axis=0)
-    histogram = Histogram(at, float(counts[0]), counts[1:-1], float(counts[-1]))
+    histogram = MergedHistogram(at, float(counts[0]), counts[1:-1], float(counts[-1]))
     amax = _value(run, tensor, "amax", at) if at >= queries.raw_from(run.pk) else float("nan")
     tensors = Tensors(
         [tensor.name],
@@ -238,7 +238,7 @@ def _zone(format: NumberFormat, scale: float) -> list[float]:
     return [round(log2(limit) - log2(scale), 4) for limit in limits]
 
 
-def _shares(outcomes: Outcomes) -> dict[str, Any]:
+def _shares(outcomes: MarginOutcomes) -> dict[str, Any]:
     return {
         "scales": [scale if isfinite(scale) else None for scale in outcomes.scales.tolist()],
         "saturated": _triples(outcomes.saturated),
@@ -253,12 +253,12 @@ def _triples(bounds: Bounds) -> list[list[float | None]]:
     return [[value if isfinite(value) else None for value in row] for row in rows]
 
 
-def _bins(histogram: Histogram) -> list[list[float]]:
+def _bins(histogram: MergedHistogram) -> list[list[float]]:
     """The occurring exponents with their counts."""
     return [[int(i) + MIN_EXPONENT, float(histogram.counts[i])] for i in np.flatnonzero(histogram.counts)]
 
 
-def _ranks(ranks: Mapping[int, Histogram]) -> list[dict[str, Any]]:
+def _ranks(ranks: Mapping[int, MergedHistogram]) -> list[dict[str, Any]]:
     """Each rank's share of its own elements by exponent; empty with a single rank."""
     if len(ranks) < 2:
         return []
@@ -268,7 +268,7 @@ def _ranks(ranks: Mapping[int, Histogram]) -> list[dict[str, Any]]:
     ]
 
 
-def _top(histogram: Histogram) -> int | None:
+def _top(histogram: MergedHistogram) -> int | None:
     occurring = np.flatnonzero(histogram.counts)
     return int(occurring[-1]) + MIN_EXPONENT if len(occurring) else None
 

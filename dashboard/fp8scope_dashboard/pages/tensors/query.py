@@ -44,7 +44,7 @@ FOLD_TITLES: Final[Mapping[Fold, str]] = {
 
 
 @dataclass(frozen=True)
-class Question:
+class TensorQuery:
     """The choices of the card of tensors; invalid ones become the defaults.
 
     Attributes:
@@ -64,7 +64,7 @@ class Question:
     page: int
 
     @classmethod
-    def of(cls, query: QueryDict | Mapping[str, str], statistics: Sequence[str]) -> Question:
+    def of(cls, query: QueryDict | Mapping[str, str], statistics: Sequence[str]) -> TensorQuery:
         """Read the address of a run with these statistics.
 
         `limit_of` is the statistic that the limit was written for: a limit of another one does not apply.
@@ -137,7 +137,7 @@ def tensor_named(run: Run, text: str) -> Tensor | None:
     return tensors.filter(name=text[:NAME_LENGTH]).first() if text else None
 
 
-def chosen_tensors(run: Run, question: Question) -> list[Tensor]:
+def chosen_tensors(run: Run, question: TensorQuery) -> list[Tensor]:
     """The tensors with the role and the text of the address, in the order of the model."""
     tensors = Tensor.objects.filter(run=run).order_by("index").only("index", "name", "role", "run")
     if question.role:
@@ -155,7 +155,7 @@ def others(run: Run) -> list[Run]:
     return [*baselines, *rest.order_by("-created_at")[:MOST_OTHERS]][:MOST_OTHERS]
 
 
-def other_run(run: Run, question: Question) -> Run | None:
+def other_run(run: Run, question: TensorQuery) -> Run | None:
     """The run of the address, if it is in the same project; else the first of `others`."""
     if question.against is not None:
         chosen = Run.objects.filter(project=run.project, pk=question.against).exclude(pk=run.pk).first()
@@ -169,7 +169,7 @@ def _one_of(text: str, known: Sequence[str]) -> str:
 
 
 def _limit(text: str, statistic: str) -> float | None:
-    """The limit in the unit of `Question.threshold`."""
+    """The limit in the unit of `TensorQuery.threshold`."""
     try:
         value = float(text[:32])
     except ValueError:

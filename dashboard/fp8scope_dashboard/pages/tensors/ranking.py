@@ -55,7 +55,7 @@ class RankedTensor:
 
 
 @dataclass(frozen=True)
-class Ranking:
+class TensorRanking:
     """All chosen tensors in order: `order` are positions in `indices`."""
 
     statistic: str
@@ -115,7 +115,7 @@ class Ranking:
 
 def rank(
     run: Run, statistic: str, indices: list[int], names: list[str], limit: float, sort: str = "onset"
-) -> Ranking:
+) -> TensorRanking:
     """Rank some tensors of a run, by Tensor.index, from one pass over the columns of its map.
 
     Args:
@@ -130,7 +130,7 @@ def rank(
     facts = ranked(values, statistic, limit, recent=-(-RECENT_STEPS // width))
     exact = exact_onsets(run, statistic, indices, edges, facts, limit) if is_rate(statistic) else {}
     observed = np.flatnonzero(~np.isnan(values).all(axis=1))
-    return Ranking(
+    return TensorRanking(
         statistic,
         limit,
         heatmap,

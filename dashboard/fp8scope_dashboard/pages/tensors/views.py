@@ -33,14 +33,14 @@ from fp8scope_dashboard.pages.tensors.picture import (
     target_of,
 )
 from fp8scope_dashboard.pages.tensors.query import (
-    Question,
+    TensorQuery,
     chosen_tensors,
     no_values_of,
     other_run,
     tensor_named,
 )
 from fp8scope_dashboard.pages.tensors.range_shares import OVERFLOW, unjudged_steps
-from fp8scope_dashboard.pages.tensors.ranking import ROWS_A_PAGE, SORTS, Ranking, rank
+from fp8scope_dashboard.pages.tensors.ranking import ROWS_A_PAGE, SORTS, TensorRanking, rank
 from fp8scope_dashboard.runs.models import Run, RunState, Tensor
 from fp8scope_dashboard.telemetry import queries
 
@@ -60,7 +60,7 @@ def map_figure(request: HttpRequest, project: Project, run_id: UUID, form: str) 
     """The map of the tensors as JSON, or as a table in CSV."""
     run, options = run_of(project, run_id), Options.of(request.GET)
     statistics = queries.statistic_names(run.pk)
-    question = Question.of(request.GET, statistics)
+    question = TensorQuery.of(request.GET, statistics)
     if question.statistic not in statistics:
         return answer(request, EmptyChart(no_values_of(question.statistic, statistics)))
     tensors = chosen_tensors(run, question)
@@ -78,7 +78,7 @@ def map_figure(request: HttpRequest, project: Project, run_id: UUID, form: str) 
     return HttpResponse(json.dumps(document(shown, question, note)), content_type="application/json")
 
 
-def _why_nothing(question: Question, against: Run | None) -> str:
+def _why_nothing(question: TensorQuery, against: Run | None) -> str:
     title = glossary.title(question.statistic).lower()
     if against is not None:
         return (
@@ -88,7 +88,7 @@ def _why_nothing(question: Question, against: Run | None) -> str:
     return f"No {title} of these tensors in these steps."
 
 
-def _csv(shown: TensorMap, run: Run, question: Question) -> HttpResponse:
+def _csv(shown: TensorMap, run: Run, question: TensorQuery) -> HttpResponse:
     file = HttpResponse(csv_of(table(shown)), content_type="text/csv; charset=utf-8")
     file["Content-Disposition"] = f'attachment; filename="{run.pk}-{question.statistic}.csv"'
     return file
@@ -99,7 +99,7 @@ def ranking(request: HttpRequest, project: Project, run_id: UUID) -> HttpRespons
     """The table of tensors by their onset or their worst values, one page of it."""
     run = run_of(project, run_id)
     statistics = queries.statistic_names(run.pk)
-    question = Question.of(request.GET, statistics)
+    question = TensorQuery.of(request.GET, statistics)
     context: dict[str, Any] = {"run": run, "question": question, "sorts": SORTS}
     if question.statistic in statistics:
         tensors = chosen_tensors(run, question)
@@ -122,7 +122,7 @@ def ranking(request: HttpRequest, project: Project, run_id: UUID) -> HttpRespons
     return page(request, project, "runs", "pages/tensors/_tensor_ranking.html", context)
 
 
-def _unjudged(run: Run, statistic: str, ranked: Ranking) -> int | None:
+def _unjudged(run: Run, statistic: str, ranked: TensorRanking) -> int | None:
     """The steps that alerts leave out, if the earliest onset is one of them; None otherwise."""
     steps = unjudged_steps(run).get({"saturation_rate": OVERFLOW}.get(statistic, statistic), 0)
     first, onset = int(ranked.heatmap.step_edges[0]), ranked.first_onset

@@ -2,7 +2,7 @@
 
 from fp8scope_dashboard.runs.search.conditions import search
 from fp8scope_dashboard.runs.search.fields import FIELDS, PREFIXES, read
-from fp8scope_dashboard.runs.search.language import MAX_LENGTH, MAX_TERMS, Query, Term, parse
+from fp8scope_dashboard.runs.search.language import MAX_LENGTH, MAX_TERMS, Query, SearchTerm, parse
 from fp8scope_dashboard.runs.search.vocabulary import Vocabulary, vocabulary_of
 
 __all__ = [
@@ -11,7 +11,7 @@ __all__ = [
     "MAX_TERMS",
     "PREFIXES",
     "Query",
-    "Term",
+    "SearchTerm",
     "Vocabulary",
     "parse",
     "read",

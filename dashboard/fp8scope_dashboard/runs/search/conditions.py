@@ -6,7 +6,7 @@ from django.db.models import Q, QuerySet
 
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.runs.search.fields import any_of, condition_of, is_alternative
-from fp8scope_dashboard.runs.search.language import Query, Term
+from fp8scope_dashboard.runs.search.language import Query, SearchTerm
 
 
 def search(runs: QuerySet[Run], query: Query) -> QuerySet[Run]:
@@ -40,6 +40,6 @@ def _words(query: Query) -> Q:
     return condition
 
 
-def _has(word: Term) -> Q:
+def _has(word: SearchTerm) -> Q:
     value = word.value
     return Q(name__icontains=value) | Q(group__icontains=value) | Q(tags__contains=[value[:64]])

@@ -1,6 +1,6 @@
 """The fields of a search: what each means, and its condition on runs.
 
-To add a field, add a `Field` to `_BUILT_IN`. Besides them, every logged scalar and every entry of the
+To add a field, add a `SearchField` to `_BUILT_IN`. Besides them, every logged scalar and every entry of the
 configuration, recipe, summary and environment is a field.
 """
 
@@ -29,7 +29,7 @@ from fp8scope_dashboard.runs.search.json_paths import (
     matches,
     scalar_matches,
 )
-from fp8scope_dashboard.runs.search.language import Operator, Query, Term, parse
+from fp8scope_dashboard.runs.search.language import Operator, Query, SearchTerm, parse
 from fp8scope_dashboard.runs.search.values import (
     ValueProblem,
     duration_of,
@@ -52,7 +52,7 @@ _MIRRORED: Final[Mapping[Operator, Operator]] = {"<": ">", "<=": ">=", ">": "<",
 
 
 @dataclass(frozen=True)
-class Field:
+class SearchField:
     """A field that searches may name.
 
     Attributes:
@@ -197,31 +197,33 @@ def _tag(_: Operator, value: str) -> Q:
 
 
 _BUILT_IN: Final = (
-    Field("precision", "bf16, fp8, ...", lambda _, value: Q(precision=value.lower()[:32]), "precision:fp8"),
-    Field("recipe", "beginning of the recipe’s name", _recipe, "recipe:delayed"),
-    Field(
+    SearchField(
+        "precision", "bf16, fp8, ...", lambda _, value: Q(precision=value.lower()[:32]), "precision:fp8"
+    ),
+    SearchField("recipe", "beginning of the recipe’s name", _recipe, "recipe:delayed"),
+    SearchField(
         "margin",
         "margin of the recipe",
         lambda operator, value: _recipe_entry("margin", operator, value),
         "margin:2",
         compares=True,
     ),
-    Field(
+    SearchField(
         "format",
         "FP8 format of the recipe",
         lambda operator, value: _recipe_entry("fp8_format", operator, value),
         "format:hybrid",
     ),
-    Field(
+    SearchField(
         "state",
         "running, finished, failed or silent",
         _choice("state", tuple(RunState.values)),
         "state:failed",
         values=tuple(RunState.values),
     ),
-    Field("verdict", "verdict of FP8 against BF16", _verdict, "verdict:worse", values=VERDICTS),
-    Field("delta", "difference of the loss to BF16", _delta, "delta>0.25%", compares=True),
-    Field(
+    SearchField("verdict", "verdict of FP8 against BF16", _verdict, "verdict:worse", values=VERDICTS),
+    SearchField("delta", "difference of the loss to BF16", _delta, "delta>0.25%", compares=True),
+    SearchField(
         "alerts",
         "open alerts: yes, no, critical, warning or a number",
         _alerts,
@@ -229,30 +231,34 @@ _BUILT_IN: Final = (
         compares=True,
         values=("yes", "no", *SEVERITIES),
     ),
-    Field("tag", "a tag; several must all match", _tag, "tag:prod", every=True),
-    Field("name", "part of the name", lambda _, value: Q(name__icontains=value), "name:gpt"),
-    Field("group", "seed group", _text("group", 128), "group:bf16"),
-    Field("baseline", "what the run is compared with", _text("baseline", 128), "baseline:bf16"),
-    Field("parent", "id of the parent", _text("parent", 128), "parent:ID"),
-    Field("seed", "seed", _whole_number("seed"), "seed:3", compares=True),
-    Field("step", "last step", _whole_number("last_step"), "step>10k", compares=True),
-    Field("planned", "planned number of steps", _whole_number("total_steps"), "planned>=10k", compares=True),
-    Field("points", "points stored", _whole_number("points_stored"), "points>1M", compares=True),
-    Field(
+    SearchField("tag", "a tag; several must all match", _tag, "tag:prod", every=True),
+    SearchField("name", "part of the name", lambda _, value: Q(name__icontains=value), "name:gpt"),
+    SearchField("group", "seed group", _text("group", 128), "group:bf16"),
+    SearchField("baseline", "what the run is compared with", _text("baseline", 128), "baseline:bf16"),
+    SearchField("parent", "id of the parent", _text("parent", 128), "parent:ID"),
+    SearchField("seed", "seed", _whole_number("seed"), "seed:3", compares=True),
+    SearchField("step", "last step", _whole_number("last_step"), "step>10k", compares=True),
+    SearchField(
+        "planned", "planned number of steps", _whole_number("total_steps"), "planned>=10k", compares=True
+    ),
+    SearchField("points", "points stored", _whole_number("points_stored"), "points>1M", compares=True),
+    SearchField(
         "loss",
         "last loss",
         lambda operator, value: scalar_matches("loss", operator, value),
         "loss<2.5",
         compares=True,
     ),
-    Field("duration", "time from start to end", _duration, "duration>2h", compares=True),
-    Field("age", "time since the start", _age, "age<7d", compares=True),
-    Field("created", "start, in UTC", _moment("created_at"), "created>2026-10-01", compares=True),
-    Field("ended", "end, in UTC", _moment("finished_at"), "ended<2026-10-01", compares=True),
-    Field("archived", "yes, or all with the others", _archived, "archived:yes", values=("yes", "no", "all")),
-    Field("id", "beginning of the id", _id, "id:1f3a"),
+    SearchField("duration", "time from start to end", _duration, "duration>2h", compares=True),
+    SearchField("age", "time since the start", _age, "age<7d", compares=True),
+    SearchField("created", "start, in UTC", _moment("created_at"), "created>2026-10-01", compares=True),
+    SearchField("ended", "end, in UTC", _moment("finished_at"), "ended<2026-10-01", compares=True),
+    SearchField(
+        "archived", "yes, or all with the others", _archived, "archived:yes", values=("yes", "no", "all")
+    ),
+    SearchField("id", "beginning of the id", _id, "id:1f3a"),
 )
-FIELDS: Final[Mapping[str, Field]] = {field.name: field for field in _BUILT_IN}
+FIELDS: Final[Mapping[str, SearchField]] = {field.name: field for field in _BUILT_IN}
 
 # Prefixes of fields that are entries of a JSON column.
 PREFIXES: Final[Mapping[str, str]] = {
@@ -274,7 +280,7 @@ OTHER_NAMES: Final[Mapping[str, str]] = {
 }
 
 
-def field_named(name: str) -> Field | None:
+def field_named(name: str) -> SearchField | None:
     """The field with a canonical name: a built-in one, or one with a prefix; None if there is none."""
     if name in FIELDS:
         return FIELDS[name]
@@ -289,7 +295,7 @@ def field_named(name: str) -> Field | None:
             return _recipe_entry(rest, operator, value)
         return matches(prefix, entry_paths(rest), operator, value)
 
-    return Field(name, PREFIXES[prefix], condition, f"{name}:1", compares=True)
+    return SearchField(name, PREFIXES[prefix], condition, f"{name}:1", compares=True)
 
 
 def read(text: str, vocabulary: Vocabulary | None = None) -> Query:
@@ -298,7 +304,7 @@ def read(text: str, vocabulary: Vocabulary | None = None) -> Query:
     return parse(text, lambda term: check(term, known))
 
 
-def check(term: Term, vocabulary: Vocabulary) -> Term | str:
+def check(term: SearchTerm, vocabulary: Vocabulary) -> SearchTerm | str:
     """The term under the canonical name of its field, or the sentence that says what is wrong with it."""
     if not term.field:
         if term.operator != ":":
@@ -318,7 +324,7 @@ def check(term: Term, vocabulary: Vocabulary) -> Term | str:
     return replace(term, field=name)
 
 
-def _unfinished(term: Term, vocabulary: Vocabulary) -> str:
+def _unfinished(term: SearchTerm, vocabulary: Vocabulary) -> str:
     """What is wrong with `loss<` and `tag:`; empty for words. A colon may also end a word."""
     match = _WITHOUT_VALUE.fullmatch(term.text)
     name = _canonical(match[1], vocabulary) if match else []
@@ -355,14 +361,14 @@ def _unknown(name: str, meant: list[str], vocabulary: Vocabulary) -> str:
     )
 
 
-def condition_of(term: Term) -> Q:
+def condition_of(term: SearchTerm) -> Q:
     """The condition of a checked term, without its negation."""
     field = field_named(term.field)
     assert field is not None, term.field
     return field.condition(term.operator, term.value)
 
 
-def is_alternative(term: Term) -> bool:
+def is_alternative(term: SearchTerm) -> bool:
     """Whether further terms of the same field are alternatives to this one."""
     field = field_named(term.field)
     return field is not None and not field.every and term.operator == ":" and not term.negated

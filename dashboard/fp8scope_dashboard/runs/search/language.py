@@ -39,7 +39,7 @@ _CONNECTIVES: Final = {
 
 
 @dataclass(frozen=True)
-class Term:
+class SearchTerm:
     """One condition: a word if `field` is empty. `text` is the term as it was written."""
 
     field: str
@@ -53,7 +53,7 @@ class Term:
 class Query:
     """A parsed search, and what of it could not be understood."""
 
-    terms: tuple[Term, ...] = ()
+    terms: tuple[SearchTerm, ...] = ()
     text: str = ""
     problems: tuple[str, ...] = ()
 
@@ -62,7 +62,7 @@ class Query:
         """The values of the terms without a field that are not negated."""
         return tuple(term.value for term in self.terms if not term.field and not term.negated)
 
-    def of(self, field: str) -> tuple[Term, ...]:
+    def of(self, field: str) -> tuple[SearchTerm, ...]:
         """The terms of a field."""
         return tuple(term for term in self.terms if term.field == field)
 
@@ -72,7 +72,7 @@ class Query:
         return replace(self, terms=kept, text=" ".join(term.text for term in kept))
 
 
-Check = Callable[[Term], "Term | str"]
+Check = Callable[[SearchTerm], "SearchTerm | str"]
 
 
 def parse(text: str, check: Check | None = None) -> Query:
@@ -88,7 +88,7 @@ def parse(text: str, check: Check | None = None) -> Query:
     if len(text) > MAX_LENGTH:
         text = text[:MAX_LENGTH]
         problems.append(f"A search has at most {MAX_LENGTH} characters: the rest was cut off.")
-    terms: list[Term] = []
+    terms: list[SearchTerm] = []
     for count, match in enumerate(_TERM.finditer(text)):
         if count == MAX_TERMS:
             problems.append(f"Only the first {MAX_TERMS} terms count.")
@@ -105,13 +105,13 @@ def parse(text: str, check: Check | None = None) -> Query:
     return Query(tuple(terms), text, tuple(problems))
 
 
-def _term(match: re.Match[str]) -> Term:
+def _term(match: re.Match[str]) -> SearchTerm:
     value = match["plain"] if match["quoted"] is None else _ESCAPED.sub(r"\1", match["quoted"])
     operator = match["operator"] or match["inner"] or ":"
     negated = (match["minus"] is not None) != (operator == "!=")
     if operator in ("=", "==", "!="):
         operator = ":"
-    return Term(match["field"] or "", cast(Operator, operator), value, negated, match[0].strip())
+    return SearchTerm(match["field"] or "", cast(Operator, operator), value, negated, match[0].strip())
 
 
 def quoted(value: str) -> str:

@@ -65,7 +65,7 @@ class _OfProject(Vocabulary):
     @cached_property
     def config(self) -> tuple[str, ...]:
         runs = Run.objects.filter(project=self._project).exclude(config={})
-        newest = runs.order_by("-created_at").annotate(size=_StoredBytes("config"))
+        newest = runs.order_by("-created_at").annotate(size=StoredBytes("config"))
         readable = newest.filter(size__lt=LARGEST_CONFIGURATION)
         keys: set[str] = set()
         for config in readable.values_list("config", flat=True)[:NEWEST_CONFIGURATIONS]:
@@ -73,7 +73,9 @@ class _OfProject(Vocabulary):
         return tuple(sorted(keys)[:MOST_KEYS])
 
 
-class _StoredBytes(Func):
+class StoredBytes(Func):
+    """The size of a column's value as it is stored, compressed."""
+
     function = "pg_column_size"
     output_field = IntegerField()
 

@@ -20,7 +20,7 @@ from torch import nn
 import fp8scope
 from fp8scope.config import Settings
 from fp8scope.delivery.resend import send_spool
-from fp8scope.recording.records import Histograms, TornRecordError
+from fp8scope.recording.records import ExponentHistograms, TornRecordError
 from fp8scope.recording.registration import blank_registration
 from fp8scope.run import Run
 from fp8scope_kernels import exponent_histogram
@@ -138,15 +138,15 @@ def test_histograms_are_kept_offline_and_sent_by_sync(server: WireServer, settin
 def test_records_survive_the_spool_and_torn_ones_are_reported() -> None:
     counts = np.zeros((3, EXPONENT_BINS))
     counts[1, 7], counts[2, -1] = 5.0, 2.0**40
-    record = Histograms(7, 1_700_000_000_000_000, np.array([4, 0, 9], np.int32), counts)
+    record = ExponentHistograms(7, 1_700_000_000_000_000, np.array([4, 0, 9], np.int32), counts)
     payload = record.encode()
-    again = Histograms.decode(payload)
+    again = ExponentHistograms.decode(payload)
     assert (again.step, again.time_us) == (record.step, record.time_us)
     assert np.array_equal(again.tensors, record.tensors) and np.array_equal(again.counts, counts)
     assert len(payload) < counts.nbytes / 20
     for end in (0, 5, 24, 30, len(payload) - 1):
         with pytest.raises(TornRecordError):
-            Histograms.decode(payload[:end])
+            ExponentHistograms.decode(payload[:end])
 
 
 @pytest.mark.parametrize("every", [-1, 1.5, "10", True])

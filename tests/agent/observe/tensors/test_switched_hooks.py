@@ -8,7 +8,7 @@ from agent.helpers.watching import NUMEL, Watched
 from torch import nn
 
 from fp8scope.control.suspended_hooks import without_hooks
-from fp8scope.observe.budget import COMPLETE_STEPS, Budget
+from fp8scope.observe.budget import COMPLETE_STEPS, TimeBudget
 from fp8scope.observe.tensors.activations import InputHook
 from fp8scope.observe.tensors.switched_hooks import HookSwitch
 from fp8scope_kernels import CurrentScaling, DelayedScaling, HighPrecisionObserver, convert
@@ -36,7 +36,7 @@ def model_of(recipe: str = "plain") -> nn.Module:
 def watched_every(model: nn.Module, pace: int, every: int, **how: Any) -> Watched:
     """Watch with plain tensors read every `pace` steps from the start, and every `every` steps sampled."""
     watched = Watched(model, every=every, **how)
-    budget = watched.collector._budget = Budget(0.02)
+    budget = watched.collector._budget = TimeBudget(0.02)
     budget.every, budget._steps = pace, COMPLETE_STEPS
     return watched
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fp8scope_dashboard.analysis.losses.alignment import Curve
+from fp8scope_dashboard.analysis.losses.alignment import LossCurve
 from fp8scope_dashboard.analysis.losses.result import LossComparison
 from fp8scope_dashboard.analysis.losses.verdict import compare_losses
 
@@ -20,14 +20,16 @@ def compare(
     steps = np.arange(points)
     batches = 2.0 * (1.0 + 0.03 * chance.normal(size=points))
     curves = [
-        Curve(
+        LossCurve(
             steps,
             batches * (1.0 + spread * chance.normal() + 0.0004 * chance.normal(size=points)),
             planned=points - 1,
         )
         for _ in range(sum(mode))
     ]
-    runs = [Curve(each.steps, each.losses * (1.0 + harm), planned=points - 1) for each in curves[: mode[0]]]
+    runs = [
+        LossCurve(each.steps, each.losses * (1.0 + harm), planned=points - 1) for each in curves[: mode[0]]
+    ]
     return compare_losses(runs, curves[mode[0] :], margin=MARGIN, alpha=0.05)
 
 

@@ -7,7 +7,7 @@ import pytest
 from scipy.signal import lfilter
 
 from fp8scope_dashboard.alerts.detectors import above_baseline
-from fp8scope_dashboard.analysis.losses.alignment import Curve
+from fp8scope_dashboard.analysis.losses.alignment import LossCurve
 from fp8scope_dashboard.analysis.losses.harm import BLOCK, RECOVER
 from fp8scope_dashboard.analysis.losses.result import LossComparison
 from fp8scope_dashboard.analysis.losses.verdict import compare_losses
@@ -25,7 +25,7 @@ def arms(seed: int, runs: int, *, noise: float = 0.002) -> np.ndarray:
 
 
 def compare(losses: np.ndarray, runs: int, until: int = POINTS) -> LossComparison:
-    curves = [Curve(STEPS[:until], each[:until], planned=POINTS - 1) for each in losses]
+    curves = [LossCurve(STEPS[:until], each[:until], planned=POINTS - 1) for each in losses]
     return compare_losses(curves[:runs], curves[runs:], margin=0.0025, alpha=0.05)
 
 
@@ -124,9 +124,11 @@ def test_long_runs_are_averaged_and_their_onset_is_that_of_their_points() -> Non
     chance = np.random.default_rng(7)
     baseline = 2.0 * (1.0 + 0.002 * chance.normal(size=10_000))
     losses = 2.0 * (1.0 + 0.002 * chance.normal(size=10_000)) * np.where(steps >= 6000, 1.02, 1.0)
-    result = compare_losses([Curve(steps, losses)], [Curve(steps, baseline)], margin=0.0025, alpha=0.05)
+    result = compare_losses(
+        [LossCurve(steps, losses)], [LossCurve(steps, baseline)], margin=0.0025, alpha=0.05
+    )
     part = compare_losses(
-        [Curve(steps[:6500], losses[:6500])], [Curve(steps, baseline)], margin=0.0025, alpha=0.05
+        [LossCurve(steps[:6500], losses[:6500])], [LossCurve(steps, baseline)], margin=0.0025, alpha=0.05
     )
     assert result.verdict == part.verdict == "worse"
     assert part.onset is not None and abs(part.onset.since_step - 6000) <= 20
@@ -137,7 +139,9 @@ def test_a_short_run_that_lost_a_nat_is_worse_at_once() -> None:
     chance, steps = np.random.default_rng(8), np.arange(38)
     ours, theirs = 1.4 * (1.0 + 0.03 * chance.normal(size=(2, 38)))
     ours[20:] += 1.0
-    result = compare_losses([Curve(steps[:28], ours[:28])], [Curve(steps, theirs)], margin=0.0025, alpha=0.05)
+    result = compare_losses(
+        [LossCurve(steps[:28], ours[:28])], [LossCurve(steps, theirs)], margin=0.0025, alpha=0.05
+    )
     assert result.verdict == "worse" and result.onset is not None and result.onset.since_step == 20
     assert result.interval is not None and result.tolerance is not None
     assert result.interval[0] > result.tolerance

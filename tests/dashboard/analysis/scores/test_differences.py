@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from fp8scope_dashboard.analysis.scores.differences import (
-    Difference,
     Discordant,
+    ScoreDifference,
     mid_p,
     paired,
     sign_flip,
@@ -27,7 +27,7 @@ TRIALS = 800
 SLACK = 5 * math.sqrt(0.95 * 0.05 / TRIALS)
 
 
-def pair(only_run: int, only_baseline: int, n: int) -> Difference:
+def pair(only_run: int, only_baseline: int, n: int) -> ScoreDifference:
     """Two single runs that differ in so many of n items."""
     rest = n - only_run - only_baseline
     run = np.repeat([1.0, 0.0, 1.0], [only_run, only_baseline, rest])

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp8scope_dashboard.analysis.scores.evidence import baseline_interval, item_interval
-from fp8scope_dashboard.analysis.scores.result import Score, ScoreComparison, Task
-from fp8scope_dashboard.analysis.scores.seeds import Group
+from fp8scope_dashboard.analysis.scores.result import RunScore, ScoreComparison, TaskScores
+from fp8scope_dashboard.analysis.scores.seeds import SeedGroup
 from fp8scope_dashboard.analysis.scores.spending import shares
 from fp8scope_dashboard.analysis.scores.summary import summarise
 from fp8scope_dashboard.analysis.scores.verdict import compare_scores, holm, judge
@@ -22,30 +22,32 @@ from fp8scope_dashboard.analysis.scores.verdict import compare_scores, holm, jud
 ALPHA = 0.05
 
 
-def answers(right: int, n: int = 100, **fields: Any) -> Score:
-    return Score(np.repeat([1.0, 0.0], [right, n - right]), **fields)
+def answers(right: int, n: int = 100, **fields: Any) -> RunScore:
+    return RunScore(np.repeat([1.0, 0.0], [right, n - right]), **fields)
 
 
-def proportion(arm: list[Score], baselines: list[Score], **fields: Any) -> Task:
-    task = Task("heldout", "accuracy", "proportion", higher_is_better=True, arm=arm, baselines=baselines)
+def proportion(arm: list[RunScore], baselines: list[RunScore], **fields: Any) -> TaskScores:
+    task = TaskScores(
+        "heldout", "accuracy", "proportion", higher_is_better=True, arm=arm, baselines=baselines
+    )
     return replace(task, **fields)
 
 
-def mean(arm: list[Score], baselines: list[Score], **fields: Any) -> Task:
-    task = Task("heldout", "nll", "mean", higher_is_better=False, arm=arm, baselines=baselines)
+def mean(arm: list[RunScore], baselines: list[RunScore], **fields: Any) -> TaskScores:
+    task = TaskScores("heldout", "nll", "mean", higher_is_better=False, arm=arm, baselines=baselines)
     return replace(task, **fields)
 
 
-def compared(task: Task) -> ScoreComparison:
+def compared(task: TaskScores) -> ScoreComparison:
     return compare_scores(task, alpha=ALPHA)
 
 
-def flipped(score: Score, right: int, wrong: int) -> Score:
+def flipped(score: RunScore, right: int, wrong: int) -> RunScore:
     """The score with the first `wrong` right items made wrong, and the last `right` wrong ones right."""
     items = score.items.copy()
     items[:wrong] = 0.0
     items[len(items) - right :] = 1.0
-    return Score(items, score.item_ids, score.clusters)
+    return RunScore(items, score.item_ids, score.clusters)
 
 
 def test_it_works() -> None:
@@ -86,16 +88,16 @@ def test_identical_answers_are_equivalent_within_what_so_many_items_would_not_sh
 
 def test_identical_losses_are_equivalent() -> None:
     items = np.random.default_rng(0).normal(2.0, 0.5, 40)
-    result = compared(mean([Score(items)], [Score(items.copy())]))
+    result = compared(mean([RunScore(items)], [RunScore(items.copy())]))
     assert result.verdict == "equivalent" and result.equivalent_within == result.margin
-    constant = compared(mean([Score(np.full(40, 2.0))], [Score(np.full(40, 2.0))]))
+    constant = compared(mean([RunScore(np.full(40, 2.0))], [RunScore(np.full(40, 2.0))]))
     assert constant.verdict == "equivalent" and "+0 to +0" not in constant.explanation
 
 
 def test_a_shift_of_every_item_has_one_interval_and_verdict() -> None:
     """It was 'worse (p = 3e-151)' with an interval over 0."""
     items = np.random.default_rng(0).normal(3.0, 0.5, 500)
-    small, large = (compared(mean([Score(items + shift)], [Score(items)])) for shift in (0.001, 1.0))
+    small, large = (compared(mean([RunScore(items + shift)], [RunScore(items)])) for shift in (0.001, 1.0))
     assert small.verdict == "cannot_tell" and large.verdict == "worse"
     assert small.difference_interval is not None and small.difference_interval.holds(0.0)
     assert large.difference_interval is not None and large.difference_interval.low > 0.0
@@ -123,20 +125,20 @@ def test_the_loss_of_one_run_each_has_a_seed_spread() -> None:
     """A loss that is 0.3 % higher was 'worse (p = 3e-9)' beside 'cannot tell' for the training loss."""
     chance = np.random.default_rng(0)
     items = chance.normal(3.0, 0.5, 500)
-    run = Score(items * 1.003 + chance.normal(0.0, 0.002, 500))
-    result = compared(mean([run], [Score(items)]))
+    run = RunScore(items * 1.003 + chance.normal(0.0, 0.002, 500))
+    result = compared(mean([run], [RunScore(items)]))
     assert result.verdict == "cannot_tell" and result.seed_spread is not None
     assert result.seed_spread["source"] == "public"
     assert result.seed_spread["value"] == pytest.approx(0.0011 * 3.0, rel=0.02)
     assert "the seed spread of public runs is used" in result.explanation
-    assert compared(mean([Score(items * 1.02)], [Score(items)])).verdict == "worse"
+    assert compared(mean([RunScore(items * 1.02)], [RunScore(items)])).verdict == "worse"
 
 
 def test_the_seeds_of_other_groups_narrow_a_borrowed_spread() -> None:
     chance = np.random.default_rng(0)
     items = chance.normal(3.0, 0.5, 500)
-    task = mean([Score(items * 1.004 + chance.normal(0.0, 0.002, 500))], [Score(items)])
-    others = [Group(score=3.0, excess=0.001**2, freedom=4.0)] * 2
+    task = mean([RunScore(items * 1.004 + chance.normal(0.0, 0.002, 500))], [RunScore(items)])
+    others = [SeedGroup(score=3.0, excess=0.001**2, freedom=4.0)] * 2
     assert compared(task).verdict == "cannot_tell"
     known = compared(replace(task, groups=others))
     assert known.verdict == "worse" and "the project's other groups" in known.explanation
@@ -145,7 +147,7 @@ def test_the_seeds_of_other_groups_narrow_a_borrowed_spread() -> None:
 def test_a_borrowed_spread_names_the_wider_limit() -> None:
     chance = np.random.default_rng(0)
     items = chance.normal(3.0, 0.5, 500)
-    result = compared(mean([Score(items + chance.normal(0.0, 0.002, 500))], [Score(items)]))
+    result = compared(mean([RunScore(items + chance.normal(0.0, 0.002, 500))], [RunScore(items)]))
     assert result.verdict == "equivalent" and result.margin is not None
     assert result.equivalent_within == pytest.approx(2.0 * result.margin)
     assert "equivalent within ±0.0149" in result.explanation and "own seeds" in result.explanation
@@ -168,7 +170,7 @@ def test_item_ids_that_repeat_are_refused() -> None:
 def test_a_heavy_tail_has_no_interval() -> None:
     chance = np.random.default_rng(0)
     items = chance.normal(3.0, 0.5, 500)
-    result = compared(mean([Score(items + chance.pareto(1.1, 500))], [Score(items)]))
+    result = compared(mean([RunScore(items + chance.pareto(1.1, 500))], [RunScore(items)]))
     assert result.verdict == "cannot_tell" and result.difference_interval is None
     assert "a few items with values far on the upper side decide the mean" in result.explanation
     assert result.difference is not None and result.difference > 0.0
@@ -184,8 +186,8 @@ def test_one_cluster_with_nearly_all_items_has_no_interval() -> None:
 def test_a_baseline_seed_far_from_the_others_is_left_out() -> None:
     chance = np.random.default_rng(0)
     items = chance.normal(3.0, 0.5, 500)
-    seeds = [Score(items * factor, name=f"seed {i}") for i, factor in enumerate((1.0, 1.001, 1.4, 0.999))]
-    result = compared(mean([Score(items * 1.0005)], seeds))
+    seeds = [RunScore(items * factor, name=f"seed {i}") for i, factor in enumerate((1.0, 1.001, 1.4, 0.999))]
+    result = compared(mean([RunScore(items * 1.0005)], seeds))
     assert result.k_baseline == 3 and result.difference == pytest.approx(0.0005 * 3.0, abs=1e-4)
     assert result.warnings == ["Left out, because it is far from the other baseline runs: seed 2."]
 
@@ -195,8 +197,8 @@ def test_each_run_has_its_own_difference() -> None:
     chance = np.random.default_rng(0)
     hardness = chance.beta(2.0, 1.0, 1000)
 
-    def seed(harm: float, name: str) -> Score:
-        return Score((chance.random(1000) < hardness - harm).astype(float), name=name)
+    def seed(harm: float, name: str) -> RunScore:
+        return RunScore((chance.random(1000) < hardness - harm).astype(float), name=name)
 
     arm = [seed(0.4 if i == 7 else 0.0, f"fp8 {i}") for i in range(16)]
     result = compared(proportion(arm, [seed(0.0, f"bf16 {i}") for i in range(3)]))
@@ -219,8 +221,8 @@ def test_20_checkpoints_of_healthy_runs_are_rarely_called_worse_or_better() -> N
             judge(
                 [
                     proportion(
-                        [Score((chance.random(300) < chances).astype(float))],
-                        [Score((chance.random(300) < chances).astype(float))],
+                        [RunScore((chance.random(300) < chances).astype(float))],
+                        [RunScore((chance.random(300) < chances).astype(float))],
                     )
                 ],
                 alpha=ALPHA,
@@ -248,7 +250,7 @@ def test_a_margin_of_the_evaluation_replaces_the_default() -> None:
 
 def test_the_margin_of_a_loss_is_that_of_the_project() -> None:
     items = np.random.default_rng(0).normal(2.0, 0.5, 400)
-    task = mean([Score(items * 1.001)], [Score(items)])
+    task = mean([RunScore(items * 1.001)], [RunScore(items)])
     result = compare_scores(task, alpha=ALPHA, loss_margin=0.0025)
     assert result.verdict == "equivalent" and result.margin == pytest.approx(0.0025 * items.mean())
     assert compare_scores(task, alpha=ALPHA, loss_margin=0.0005).verdict == "cannot_tell"
@@ -258,7 +260,7 @@ def test_items_are_paired_by_name_in_any_order() -> None:
     names = [str(i) for i in range(100)]
     baseline = answers(60, item_ids=names)
     shuffled = np.random.default_rng(0).permutation(100)
-    run = Score(baseline.items[shuffled], item_ids=[names[i] for i in shuffled])
+    run = RunScore(baseline.items[shuffled], item_ids=[names[i] for i in shuffled])
     result = compared(proportion([run], [baseline]))
     assert "paired" in result.method and result.difference == 0.0
     assert result.difference_interval is not None and result.difference_interval.high < 0.03
@@ -282,10 +284,10 @@ def test_other_items_are_compared_without_pairs() -> None:
 def test_three_equal_scores_do_not_give_a_band_of_zero_width() -> None:
     """Their standard deviation is 1e-17 by rounding; the old band excluded every other score."""
     items = np.array([0.1, 0.2, 0.4] * 30)
-    seeds = [Score(np.random.default_rng(seed).permutation(items)) for seed in range(3)]
+    seeds = [RunScore(np.random.default_rng(seed).permutation(items)) for seed in range(3)]
     band, _ = baseline_interval(seeds, ALPHA, proportion=False)
     assert band.high - band.low > 0.03
-    result = compared(mean([Score(items + 1e-4)], seeds))
+    result = compared(mean([RunScore(items + 1e-4)], seeds))
     assert result.inside is True
 
 
@@ -310,8 +312,8 @@ def test_clusters_widen_the_interval_of_the_difference() -> None:
 def test_the_spread_between_seeds_counts() -> None:
     """Seeds whose scores differ by points make a loss of two points unremarkable."""
     chance = np.random.default_rng(1)
-    seeds = [Score((chance.random(2000) < share).astype(float)) for share in (0.55, 0.60, 0.65)]
-    run = Score((chance.random(2000) < 0.58).astype(float))
+    seeds = [RunScore((chance.random(2000) < share).astype(float)) for share in (0.55, 0.60, 0.65)]
+    run = RunScore((chance.random(2000) < 0.58).astype(float))
     result = compared(proportion([run], seeds))
     assert result.verdict == "cannot_tell" and result.seed_spread is not None
     assert result.seed_spread["source"] == "own" and result.seed_spread["value"] > 0.03
@@ -334,8 +336,8 @@ def test_other_runs_of_the_seed_group_take_part() -> None:
     chance = np.random.default_rng(0)
     chances = chance.beta(0.5, 0.3, 1000)
 
-    def seed(harm: float = 0.0) -> Score:
-        return Score((chance.random(1000) < chances - harm).astype(float))
+    def seed(harm: float = 0.0) -> RunScore:
+        return RunScore((chance.random(1000) < chances - harm).astype(float))
 
     result = compared(proportion([seed() for _ in range(4)], [seed() for _ in range(4)]))
     assert result.k_run == 4 and "mean of 4 runs" in result.explanation
@@ -344,7 +346,7 @@ def test_other_runs_of_the_seed_group_take_part() -> None:
 
 @pytest.mark.parametrize("higher", [True, False])
 def test_a_score_that_is_not_finite_is_worse(higher: bool) -> None:
-    run = Score(np.array([math.nan, 1.0, math.inf]))
+    run = RunScore(np.array([math.nan, 1.0, math.inf]))
     result = compared(mean([run], [answers(60)], higher_is_better=higher))
     assert result.verdict == "worse" and result.explanation.startswith("2 of 3 items")
 
@@ -352,7 +354,7 @@ def test_a_score_that_is_not_finite_is_worse(higher: bool) -> None:
 def test_a_score_without_a_baseline_has_an_interval() -> None:
     result = compared(proportion([answers(60)], []))
     assert result.verdict == "cannot_tell" and result.interval is not None
-    broken = Score(np.array([math.nan, 1.0]))
+    broken = RunScore(np.array([math.nan, 1.0]))
     assert compared(proportion([answers(60)], [broken])).verdict == "cannot_tell"
 
 
@@ -380,8 +382,8 @@ def test_no_harm_is_rarely_called_worse_over_ten_tasks() -> None:
         chances = chance.beta(0.3, 0.2, (10, 300))
         tasks = [
             proportion(
-                [Score((chance.random(300) < row).astype(float)) for _ in range(3)],
-                [Score((chance.random(300) < row).astype(float)) for _ in range(3)],
+                [RunScore((chance.random(300) < row).astype(float)) for _ in range(3)],
+                [RunScore((chance.random(300) < row).astype(float)) for _ in range(3)],
                 name=str(index),
             )
             for index, row in enumerate(chances)
@@ -412,6 +414,6 @@ def test_summarises_the_tasks(verdicts: list[str], overall: str, words: str) -> 
     st.lists(st.lists(st.floats(allow_nan=True, width=32), max_size=5), min_size=1, max_size=4), st.booleans()
 )
 def test_any_input_gives_strict_json(items: list[list[float]], higher: bool) -> None:
-    run, *baselines = (Score(np.array(values, dtype=np.float64)) for values in items)
+    run, *baselines = (RunScore(np.array(values, dtype=np.float64)) for values in items)
     result = compared(mean([run], baselines, higher_is_better=higher))
     assert json.loads(json.dumps(result.as_dict(), allow_nan=False))["explanation"]

@@ -15,7 +15,7 @@ from dashboard.helpers.visitors import Visitor
 from django.test import Client
 
 from fp8scope_dashboard.accounts.services import create_token
-from fp8scope_dashboard.alerts.channels import CHANNELS, Message
+from fp8scope_dashboard.alerts.channels import CHANNELS, ChannelMessage
 from fp8scope_dashboard.alerts.delivery import outbox
 from fp8scope_dashboard.alerts.models import Channel, Delivery, Event
 
@@ -88,7 +88,7 @@ def test_it_works(
 def test_an_unexpected_error_is_logged_without_its_message(
     seeded: Seeded, channel: Channel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def send(config: Mapping[str, Any], message: Message) -> None:
+    def send(config: Mapping[str, Any], message: ChannelMessage) -> None:
         raise UnicodeError(f"cannot send to {config['url']}")
 
     monkeypatch.setitem(CHANNELS, "webhook", replace(CHANNELS["webhook"], send=send))

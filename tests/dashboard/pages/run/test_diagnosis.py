@@ -5,7 +5,7 @@ from __future__ import annotations
 from dashboard.helpers.recording import make_run
 from dashboard.helpers.visitors import Visitor
 
-from fp8scope_dashboard.diagnosis.findings import Finding, Link
+from fp8scope_dashboard.diagnosis.findings import EvidenceLink, Finding
 from fp8scope_dashboard.diagnosis.models import Diagnosis
 from fp8scope_dashboard.pages.run.diagnosis import address_of, shown_findings
 from fp8scope_dashboard.runs.models import Run
@@ -21,9 +21,9 @@ def stored(run: Run) -> Diagnosis:
         ("a.input",),
         "Update them.",
         (
-            Link("tensor", "a.input", {"tensor": "a.input"}),
-            Link("ranks", "Ranks"),
-            Link("reports", "Reports"),
+            EvidenceLink("tensor", "a.input", {"tensor": "a.input"}),
+            EvidenceLink("ranks", "Ranks"),
+            EvidenceLink("reports", "Reports"),
         ),
     )
     clear = Finding("software", "clear", "All versions are fine.")

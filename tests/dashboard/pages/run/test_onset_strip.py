@@ -16,8 +16,8 @@ from fp8scope_dashboard.pages.run.onset_strip import (
     ChangeFact,
     DepartureFact,
     DiagnosisFact,
-    Facts,
     StartFact,
+    StripFacts,
     departure_of,
     strip_of,
 )
@@ -32,12 +32,12 @@ def gradients(number: int) -> tuple[str, ...]:
     return tuple(f"blocks.{i}.mlp.up.grad_output" for i in range(number))
 
 
-def titles(facts: Facts) -> list[tuple[str, str]]:
+def titles(facts: StripFacts) -> list[tuple[str, str]]:
     return [(onset.steps, onset.title) for onset in strip_of(facts).shown]
 
 
 def test_it_works() -> None:
-    facts = Facts(
+    facts = StripFacts(
         last_step=400,
         alerts=[
             alert("loss_divergence", 339, severity="critical"),
@@ -58,10 +58,10 @@ def test_it_works() -> None:
 
 
 def test_a_healthy_run_has_one_calm_line() -> None:
-    strip = strip_of(Facts(last_step=12_345))
+    strip = strip_of(StripFacts(last_step=12_345))
     assert not strip.shown and not strip.folded
     assert "up to step 12\u202f345" in strip.calm and "no alert" in strip.calm
-    assert "No steps yet" in strip_of(Facts()).calm
+    assert "No steps yet" in strip_of(StripFacts()).calm
 
 
 @pytest.mark.parametrize(
@@ -75,48 +75,52 @@ def test_a_healthy_run_has_one_calm_line() -> None:
     ],
 )
 def test_names_the_tensors(tensors: tuple[str, ...], over: int, title: str) -> None:
-    facts = Facts(9, alerts=[alert("saturation_rate", 5, tensors=tensors, tensors_over=over)])
+    facts = StripFacts(9, alerts=[alert("saturation_rate", 5, tensors=tensors, tensors_over=over)])
     assert titles(facts) == [("5", title)]
 
 
 def test_a_kind_without_words_of_its_own_has_the_name_of_its_rule() -> None:
     known = alert("threshold", 5, name="norm too large")
     tensors = alert("kurtosis_rise", 7, name="kurtosis rising", tensors=("a.input",), tensors_over=1)
-    assert titles(Facts(9, alerts=[tensors, known])) == [
+    assert titles(StripFacts(9, alerts=[tensors, known])) == [
         ("5", "norm too large"),
         ("7", "kurtosis rising: a.input"),
     ]
 
 
 def test_an_onset_between_two_observations_is_a_range() -> None:
-    facts = Facts(900, alerts=[alert("underflow_rate", 240, tensors=("a.input",), tensors_over=1, after=230)])
+    facts = StripFacts(
+        900, alerts=[alert("underflow_rate", 240, tensors=("a.input",), tensors_over=1, after=230)]
+    )
     (onset,) = strip_of(facts).shown
     assert onset.steps == "231–240" and onset.earliest == 231
     # 900 steps: a twentieth on both sides.
     assert onset.zoom == (231 - 45, 240 + 45)
     known = replace(facts.alerts[0], after=239)
-    assert strip_of(Facts(900, alerts=[known])).shown[0].steps == "240"
+    assert strip_of(StripFacts(900, alerts=[known])).shown[0].steps == "240"
 
 
 def test_an_onset_at_the_first_judged_step_may_be_earlier() -> None:
-    facts = Facts(900, alerts=[alert("saturation_rate", 11, tensors=("a.input",), tensors_over=1, after=-1)])
+    facts = StripFacts(
+        900, alerts=[alert("saturation_rate", 11, tensors=("a.input",), tensors_over=1, after=-1)]
+    )
     assert strip_of(facts).shown[0].steps == "11 or before"
     assert strip_of(replace(facts, alerts=[replace(facts.alerts[0], onset=1)])).shown[0].steps == "1"
 
 
 def test_the_alert_replaces_a_later_departure() -> None:
     departure = DepartureFact(284, True, "Outside.", "/compare")
-    facts = Facts(400, alerts=[alert("above_baseline", 250)], departure=departure)
+    facts = StripFacts(400, alerts=[alert("above_baseline", 250)], departure=departure)
     assert titles(facts) == [("250", "loss leaves BF16")]
     later = replace(facts, alerts=[alert("above_baseline", 300)])
     assert [step for step, _ in titles(later)] == ["284", "300"]
-    better = Facts(400, departure=replace(departure, is_above=False))
+    better = StripFacts(400, departure=replace(departure, is_above=False))
     assert titles(better) == [("284", "loss falls below BF16")]
     assert strip_of(better).shown[0].tone == "neutral"
 
 
 def test_a_loss_that_is_not_finite_is_said_once() -> None:
-    facts = Facts(400, nonfinite_step=300)
+    facts = StripFacts(400, nonfinite_step=300)
     assert titles(facts) == [("300", "loss is not finite")]
     reported = replace(facts, alerts=[alert("loss_not_finite", 300)])
     assert titles(reported) == [("300", "loss is not finite")]
@@ -126,7 +130,7 @@ def test_a_loss_that_is_not_finite_is_said_once() -> None:
 
 
 def test_tells_a_return_from_a_resume() -> None:
-    facts = Facts(400, starts=[StartFact(2, 250, 310), StartFact(3, 321, 320)])
+    facts = StripFacts(400, starts=[StartFact(2, 250, 310), StartFact(3, 321, 320)])
     assert titles(facts) == [("250", "goes back from step 310"), ("321", "resumes")]
 
 
@@ -134,15 +138,15 @@ def test_a_fallback_that_was_ordered_is_said_once() -> None:
     mark = ChangeFact(250, "mark", "3 layers to BF16", "An alert.")
     ordered = ChangeFact(251, "fallback", "command: change precision")
     pause = ChangeFact(260, "pause", "command: pause")
-    assert titles(Facts(400, changes=[mark, ordered, pause])) == [
+    assert titles(StripFacts(400, changes=[mark, ordered, pause])) == [
         ("250", "3 layers to BF16"),
         ("260", "command: pause"),
     ]
-    assert titles(Facts(400, changes=[ordered])) == [("251", "command: change precision")]
+    assert titles(StripFacts(400, changes=[ordered])) == [("251", "command: change precision")]
 
 
 def test_a_bad_end_comes_last() -> None:
-    facts = Facts(400, ending="the training script fails", ending_detail="ValueError: x")
+    facts = StripFacts(400, ending="the training script fails", ending_detail="ValueError: x")
     facts = replace(facts, alerts=[alert("run_failed", 400), alert("loss_spike", 400)])
     assert titles(facts) == [("400", "loss spikes"), ("400", "the training script fails")]
     assert strip_of(facts).shown[-1].detail == "ValueError: x"
@@ -151,7 +155,7 @@ def test_a_bad_end_comes_last() -> None:
 
 def test_joins_alike_onsets_if_there_are_too_many() -> None:
     spikes = [alert("loss_spike", 10 * i) for i in range(1, 12)]
-    few = Facts(400, alerts=spikes)
+    few = StripFacts(400, alerts=spikes)
     assert len(strip_of(few).shown) == 11
     many = replace(few, alerts=[*spikes, alert("grad_norm", 15), alert("loss_divergence", 200)])
     strip = strip_of(many)
@@ -165,7 +169,7 @@ def test_joins_alike_onsets_if_there_are_too_many() -> None:
 
 def test_folds_the_least_serious_and_is_bounded() -> None:
     own = [alert("threshold", i, name=f"rule {i}") for i in range(300)]
-    facts = Facts(999, alerts=[*own, alert("loss_divergence", 500, severity="critical")])
+    facts = StripFacts(999, alerts=[*own, alert("loss_divergence", 500, severity="critical")])
     strip = strip_of(facts)
     assert len(strip.shown) == MOST_SHOWN and len(strip.folded) == MOST_FOLDED
     assert strip.more == 301 - MOST_SHOWN - MOST_FOLDED

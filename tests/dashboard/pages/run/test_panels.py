@@ -16,7 +16,7 @@ from fp8scope_dashboard.analysis.loss_comparisons import compare
 from fp8scope_dashboard.pages.charts.curves import Curve
 from fp8scope_dashboard.pages.charts.marks import Mark
 from fp8scope_dashboard.pages.charts.theme import THEMES
-from fp8scope_dashboard.pages.run.figures.panels import Line, Panel, log_ticks, panels_figure
+from fp8scope_dashboard.pages.run.figures.panels import FigurePanel, PlainLine, log_ticks, panels_figure
 from fp8scope_dashboard.pages.tensors.range_shares import (
     OVERFLOW,
     UNDERFLOW,
@@ -140,7 +140,7 @@ def test_a_run_with_little_data(admin: Visitor) -> None:
 
 def test_marks_values_outside_of_a_panel() -> None:
     y = np.array([1.0, np.nan, np.inf, 9.0, -9.0])
-    panel = Panel("loss", 100, (0.0, 2.0), curves=(Curve("a<b", "", "fp8-1", X, y),))
+    panel = FigurePanel("loss", 100, (0.0, 2.0), curves=(Curve("a<b", "", "fp8-1", X, y),))
     figure = panels_figure([panel], THEMES["light"], marks=[Mark(2.0, "Spike", True)])
     # Plotly checks what `unchecked_figure` did not.
     assert go.Figure(figure.to_dict()).to_plotly_json().keys() == figure.to_plotly_json().keys()
@@ -154,7 +154,7 @@ def test_marks_values_outside_of_a_panel() -> None:
 
 
 def test_a_line_has_gaps_where_nothing_is_known() -> None:
-    panel = Panel("x", 60, lines=(Line("l", X, np.array([0.0, np.inf, np.nan, 1.0, 2.0])),))
+    panel = FigurePanel("x", 60, lines=(PlainLine("l", X, np.array([0.0, np.inf, np.nan, 1.0, 2.0])),))
     (line,) = panels_figure([panel, panel], THEMES["dark"]).data[:1]
     assert np.isnan(line.y[1:3]).all()
     with pytest.raises(ValueError, match="at least one"):
@@ -227,7 +227,7 @@ def test_a_run_of_one_step_is_shown_beside_its_whole_baseline(admin: Visitor) ->
 
 
 def test_small_losses_have_powers_of_ten() -> None:
-    panel = Panel("loss", 200, (1e-6, 5e-6), (Curve("a", "", "fp8-1", X, X * 1e-6),))
+    panel = FigurePanel("loss", 200, (1e-6, 5e-6), (Curve("a", "", "fp8-1", X, X * 1e-6),))
     assert panels_figure([panel], THEMES["light"]).layout.yaxis.exponentformat == "power"
 
 

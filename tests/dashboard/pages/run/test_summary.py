@@ -21,7 +21,7 @@ from fp8scope_dashboard.pages.badges import SO_FAR, VERDICTS, loss_badge, score_
 from fp8scope_dashboard.pages.charts.arms import FP8_SLOTS, Arms, arm_labels
 from fp8scope_dashboard.pages.run.summary import (
     Gauge,
-    Verdict,
+    ShownVerdict,
     baseline_groups,
     progress_of,
     summarise,
@@ -90,7 +90,7 @@ def test_positions_on_the_gauge() -> None:
 
 
 def test_differences_in_words() -> None:
-    verdict = Verdict(VERDICTS["worse"], delta=0.01, tolerance=0.0025, own=-0.02)
+    verdict = ShownVerdict(VERDICTS["worse"], delta=0.01, tolerance=0.0025, own=-0.02)
     assert verdict.gauge_label == "Delta +1.00\u202f%, tolerance plus or minus 0.25\u202f%"
     assert verdict.own_in_words == "\u22122.00\u202f%"
     without = replace(verdict, own=None)

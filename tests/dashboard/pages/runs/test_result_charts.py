@@ -12,7 +12,7 @@ from dashboard.helpers.visitors import Visitor, get_json, html, trace_values
 from fp8scope_dashboard.pages.charts.svg import svg_of
 from fp8scope_dashboard.pages.charts.theme import THEMES
 from fp8scope_dashboard.pages.runs.result_figures import SHADES, parallel_figure
-from fp8scope_dashboard.pages.runs.result_values import Axis
+from fp8scope_dashboard.pages.runs.result_values import ValueAxis
 
 SCATTER, PARALLEL = "charts/scatter.json", "charts/parallel.json"
 
@@ -102,15 +102,15 @@ def test_names_are_escaped(viewer: Visitor) -> None:
 
 def test_an_extreme_does_not_hide_the_others() -> None:
     losses = np.array([2.0, 2.1, 2.2, 1e6, np.nan])
-    axis = Axis(title="a", positions=np.arange(5.0))
-    result = Axis(title="loss", positions=losses)
+    axis = ValueAxis(title="a", positions=np.arange(5.0))
+    result = ValueAxis(title="loss", positions=losses)
     figure = parallel_figure([axis], result, list("abcde"), THEMES["light"], compact=False)
     assert len({trace.line.color for trace in figure.data}) == 4 <= SHADES
     assert svg_of(figure, THEMES["light"], width=900) is not None
 
 
 def test_wide_positive_numbers_are_logarithmic() -> None:
-    assert Axis(title="a", positions=np.array([1e-5, 1e-3, np.nan])).is_log
-    assert not Axis(title="a", positions=np.array([0.0, 1e3])).is_log
-    assert not Axis(title="a", positions=np.array([np.nan])).is_log
-    assert not Axis(title="a", positions=np.array([0.0, 1.0]), texts=("x", "y")).is_log
+    assert ValueAxis(title="a", positions=np.array([1e-5, 1e-3, np.nan])).is_log
+    assert not ValueAxis(title="a", positions=np.array([0.0, 1e3])).is_log
+    assert not ValueAxis(title="a", positions=np.array([np.nan])).is_log
+    assert not ValueAxis(title="a", positions=np.array([0.0, 1.0]), texts=("x", "y")).is_log

@@ -13,7 +13,7 @@ from django.utils.html import escape
 from fp8scope_dashboard.analysis.models import EvaluationComparison
 from fp8scope_dashboard.analysis.score_comparisons import compare_evaluations
 from fp8scope_dashboard.analysis.scores.agreement import Agreement, agreement
-from fp8scope_dashboard.analysis.scores.result import Score
+from fp8scope_dashboard.analysis.scores.result import RunScore
 from fp8scope_dashboard.pages.formatting import count, written
 from fp8scope_dashboard.pages.scores.forest import positions
 
@@ -175,10 +175,10 @@ def test_positions_are_in_margins_with_better_at_the_right() -> None:
 
 
 def test_agreement_pairs_by_name_and_else_by_position() -> None:
-    a = Score(np.array([1.0, 0.0, 1.0]), ["x", "y", "z"])
-    b = Score(np.array([0.0, 0.0, 1.0]), ["z", "y", "x"])
+    a = RunScore(np.array([1.0, 0.0, 1.0]), ["x", "y", "z"])
+    b = RunScore(np.array([0.0, 0.0, 1.0]), ["z", "y", "x"])
     assert agreement(a, b) == Agreement(3, 1, 0, 0.0)
-    assert agreement(Score(a.items), Score(b.items)) == Agreement(3, 1, 0, 0.0)
-    assert agreement(Score(a.items), Score(np.zeros(2))) is None
-    assert agreement(a, Score(b.items, ["p", "q", "r"])) is None
-    assert agreement(Score(np.full(3, np.nan)), Score(b.items)) is None
+    assert agreement(RunScore(a.items), RunScore(b.items)) == Agreement(3, 1, 0, 0.0)
+    assert agreement(RunScore(a.items), RunScore(np.zeros(2))) is None
+    assert agreement(a, RunScore(b.items, ["p", "q", "r"])) is None
+    assert agreement(RunScore(np.full(3, np.nan)), RunScore(b.items)) is None

@@ -7,7 +7,7 @@ import pytest
 from fp8scope_dashboard.pages.tensors.grouping import (
     MOST_OPEN,
     MOST_ROWS,
-    Group,
+    TensorGroup,
     fitting,
     folded,
     kind_of,
@@ -30,7 +30,7 @@ def model(blocks: int) -> tuple[list[str], list[str]]:
     return names, [name.rpartition(".")[2] for name in names]
 
 
-def tensors_in(groups: tuple[Group, ...]) -> list[int]:
+def tensors_in(groups: tuple[TensorGroup, ...]) -> list[int]:
     return [i for group in groups for i in (tensors_in(group.children) or group.positions)]
 
 
@@ -69,7 +69,7 @@ def test_every_tensor_is_in_exactly_one_place(fold: str, blocks: int) -> None:
     assert len(keys) == len(set(keys)) and not any("," in key for key in keys)
 
 
-def every_key(groups: tuple[Group, ...]) -> set[str]:
+def every_key(groups: tuple[TensorGroup, ...]) -> set[str]:
     return {key for group in groups for key in {group.key} | every_key(group.children)}
 
 

@@ -46,7 +46,7 @@ class CommandEntry:
 
 
 @dataclass(frozen=True)
-class Window:
+class ShownWindow:
     """A reference window with the badge of its verdict."""
 
     report: Report
@@ -71,7 +71,7 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Ranking:
+class ShownBisection:
     """A bisection: its worst products, and the error with all products in FP8."""
 
     report: Report
@@ -119,14 +119,14 @@ def findings(run: Run) -> dict[str, Any]:
     }
 
 
-def ranking_of(report: Report, most: int) -> Ranking:
+def ranking_of(report: Report, most: int) -> ShownBisection:
     """The `most` worst products of a bisection."""
     document: Mapping[str, Any] = report.document
     products = [
         Product(rank, row["layer"], row["product"], float(row["relative_error"]), float(row["cosine"]))
         for rank, row in enumerate(document["products"][:most], 1)
     ]
-    return Ranking(report, products, float(document["total_error"]), float(document["total_cosine"]))
+    return ShownBisection(report, products, float(document["total_error"]), float(document["total_cosine"]))
 
 
 def annotation_marks(run: Run) -> list[Mark]:
@@ -162,9 +162,9 @@ def _describe_command(command: Command) -> str:
     return str(command.get_kind_display())
 
 
-def _window(report: Report, ended_badly: bool) -> Window:
+def _window(report: Report, ended_badly: bool) -> ShownWindow:
     document = report.document
     badge = WINDOW_VERDICTS[document["verdict"]]
     if ended_badly and badge.tone == "good":
         badge = DEAD_WINDOW
-    return Window(report, badge, float(document["delta"]), float(document["noise"]))
+    return ShownWindow(report, badge, float(document["delta"]), float(document["noise"]))

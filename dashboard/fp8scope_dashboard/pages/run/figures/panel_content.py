@@ -18,7 +18,7 @@ from fp8scope_dashboard.pages.charts.series import Options
 from fp8scope_dashboard.pages.charts.smoothing import centred_average, default_span
 from fp8scope_dashboard.pages.charts.theme import Slot
 from fp8scope_dashboard.pages.formatting import difference, percent
-from fp8scope_dashboard.pages.run.figures.panels import Band, Interval, Line, Panel
+from fp8scope_dashboard.pages.run.figures.panels import Band, FigurePanel, PlainLine, ShownInterval
 from fp8scope_dashboard.pages.run.onset_facts import steps_at
 from fp8scope_dashboard.pages.tensors.range_shares import OVERFLOW, UNDERFLOW, limits_of, read_shares
 from fp8scope_dashboard.runs.models import Run
@@ -54,7 +54,7 @@ class Smooth:
 class Loaded:
     """The panels, a sentence about each for screen readers, and the steps that they span."""
 
-    panels: list[Panel]
+    panels: list[FigurePanel]
     sentences: list[str]
     x_range: Range | None = None
 
@@ -71,10 +71,10 @@ def load_panels(run: Run, options: Options, also: str = "") -> Loaded:
     seeds = {each.id: _smoothed(each.id, names, window) for each in baselines}
     if on_tokens:
         seeds = {each: _on_own_steps(read, own) for each, read in seeds.items()}
-    panels: list[Panel] = []
+    panels: list[FigurePanel] = []
     sentences: list[str] = []
 
-    def add(made: tuple[Panel, str] | None) -> None:
+    def add(made: tuple[FigurePanel, str] | None) -> None:
         if made is not None:
             panels.append(made[0])
             sentences.append(made[1])
@@ -164,7 +164,7 @@ def _band(run: Run, arms: Arms, baselines: Sequence[Run], read: Sequence[Smooth]
     )
 
 
-def _span(panels: Sequence[Panel]) -> Range | None:
+def _span(panels: Sequence[FigurePanel]) -> Range | None:
     """The first and the last step of the run's own curves; with one step, those of the baseline as well.
 
     They are equal if there is no other step.
@@ -181,7 +181,7 @@ def _span(panels: Sequence[Panel]) -> Range | None:
 
 def _loss(
     run: Run, arms: Arms, options: Options, smooth: Smooth, band: Band | None
-) -> tuple[Panel, str] | None:
+) -> tuple[FigurePanel, str] | None:
     curve = _curve(run, arms, options, "loss", smooth)
     if curve is None:
         return None
@@ -191,7 +191,7 @@ def _loss(
     if log:
         y_range = _positive_extent(seen)
         log = y_range is not None
-    panel = Panel(
+    panel = FigurePanel(
         "loss",
         190 if options.compact else 230,
         y_range or BLANK_RANGE,
@@ -225,7 +225,7 @@ def _curve(run: Run, arms: Arms, options: Options, name: str, smooth: Smooth | N
 
 def _delta(
     run: Run, arms: Arms, result: dict[str, Any], own: Smooth, band: Band | None, options: Options
-) -> tuple[Panel, str] | None:
+) -> tuple[FigurePanel, str] | None:
     """The comparison's difference with its interval, and the smoothed difference at each step."""
     curve = result.get("curve") or {}
     tolerance = result.get("tolerance") or result.get("margin")
@@ -238,7 +238,7 @@ def _delta(
     if interval is None and fine is None:
         return None
     judged = [interval.middle] if interval is not None else [fine.y] if fine is not None else []
-    panel = Panel(
+    panel = FigurePanel(
         "difference to the baseline (FP8 − BF16)" if nats else "difference to the baseline",
         110,
         _delta_range(judged, float(tolerance)),
@@ -253,7 +253,7 @@ def _delta(
     return panel, f"Difference to the baseline: {shown}, tolerance {size}."
 
 
-def _interval(run: Run, arms: Arms, curve: dict[str, Any], options: Options) -> Interval | None:
+def _interval(run: Run, arms: Arms, curve: dict[str, Any], options: Options) -> ShownInterval | None:
     x, middle, low, high = (np.asarray(curve[key], np.float64) for key in ("x", "delta", "low", "high"))
     steps = steps_at(run, x, str(curve.get("x_name", "steps")))
     inside = np.ones(len(steps), bool)
@@ -263,14 +263,14 @@ def _interval(run: Run, arms: Arms, curve: dict[str, Any], options: Options) -> 
         inside &= steps <= options.last
     if inside.sum() < 2:
         return None
-    return Interval(
+    return ShownInterval(
         "difference, with its interval",
         arms.of(run).slot,
         *(each[inside] for each in (steps, middle, low, high)),
     )
 
 
-def _fine_difference(own: Smooth, band: Band | None, nats: bool) -> Line | None:
+def _fine_difference(own: Smooth, band: Band | None, nats: bool) -> PlainLine | None:
     if band is None or not len(own.steps):
         return None
     inside = (own.steps >= band.x[0]) & (own.steps <= band.x[-1])
@@ -285,7 +285,7 @@ def _fine_difference(own: Smooth, band: Band | None, nats: bool) -> Line | None:
     if not nats:
         with np.errstate(divide="ignore", invalid="ignore"):
             values = values / np.abs(theirs)
-    return Line("difference, smoothed", x, values, unit="+.3~g" if nats else "+.3~%", is_faint=True)
+    return PlainLine("difference, smoothed", x, values, unit="+.3~g" if nats else "+.3~%", is_faint=True)
 
 
 def _delta_range(values: Sequence[Floats], tolerance: float) -> Range:
@@ -297,7 +297,7 @@ def _delta_range(values: Sequence[Floats], tolerance: float) -> Range:
     return -float(np.clip(-1.1 * low, least, most)), float(np.clip(1.1 * high, least, most))
 
 
-def _trouble(run: Run, options: Options) -> tuple[Panel, str] | None:
+def _trouble(run: Run, options: Options) -> tuple[FigurePanel, str] | None:
     columns = COMPACT_COLUMNS if options.compact else COLUMNS
     shares = read_shares(run, first=options.first, last=options.last, columns=columns)
     if shares is None or np.isnan(shares.either).all():
@@ -311,14 +311,14 @@ def _trouble(run: Run, options: Options) -> tuple[Panel, str] | None:
     is_wide = edges[-1] - 1.0 > x[-1]
     x = np.append(x, edges[-1] - 1.0) if is_wide else x
 
-    def line(values: Floats, name: str, tone: str) -> Line:
+    def line(values: Floats, name: str, tone: str) -> PlainLine:
         drawn = np.append(values[known], values[known[-1]]) if is_wide else values[known]
-        return Line(name, x, drawn, tone, ".2~%", is_area=tone == "danger")
+        return PlainLine(name, x, drawn, tone, ".2~%", is_area=tone == "danger")
 
     overflow = line(shares.overflow, f"overflow ≥ {percent(limits[OVERFLOW])}", "danger")
     underflow = line(shares.underflow, f"underflow ≥ {percent(limits[UNDERFLOW])}", "warning")
     highest = float(np.nanmax(shares.either))
-    panel = Panel(
+    panel = FigurePanel(
         "share of tensors in trouble",
         80,
         (0.0, max(0.05, min(1.0, 1.15 * highest))),
@@ -330,7 +330,7 @@ def _trouble(run: Run, options: Options) -> tuple[Panel, str] | None:
 
 def _scalar(
     run: Run, arms: Arms, options: Options, name: str, band: Band | None, height: int
-) -> tuple[Panel, str] | None:
+) -> tuple[FigurePanel, str] | None:
     curve = _curve(run, arms, options, name, None)
     if curve is None:
         return None
@@ -343,7 +343,7 @@ def _scalar(
         if name == "grad_norm" and positive is not None and positive[1] / positive[0] > LOG_FROM:
             y_range, log = positive, True
     title = glossary.title(name).lower()
-    panel = Panel(
+    panel = FigurePanel(
         title,
         height,
         y_range or BLANK_RANGE,
@@ -357,14 +357,14 @@ def _scalar(
     return panel, f"{glossary.title(name)}: {last}."
 
 
-def _learning_rate(run: Run, options: Options) -> tuple[Panel, str] | None:
+def _learning_rate(run: Run, options: Options) -> tuple[FigurePanel, str] | None:
     series = queries.scalar(
         run.id, "learning_rate", first=options.first, last=options.last, points=options.points, timed=False
     )
     if not len(series):
         return None
-    line = Line("learning rate", series.steps.astype(np.float64), series.values, unit=".3~g")
-    panel = Panel("learning rate", 56, _extent([series.values]), lines=(line,), tick_format=".2~g")
+    line = PlainLine("learning rate", series.steps.astype(np.float64), series.values, unit=".3~g")
+    panel = FigurePanel("learning rate", 56, _extent([series.values]), lines=(line,), tick_format=".2~g")
     return panel, f"Learning rate: {series.values[-1]:.3g} at the last step shown."
 
 

@@ -51,7 +51,7 @@ class Band:
 
 
 @dataclass(frozen=True)
-class Line:
+class PlainLine:
     """A line without an arm: `tone` is danger, warning or muted. `unit` is a d3 format of its values."""
 
     name: str
@@ -64,7 +64,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Interval:
+class ShownInterval:
     """A confidence sequence, float64[N] each, drawn with the colour of an arm."""
 
     name: str
@@ -76,7 +76,7 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Panel:
+class FigurePanel:
     """One panel.
 
     Attributes:
@@ -93,8 +93,8 @@ class Panel:
     y_range: Range | None = None
     curves: Sequence[Curve] = ()
     bands: Sequence[Band] = ()
-    lines: Sequence[Line] = ()
-    interval: Interval | None = None
+    lines: Sequence[PlainLine] = ()
+    interval: ShownInterval | None = None
     zone: Range | None = None
     log: bool = False
     tick_format: str = ""
@@ -102,7 +102,7 @@ class Panel:
 
 
 def panels_figure(
-    panels: Sequence[Panel],
+    panels: Sequence[FigurePanel],
     theme: Theme,
     *,
     compact: bool = False,
@@ -120,7 +120,7 @@ def panels_figure(
     top = TOP + TITLE if has_legend else TOP
     height = top + BOTTOM + sum(panel.height for panel in panels) + GAP * (len(panels) - 1)
     layout = base_layout(theme, compact=compact, height=height, x_title="step")
-    drawing = _Drawing(layout["yaxis"])
+    drawing = _PanelDrawing(layout["yaxis"])
     domains = _domains([panel.height for panel in panels])
     for number, (panel, domain) in enumerate(zip(panels, domains, strict=True), 1):
         axis = "y" if number == 1 else f"y{number}"
@@ -155,7 +155,7 @@ def panels_figure(
     return unchecked_figure(drawing.traces, layout)
 
 
-def _named(panel: Panel) -> Panel:
+def _named(panel: FigurePanel) -> FigurePanel:
     """The panel with its title in the names of its runs: one hover and one table hold those of all panels."""
     return replace(
         panel,
@@ -165,7 +165,7 @@ def _named(panel: Panel) -> Panel:
 
 
 @dataclass
-class _Drawing:
+class _PanelDrawing:
     """What is added to a figure. `axis` is the layout that all y axes share."""
 
     axis: dict[str, Any]
@@ -192,8 +192,8 @@ def _domains(heights: Sequence[int]) -> list[tuple[float, float]]:
 
 
 def _axis(
-    drawing: _Drawing,
-    panel: Panel,
+    drawing: _PanelDrawing,
+    panel: FigurePanel,
     axis: str,
     domain: tuple[float, float],
     theme: Theme,
@@ -251,7 +251,7 @@ def log_ticks(y_range: Range) -> list[float]:
     return [tick for tick in finer if low <= tick <= high]
 
 
-def _draw(drawing: _Drawing, panel: Panel, axis: str, theme: Theme, *, legend: bool) -> None:
+def _draw(drawing: _PanelDrawing, panel: FigurePanel, axis: str, theme: Theme, *, legend: bool) -> None:
     if panel.zone is not None:
         _zone(drawing, panel.zone, axis, theme)
     for band in panel.bands:
@@ -264,7 +264,7 @@ def _draw(drawing: _Drawing, panel: Panel, axis: str, theme: Theme, *, legend: b
         _draw_curve(drawing, curve, axis, panel, theme, legend=legend)
 
 
-def _zone(drawing: _Drawing, zone: Range, axis: str, theme: Theme) -> None:
+def _zone(drawing: _PanelDrawing, zone: Range, axis: str, theme: Theme) -> None:
     drawing.add_shape(
         type="rect",
         xref="paper",
@@ -284,7 +284,9 @@ def _zone(drawing: _Drawing, zone: Range, axis: str, theme: Theme) -> None:
     )  # fmt: skip
 
 
-def _area(drawing: _Drawing, name: str, x: Floats, low: Floats, high: Floats, axis: str, colour: str) -> None:
+def _area(
+    drawing: _PanelDrawing, name: str, x: Floats, low: Floats, high: Floats, axis: str, colour: str
+) -> None:
     known = np.isfinite(low) & np.isfinite(high)
     x, low, high = x[known], low[known], high[known]
     drawing.add_scatter(
@@ -301,7 +303,7 @@ def _area(drawing: _Drawing, name: str, x: Floats, low: Floats, high: Floats, ax
     )
 
 
-def _draw_band(drawing: _Drawing, band: Band, axis: str, theme: Theme, *, legend: bool) -> None:
+def _draw_band(drawing: _PanelDrawing, band: Band, axis: str, theme: Theme, *, legend: bool) -> None:
     colour = theme.arms[band.slot]
     if band.is_wide:
         _area(drawing, band.name, band.x, band.low, band.high, axis, colour)
@@ -318,7 +320,7 @@ def _draw_band(drawing: _Drawing, band: Band, axis: str, theme: Theme, *, legend
 
 
 def _draw_interval(
-    drawing: _Drawing, interval: Interval, axis: str, y_range: Range | None, theme: Theme, unit: str
+    drawing: _PanelDrawing, interval: ShownInterval, axis: str, y_range: Range | None, theme: Theme, unit: str
 ) -> None:
     colour = theme.arms[interval.slot]
     low, high = interval.low, interval.high
@@ -345,7 +347,7 @@ def _draw_interval(
         )
 
 
-def _draw_line(drawing: _Drawing, line: Line, axis: str, theme: Theme) -> None:
+def _draw_line(drawing: _PanelDrawing, line: PlainLine, axis: str, theme: Theme) -> None:
     colour = {"danger": theme.danger, "warning": theme.warning}.get(line.tone, theme.muted)
     drawing.add_scatter(
         x=line.x,
@@ -364,7 +366,7 @@ def _draw_line(drawing: _Drawing, line: Line, axis: str, theme: Theme) -> None:
 
 
 def _draw_curve(
-    drawing: _Drawing, curve: Curve, axis: str, panel: Panel, theme: Theme, *, legend: bool
+    drawing: _PanelDrawing, curve: Curve, axis: str, panel: FigurePanel, theme: Theme, *, legend: bool
 ) -> None:
     """The raw values faintly under the smooth line; what is not finite or outside is marked at the edge."""
     colour = theme.arms[curve.slot]
@@ -402,7 +404,14 @@ def _draw_curve(
 
 
 def _mark_outside(
-    drawing: _Drawing, name: str, slot: Slot, x: Floats, y: Floats, axis: str, y_range: Range, theme: Theme
+    drawing: _PanelDrawing,
+    name: str,
+    slot: Slot,
+    x: Floats,
+    y: Floats,
+    axis: str,
+    y_range: Range,
+    theme: Theme,
 ) -> None:
     """Mark where values are not finite or outside of the panel, at its edge."""
     broken = ~np.isfinite(y)
