@@ -130,7 +130,9 @@ def play(
                 continue
             if slot.episode is None and slot.rest:
                 kind, seed = slot.rest.pop(0), seed + 1
-                slot.episode = Episode(fp8scope, kind, seed, url, tokens[kind], directory)
+                slot.episode = Episode(
+                    fp8scope=fp8scope, kind=kind, seed=seed, url=url, token=tokens[kind], directory=directory
+                )
             if slot.episode is None:
                 continue
             slot.episode.step()

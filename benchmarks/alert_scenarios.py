@@ -45,7 +45,7 @@ KINDS = (*SCALAR_KINDS, *TENSOR_KINDS)
 RECIPE = {"recipe": "DelayedScaling", "history_length": 1}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Info:
     """An entry of the catalogue, as `fp8scope_kernels.TensorInfo`, without torch."""
 
@@ -172,7 +172,11 @@ class StreamCollector(Collector):
         if self._is_announced:
             return None
         self._is_announced = True
-        return 0, [Info(f"blocks.{i}.mlp.input", f"blocks.{i}.mlp") for i in range(TENSORS)], STATISTICS
+        return (
+            0,
+            [Info(name=f"blocks.{i}.mlp.input", module=f"blocks.{i}.mlp") for i in range(TENSORS)],
+            STATISTICS,
+        )
 
     def snapshot(self, scalars: Any) -> Any:
         """The statistics of this step."""

@@ -81,11 +81,11 @@ def _curves(path: Path) -> dict[str, LossCurve]:
         next(reader)
         for run_id, step, loss in reader:
             points[run_id].append((int(step), float(loss)))
-    return {run_id: LossCurve(*_columns(rows)) for run_id, rows in points.items()}
+    return {run_id: _curve(rows) for run_id, rows in points.items()}
 
 
-def _columns(rows: list[tuple[int, float]]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    return np.array([step for step, _ in rows]), np.array([loss for _, loss in rows])
+def _curve(rows: list[tuple[int, float]]) -> LossCurve:
+    return LossCurve(steps=np.array([step for step, _ in rows]), losses=np.array([loss for _, loss in rows]))
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
@@ -168,7 +168,7 @@ def detection(
             run, *baseline = (group.curves[i] for i in chance.permutation(len(group.curves))[: seeds + 1])
             change = int(run.steps[len(run) // 2])
             worse = LossCurve(
-                run.steps, np.where(run.steps >= change, run.losses * (1.0 + raised), run.losses)
+                steps=run.steps, losses=np.where(run.steps >= change, run.losses * (1.0 + raised), run.losses)
             )
             alarms = _baseline_alarms(worse, baseline, parameters)
             early += any(step < change for step in alarms)

@@ -57,9 +57,12 @@ def store_chunks(recording: Any, points: int, over: bool) -> uuid.UUID:
         here = np.arange(begin, min(begin + ROWS, steps))
         places = (here[:, None] + shifts[None]) % len(recording.steps)
         data = ChunkData(
-            here, (1_767_225_600_000_000 + here * 100_000).view("datetime64[us]"), {}, {},
-            {name: recording.statistics[name][places, columns[None]] for name in names},
-        )  # fmt: skip
+            steps=here,
+            times=(1_767_225_600_000_000 + here * 100_000).view("datetime64[us]"),
+            scalars={},
+            logged={},
+            statistics={name: recording.statistics[name][places, columns[None]] for name in names},
+        )
         with transaction.atomic():
             Receipt.objects.create(run=run, writer=writer.uuid, seq=seq, kind="batch", digest=b"0" * 32)
             chunks.append(

@@ -70,7 +70,9 @@ class Sender:
                     self.run.id,
                     self.writer.uuid,
                     self.seq,
-                    encode(ChunkData(steps, times, scalars, logged, {})),
+                    encode(
+                        ChunkData(steps=steps, times=times, scalars=scalars, logged=logged, statistics={})
+                    ),
                     first_step=int(steps[0]),
                     last_step=int(steps[-1]),
                     rows=len(steps),

@@ -34,7 +34,7 @@ Interval = tuple[float, float]
 Simulation = Callable[[np.random.Generator], Interval | None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CostCase:
     """Runs of one simulation of the cost in tokens."""
 
@@ -64,7 +64,7 @@ class CostCase:
         return tokens_cost(*arms, spread=spread).interval
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SpeedCase:
     """Runs of one simulation of the throughput."""
 
@@ -109,33 +109,62 @@ def ar1(random: np.random.Generator, count: int, correlation: float, deviation: 
 
 def cost_cases() -> Iterator[CostCase]:
     for correlation in (0.0, 0.5, 0.8):
-        yield CostCase(f"2,000 steps, paired, r = {correlation}", 2_000, 0.05, correlation)
-        yield CostCase(f"2,000 steps, not paired, r = {correlation}", 2_000, 0.05, correlation, paired=False)
-    yield CostCase("20,000 steps, not paired, r = 0.5", 20_000, 0.1, 0.5, paired=False)
-    yield CostCase("38 points, paired, r = 0", 38, 0.01)
-    yield CostCase("38 points, paired, r = 0.5", 38, 0.01, 0.5)
-    yield CostCase("38 points, not paired, r = 0", 38, 0.01, paired=False)
-    yield CostCase("38 points, not paired, r = 0.3", 38, 0.01, 0.3, paired=False)
-    yield CostCase("no cost, 2,000 steps", 2_000, 0.05, 0.3, more=0.0, paired=False)
-    yield CostCase("30 % more, 2,000 steps", 2_000, 0.05, 0.3, more=0.3)
-    yield CostCase("known seed spread, 1 v 1", 2_000, 0.05, 0.3, seed_spread=0.004, known_spread=True)
-    yield CostCase("3 v 3 seeds", 2_000, 0.05, 0.3, runs=(3, 3), seed_spread=0.004)
-    yield CostCase("1 v 3 seeds", 2_000, 0.05, 0.3, runs=(1, 3), seed_spread=0.004)
-    yield CostCase("1 v 5 seeds", 2_000, 0.05, 0.3, runs=(1, 5), seed_spread=0.004)
+        yield CostCase(
+            name=f"2,000 steps, paired, r = {correlation}", steps=2_000, noise=0.05, correlation=correlation
+        )
+        yield CostCase(
+            name=f"2,000 steps, not paired, r = {correlation}",
+            steps=2_000,
+            noise=0.05,
+            correlation=correlation,
+            paired=False,
+        )
+    yield CostCase(
+        name="20,000 steps, not paired, r = 0.5", steps=20_000, noise=0.1, correlation=0.5, paired=False
+    )
+    yield CostCase(name="38 points, paired, r = 0", steps=38, noise=0.01)
+    yield CostCase(name="38 points, paired, r = 0.5", steps=38, noise=0.01, correlation=0.5)
+    yield CostCase(name="38 points, not paired, r = 0", steps=38, noise=0.01, paired=False)
+    yield CostCase(name="38 points, not paired, r = 0.3", steps=38, noise=0.01, correlation=0.3, paired=False)
+    yield CostCase(
+        name="no cost, 2,000 steps", steps=2_000, noise=0.05, correlation=0.3, more=0.0, paired=False
+    )
+    yield CostCase(name="30 % more, 2,000 steps", steps=2_000, noise=0.05, correlation=0.3, more=0.3)
+    yield CostCase(
+        name="known seed spread, 1 v 1",
+        steps=2_000,
+        noise=0.05,
+        correlation=0.3,
+        seed_spread=0.004,
+        known_spread=True,
+    )
+    yield CostCase(
+        name="3 v 3 seeds", steps=2_000, noise=0.05, correlation=0.3, runs=(3, 3), seed_spread=0.004
+    )
+    yield CostCase(
+        name="1 v 3 seeds", steps=2_000, noise=0.05, correlation=0.3, runs=(1, 3), seed_spread=0.004
+    )
+    yield CostCase(
+        name="1 v 5 seeds", steps=2_000, noise=0.05, correlation=0.3, runs=(1, 5), seed_spread=0.004
+    )
 
 
 def speed_cases() -> Iterator[SpeedCase]:
     for correlation in (0.0, 0.5, 0.8, 0.95):
-        yield SpeedCase(f"2,000 steps, r = {correlation}", 2_000, correlation=correlation)
-    yield SpeedCase("2,000 steps, changing variance, r = 0.5", 2_000, correlation=0.5, changing=True)
-    yield SpeedCase("20,000 steps, changing variance, r = 0.9", 20_000, correlation=0.9, changing=True)
-    yield SpeedCase("200 steps, r = 0.5", 200, correlation=0.5)
-    yield SpeedCase("100 steps, r = 0.3", 100, correlation=0.3)
-    yield SpeedCase("60 steps, r = 0", 60)
-    yield SpeedCase("38 steps, r = 0", 38)
-    yield SpeedCase("38 steps, r = 0.3", 38, correlation=0.3)
-    yield SpeedCase("3 v 3 runs, nodes differ", 500, runs=(3, 3), node_spread=0.02)
-    yield SpeedCase("1 v 3 runs, nodes differ", 500, runs=(1, 3), node_spread=0.02)
+        yield SpeedCase(name=f"2,000 steps, r = {correlation}", steps=2_000, correlation=correlation)
+    yield SpeedCase(
+        name="2,000 steps, changing variance, r = 0.5", steps=2_000, correlation=0.5, changing=True
+    )
+    yield SpeedCase(
+        name="20,000 steps, changing variance, r = 0.9", steps=20_000, correlation=0.9, changing=True
+    )
+    yield SpeedCase(name="200 steps, r = 0.5", steps=200, correlation=0.5)
+    yield SpeedCase(name="100 steps, r = 0.3", steps=100, correlation=0.3)
+    yield SpeedCase(name="60 steps, r = 0", steps=60)
+    yield SpeedCase(name="38 steps, r = 0", steps=38)
+    yield SpeedCase(name="38 steps, r = 0.3", steps=38, correlation=0.3)
+    yield SpeedCase(name="3 v 3 runs, nodes differ", steps=500, runs=(3, 3), node_spread=0.02)
+    yield SpeedCase(name="1 v 3 runs, nodes differ", steps=500, runs=(1, 3), node_spread=0.02)
 
 
 def coverage(simulate: Simulation, truth: float, simulations: int) -> dict[str, float]:

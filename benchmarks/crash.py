@@ -101,11 +101,11 @@ def send(url: str, token: str, run: str, rank: int, stop: Any, acknowledged: Pat
             steps = range(seq * ROWS, (seq + 1) * ROWS)
             rows = [
                 Row(
-                    step,
-                    1_767_225_600_000_000 + step,
-                    0,
-                    {"loss": loss_at(rank, step)},
-                    np.full((TENSORS, len(STATISTICS)), amax_at(rank, step)),
+                    step=step,
+                    time_us=1_767_225_600_000_000 + step,
+                    dropped=0,
+                    scalars={"loss": loss_at(rank, step)},
+                    statistics=np.full((TENSORS, len(STATISTICS)), amax_at(rank, step)),
                 )
                 for step in steps
             ]

@@ -131,7 +131,9 @@ def _compared(curves: Curves, name: str, until: int | None = None) -> LossCompar
     steps = len(curves[name])
 
     def curve(each: str, end: int | None = None) -> LossCurve:
-        return LossCurve(np.arange(1, steps + 1)[:end], curves[each][:end], planned=steps, name=each)
+        return LossCurve(
+            steps=np.arange(1, steps + 1)[:end], losses=curves[each][:end], planned=steps, name=each
+        )
 
     baselines = [curve(each) for each in BASELINES]
     return compare_losses([curve(name, until)], baselines, margin=MARGIN, alpha=ALPHA)

@@ -100,7 +100,12 @@ def train(recipe: str, seed: int, steps: int, width: int) -> tuple[ChunkData, Te
 def _with_seq(body: bytes, seq: int) -> ChunkData:
     data = decode(body)
     return ChunkData(
-        data.steps, data.times, data.scalars, data.logged, data.statistics, np.full(len(data), seq, np.int64)
+        steps=data.steps,
+        times=data.times,
+        scalars=data.scalars,
+        logged=data.logged,
+        statistics=data.statistics,
+        seqs=np.full(len(data), seq, np.int64),
     )
 
 

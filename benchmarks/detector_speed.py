@@ -104,11 +104,11 @@ def replay(case: str, series: int, steps: int, rows: int) -> dict[str, object]:
         at = (first + np.arange(min(rows, steps - first))) % MADE
         values = scalars(len(at), first)
         data = ChunkData(
-            first + np.arange(len(at)),
-            np.zeros(len(at), "datetime64[us]"),
-            values,
-            {name: np.ones(len(at), bool) for name in values},
-            {name: matrix[at] for name, matrix in statistics.items()},
+            steps=first + np.arange(len(at)),
+            times=np.zeros(len(at), "datetime64[us]"),
+            scalars=values,
+            logged={name: np.ones(len(at), bool) for name in values},
+            statistics={name: matrix[at] for name, matrix in statistics.items()},
         )
         began = time.process_time()
         findings += len(streams.detect(enabled, state, data, facts, leads=True))
@@ -146,7 +146,9 @@ def shares(
             logged = {name: np.ones(rows, bool) for name in values}
             part = {name: matrix[at] for name, matrix in statistics.items()}
             times = np.zeros(rows, "datetime64[us]")
-            data = ChunkData(first + np.arange(rows), times, values, logged, part)
+            data = ChunkData(
+                steps=first + np.arange(rows), times=times, scalars=values, logged=logged, statistics=part
+            )
             began = time.process_time()
             streams.detect([rule], state, data, facts, leads=True)
             spent[rule.kind] += time.process_time() - began

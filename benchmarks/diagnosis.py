@@ -84,8 +84,12 @@ def fixed_cases() -> list[Any]:
     """Each fault once, and the controls."""
     from diagnosis_faults import Case
 
-    faults = [Case(fault) for fault in CAUSES if fault]
-    return faults + [Case("", recipe, seed) for recipe in ("delayed", "current") for seed in CONTROL_SEEDS]
+    faults = [Case(fault=fault) for fault in CAUSES if fault]
+    return faults + [
+        Case(fault="", recipe=recipe, seed=seed)
+        for recipe in ("delayed", "current")
+        for seed in CONTROL_SEEDS
+    ]
 
 
 def torchao_cases() -> list[Any]:
@@ -93,7 +97,7 @@ def torchao_cases() -> list[Any]:
     from diagnosis_faults import TORCHAO, Case
 
     faults = ("", "bad_layer", "loss_scale", "learning_rate", "data", "evaluation")
-    return [Case(fault, TORCHAO) for fault in faults] + [Case("", TORCHAO, seed=2)]
+    return [Case(fault=fault, recipe=TORCHAO) for fault in faults] + [Case(fault="", recipe=TORCHAO, seed=2)]
 
 
 def varied_cases(number: int, seed: int) -> list[Any]:
@@ -109,8 +113,8 @@ def varied_cases(number: int, seed: int) -> list[Any]:
         steps = chance.choice((160, 240, 320))
         cases.append(
             Case(
-                fault,
-                chance.choice(recipes),
+                fault=fault,
+                recipe=chance.choice(recipes),
                 seed=chance.randint(10, 99),
                 steps=steps,
                 at=round(steps * chance.uniform(0.3, 0.7)),
@@ -164,7 +168,7 @@ def judge_baselines(known: dict[str, str]) -> list[dict[str, Any]]:
     """Diagnose the BF16 runs of the controls, which are healthy."""
     from diagnosis_faults import Case
 
-    controls = [Case("", "", seed) for seed in CONTROL_SEEDS]
+    controls = [Case(fault="", recipe="", seed=seed) for seed in CONTROL_SEEDS]
     lines = [judge(control, known[control.group], 0.0) for control in controls]
     for line in lines:
         print(json.dumps(line), flush=True)

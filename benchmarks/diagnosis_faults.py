@@ -46,7 +46,7 @@ LAG = 40
 """Steps by which stale scales lag."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Case:
     """One training. `fault` is empty for a healthy one; `recipe` is empty for BF16.
 

@@ -86,7 +86,9 @@ LEADS = 0.8
 # A new project's.
 MARGIN, ALPHA = 0.0025, 0.05
 CALIBRATION_SEED, HEALTHY_SEED = 7, 8
-WORDING = Wording("moves", "move", lambda octaves, name: name, "above its limit", unit="octaves")
+WORDING = Wording(
+    one="moves", many="move", amount=lambda octaves, name: name, limit="above its limit", unit="octaves"
+)
 DELAYED_PATIENCE = 4 * 16 + 64
 
 
@@ -152,7 +154,7 @@ RULES: dict[str, tuple[Any, str]] = {
 """Default rules, each with a statistic that the tensors have that it judges."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Recorded:
     """A training: its cause, and what was recorded of n tensors over the steps 1 to T."""
 
@@ -199,9 +201,13 @@ def recorded(case: Any, folder: Path, train: bool) -> Recorded | None:
     with np.load(path) as file:
         tensors = {key[7:]: file[key] for key in file.files if key.startswith("tensor ")}
         return Recorded(
-            case.cause, file["names"].tolist(), file["loss"], file["grad_norm"], tensors,
-            case.precision in ("delayed", "short"),
-        )  # fmt: skip
+            cause=case.cause,
+            names=file["names"].tolist(),
+            loss=file["loss"],
+            grad_norm=file["grad_norm"],
+            statistics=tensors,
+            delayed=case.precision in ("delayed", "short"),
+        )
 
 
 def cases(options: argparse.Namespace) -> tuple[list[Any], list[Any], list[Any]]:

@@ -68,7 +68,7 @@ PRECISION = {"embedding_rate": "float32", "router": "float32", "attention": "cur
 PRECISION |= {"short_history": "short"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Case:
     """One training; `cause` is empty for a healthy one."""
 
@@ -98,7 +98,12 @@ class Case:
 
 def case_of(cause: str, seed: int) -> Case:
     """The training with this cause."""
-    return Case(cause, seed, PRECISION.get(cause, "delayed"), experts=4 if cause == "router" else 0)
+    return Case(
+        cause=cause,
+        seed=seed,
+        precision=PRECISION.get(cause, "delayed"),
+        experts=4 if cause == "router" else 0,
+    )
 
 
 def varied(number: int, seed: int) -> list[Case]:

@@ -100,11 +100,11 @@ class Agent:
         begin = self.seq * self.size
         some = [
             self._row(
-                begin + i,
-                1_767_225_600_000_000 + begin + i,
-                0,
-                {"loss": 1.0 / (1 + begin + i)},
-                self.values[(begin + i) % len(self.values)],
+                step=begin + i,
+                time_us=1_767_225_600_000_000 + begin + i,
+                dropped=0,
+                scalars={"loss": 1.0 / (1 + begin + i)},
+                statistics=self.values[(begin + i) % len(self.values)],
             )
             for i in range(self.size)
         ]

@@ -75,11 +75,11 @@ class Run:
         for seq in range(count):
             rows = [
                 Row(
-                    seq * steps + step,
-                    time.time_ns() // 1000,
-                    0,
-                    {f"scalar{i}": float(value) for i, value in enumerate(random.random(SCALARS))},
-                    random.random((self.tensors, len(STATISTICS))),
+                    step=seq * steps + step,
+                    time_us=time.time_ns() // 1000,
+                    dropped=0,
+                    scalars={f"scalar{i}": float(value) for i, value in enumerate(random.random(SCALARS))},
+                    statistics=random.random((self.tensors, len(STATISTICS))),
                 )
                 for step in range(steps)
             ]

@@ -84,7 +84,12 @@ def draw(design: Design, harm: float, chance: np.random.Generator) -> TaskScores
 
     runs = [seed(harm) for _ in range(design.run)]
     return TaskScores(
-        "task", "accuracy", "proportion", True, runs, [seed(0.0) for _ in range(design.baseline)]
+        name="task",
+        metric="accuracy",
+        kind="proportion",
+        higher_is_better=True,
+        arm=runs,
+        baselines=[seed(0.0) for _ in range(design.baseline)],
     )
 
 
@@ -190,7 +195,14 @@ def _margins_worse(harm: float, design: Design, trials: int) -> float:
         shared = math.sqrt(correlation) * chance.normal(size=design.n)
         own = math.sqrt(1.0 - correlation) * chance.normal(size=(2, design.n))
         run, baseline = shared + own[0] + lower, shared + own[1] + level
-        task = TaskScores("task", "margin", "mean", True, [RunScore(run)], [RunScore(baseline)])
+        task = TaskScores(
+            name="task",
+            metric="margin",
+            kind="mean",
+            higher_is_better=True,
+            arm=[RunScore(run)],
+            baselines=[RunScore(baseline)],
+        )
         worse += compare_scores(task, alpha=ALPHA).verdict == "worse"
     return worse / trials
 
@@ -315,7 +327,14 @@ def _nll(harm: float, spread: float, texts: int, noise: float, chance: np.random
     baseline, run = (
         shared * offset + chance.normal(0.0, noise * 3.0, texts) for offset in offsets + [0.0, harm]
     )
-    task = TaskScores("heldout", "nll", "mean", False, [RunScore(run)], [RunScore(baseline)])
+    task = TaskScores(
+        name="heldout",
+        metric="nll",
+        kind="mean",
+        higher_is_better=False,
+        arm=[RunScore(run)],
+        baselines=[RunScore(baseline)],
+    )
     return compare_scores(task, alpha=ALPHA).verdict
 
 

@@ -118,7 +118,13 @@ class Agent:
         from fp8scope.recording.records import Row
 
         values = np.random.default_rng(self.seq).random((TENSORS, len(STATISTICS)))
-        row = Row(self.seq, time.time_ns() // 1000, 0, {"loss": 1.0 / (1 + self.seq)}, values)
+        row = Row(
+            step=self.seq,
+            time_us=time.time_ns() // 1000,
+            dropped=0,
+            scalars={"loss": 1.0 / (1 + self.seq)},
+            statistics=values,
+        )
         batch = encode_batch([row], STATISTICS, run=self.run, writer=self.writer, seq=self.seq)
         self.seq += 1
         return batch.body

@@ -63,7 +63,7 @@ class Kind:
         offset = self.offset * chance.normal() + self.odd * (chance.random() < 1.0 / 15.0)
         own = self.noise * (1.0 + 3.0 * np.exp(-np.arange(points) / (0.1 * points)))
         relative = offset + self.wander * walk + own * self._noise(chance) + batches
-        return LossCurve(steps, level * (1.0 + relative), planned=int(steps[-1]))
+        return LossCurve(steps=steps, losses=level * (1.0 + relative), planned=int(steps[-1]))
 
     def _noise(self, chance: Chance) -> Floats:
         if self.tails:

@@ -112,7 +112,7 @@ def _curves(path: Path) -> tuple[str, dict[str, LossCurve]]:
             points[run_id].append((int(step), float(loss)))
     columns = {run_id: np.array(rows) for run_id, rows in points.items()}
     return kind, {
-        run_id: LossCurve(rows[:, 0].astype(np.int64), rows[:, 1], planned=int(rows[:, 0].max()))
+        run_id: LossCurve(steps=rows[:, 0].astype(np.int64), losses=rows[:, 1], planned=int(rows[:, 0].max()))
         for run_id, rows in columns.items()
     }
 

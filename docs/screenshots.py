@@ -39,7 +39,7 @@ FLAGS = [
 DRAW_SECONDS = 60.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Picture:
     """A picture of a page. `path` follows the project's address, or begins with / for other pages.
 
@@ -62,18 +62,18 @@ def make_report(page: Page) -> None:
 
 
 PICTURES = (
-    Picture("runs", "", height=620),
-    Picture("run", "runs/{run}/", dark=True, height=1500),
-    Picture("tensors", "runs/{run}/?tab=tensors", height=1000),
-    Picture("compare", "compare/", height=1060),
-    Picture("evaluations", "evaluations/", height=1060),
-    Picture("alerts", "alerts/"),
-    Picture("rules", "rules/"),
-    Picture("diagnosis", "runs/{run}/diagnosis/"),
-    Picture("readiness", "runs/{run}/readiness/"),
-    Picture("report", "reports/new?runs={run}", before=make_report, show="article", height=1060),
-    Picture("settings", "settings/"),
-    Picture("server", "/server/", height=820),
+    Picture(name="runs", path="", height=620),
+    Picture(name="run", path="runs/{run}/", dark=True, height=1500),
+    Picture(name="tensors", path="runs/{run}/?tab=tensors", height=1000),
+    Picture(name="compare", path="compare/", height=1060),
+    Picture(name="evaluations", path="evaluations/", height=1060),
+    Picture(name="alerts", path="alerts/"),
+    Picture(name="rules", path="rules/"),
+    Picture(name="diagnosis", path="runs/{run}/diagnosis/"),
+    Picture(name="readiness", path="runs/{run}/readiness/"),
+    Picture(name="report", path="reports/new?runs={run}", before=make_report, show="article", height=1060),
+    Picture(name="settings", path="settings/"),
+    Picture(name="server", path="/server/", height=820),
 )
 
 

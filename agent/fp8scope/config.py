@@ -30,7 +30,7 @@ class ArgumentTypeError(ConfigurationError, TypeError):
     """A ConfigurationError for a value of the wrong type."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """The settings of a run, fixed at `init`. Times are in seconds, sizes in bytes."""
 

@@ -15,7 +15,7 @@ from torch import Tensor
 Specials = Literal["ieee", "nan", "none"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Format:
     """A small floating-point format.
 
@@ -128,12 +128,23 @@ class Format:
             return torch.tensor(values, dtype=torch.float32, device="cpu")
 
 
-E4M3 = Format("E4M3", 4, 3, 7, "nan", torch.float8_e4m3fn)
-E5M2 = Format("E5M2", 5, 2, 15, "ieee", torch.float8_e5m2)
-E3M2 = Format("E3M2", 3, 2, 3, "none")
-E2M3 = Format("E2M3", 2, 3, 1, "none")
-E2M1 = Format("E2M1", 2, 1, 1, "none")
-E8M0 = Format("E8M0", 8, 0, 127, "nan", getattr(torch, "float8_e8m0fnu", None))
+E4M3 = Format(
+    name="E4M3", exponent_bits=4, mantissa_bits=3, bias=7, specials="nan", dtype=torch.float8_e4m3fn
+)
+E5M2 = Format(
+    name="E5M2", exponent_bits=5, mantissa_bits=2, bias=15, specials="ieee", dtype=torch.float8_e5m2
+)
+E3M2 = Format(name="E3M2", exponent_bits=3, mantissa_bits=2, bias=3, specials="none")
+E2M3 = Format(name="E2M3", exponent_bits=2, mantissa_bits=3, bias=1, specials="none")
+E2M1 = Format(name="E2M1", exponent_bits=2, mantissa_bits=1, bias=1, specials="none")
+E8M0 = Format(
+    name="E8M0",
+    exponent_bits=8,
+    mantissa_bits=0,
+    bias=127,
+    specials="nan",
+    dtype=getattr(torch, "float8_e8m0fnu", None),
+)
 """The format of MX scales: powers of two from 2^-127 to 2^127. It is not for data."""
 
 DATA_FORMATS: dict[str, Format] = {f.name: f for f in (E4M3, E5M2, E3M2, E2M3, E2M1)}

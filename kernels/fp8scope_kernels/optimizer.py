@@ -33,7 +33,7 @@ from fp8scope_kernels.statistics import Slot, StatisticsBuffer
 Level = Literal["O1", "O2", "O3"]
 LEVELS: tuple[Level, ...] = ("O1", "O2", "O3")
 
-FP16 = Format("FP16", 5, 10, 15, "ieee", torch.float16)
+FP16 = Format(name="FP16", exponent_bits=5, mantissa_bits=10, bias=15, specials="ieee", dtype=torch.float16)
 
 FORMAT_OF: dict[str, Format] = {"exp_avg": E4M3, "exp_avg_sq": FP16, "master": FP16}
 """The format of each tensor of the state at O2 and O3."""

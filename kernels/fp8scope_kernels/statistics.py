@@ -61,7 +61,7 @@ def exponent_bin(exponent: int) -> int:
     return exponent - MIN_EXPONENT + 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TensorInfo:
     """One line of the catalogue.
 
@@ -223,7 +223,14 @@ class StatisticsBuffer:
         for size in shape:
             numel *= max(size, 0)
         self._catalogue.append(
-            TensorInfo(name, module, role, format.name if format else "", tuple(shape), numel)
+            TensorInfo(
+                name=name,
+                module=module,
+                role=role,
+                format=format.name if format else "",
+                shape=tuple(shape),
+                numel=numel,
+            )
         )
         self._names[name] = index
         return Slot(self, index)

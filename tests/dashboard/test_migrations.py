@@ -101,7 +101,7 @@ def fill_every_table() -> Run:
     Run.objects.filter(pk=run.pk).update(state="failed")
     while compaction.compact_run(run.pk):
         pass
-    unfinished = Recorder(make_run(project, "still running"), tensors=("a.input",))
+    unfinished = Recorder(run=make_run(project, "still running"), tensors=("a.input",))
     unfinished.rows(range(40), {"loss": np.arange(40.0)}, {"amax": np.ones((40, 1))})
     histograms.append(unfinished.run.pk, unfinished.uuid, 100, 3, [0], b"as it was sent")
     Choice.objects.create(run=run, field="baseline", value="bf16", chosen_by=user)

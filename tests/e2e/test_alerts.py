@@ -36,7 +36,7 @@ def diverge(server: Server, name: str = "a live run") -> Run:
     run = make_run(server.project, name)
     loss = np.full(60, 2.0)
     loss[40:] = np.nan
-    Recorder(run).rows(np.arange(60), {"loss": loss})
+    Recorder(run=run).rows(np.arange(60), {"loss": loss})
     # A worker may have evaluated it already.
     evaluate(run.id)
     assert Event.objects.filter(run=run).exists()

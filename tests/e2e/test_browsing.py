@@ -195,7 +195,7 @@ def test_groups_open_in_place(open_tab: OpenTab, server: Server, seeded: Seeded)
 def test_the_chooser_finds_old_runs(open_tab: OpenTab, server: Server, seeded: Seeded) -> None:
     fill_project(server.project, 100)
     old = make_run(server.project, "very old", tags=["old"], created_at="2020-01-01T00:00:00Z")
-    Recorder(old).rows(range(30), {"loss": [1.0] * 30})
+    Recorder(run=old).rows(range(30), {"loss": [1.0] * 30})
     tab = open_tab()
     tab.open(f"/p/{server.project.slug}/compare/?runs={seeded.healthy.id}")
     tab.page.get_by_label("Find runs to compare").fill("tag:old")

@@ -105,7 +105,7 @@ def test_the_first_chart_catches_up_with_a_live_run(open_tab: OpenTab, seeded: S
     tab.page.route(PLOTLY, lambda route: held.append(route))
     tab.page.goto(tab.url + path, wait_until="domcontentloaded")
     tab.wait(lambda: held, "Requesting plotly")
-    Recorder(seeded.faulty, rank=1).rows([170], {"loss": [2.5]})
+    Recorder(run=seeded.faulty, rank=1).rows([170], {"loss": [2.5]})
     notifications.run_changed(seeded.faulty.id, seeded.faulty.project_id, "rows", 170)
     for route in held:
         route.continue_()
@@ -347,7 +347,7 @@ def test_new_rows_are_drawn_and_a_lost_connection_catches_up(
     open_tab: OpenTab, seeded: Seeded, path: str
 ) -> None:
     tab = open_tab()
-    recorder = Recorder(seeded.faulty, rank=1)
+    recorder = Recorder(run=seeded.faulty, rank=1)
     tab.open(f"{path}?panels.smooth=0")
     wait_ready(tab)
     live = tab.page.locator("[data-live]")
@@ -392,7 +392,7 @@ def test_a_chart_is_printed_as_wide_as_the_page_and_on_white(open_tab: OpenTab, 
 def test_two_tabs_of_one_browser_both_follow_a_run(open_tab: OpenTab, seeded: Seeded, path: str) -> None:
     first = open_tab()
     second = Tab(first.page.context.new_page(), first.url)
-    recorder = Recorder(seeded.faulty, rank=1)
+    recorder = Recorder(run=seeded.faulty, rank=1)
     for tab in (first, second):
         tab.open(f"{path}?panels.smooth=0")
         wait_ready(tab)

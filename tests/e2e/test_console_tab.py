@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 def test_it_works(open_tab: OpenTab, server: Server) -> None:
     run = make_run(server.project, "prints")
-    writer = Writer.objects.get(uuid=Recorder(run).uuid)
+    writer = Writer.objects.get(uuid=Recorder(run=run).uuid)
 
     def write(begin: int, *texts: str) -> None:
         lines = [NewLine(begin + i, run.created_at, 1, "stdout", text) for i, text in enumerate(texts)]
@@ -46,7 +46,7 @@ def test_it_works(open_tab: OpenTab, server: Server) -> None:
 
 def test_lines_written_before_the_page_is_connected(open_tab: OpenTab, server: Server) -> None:
     run = make_run(server.project, "prints")
-    writer = Writer.objects.get(uuid=Recorder(run).uuid)
+    writer = Writer.objects.get(uuid=Recorder(run=run).uuid)
     console.store(run, writer, [NewLine(0, run.created_at, 1, "stdout", "the first line")])
     tab = open_tab()
     waiting: list[Route] = []

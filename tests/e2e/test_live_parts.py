@@ -34,7 +34,7 @@ def run(server: Server) -> Run:
 
 @pytest.fixture
 def write(run: Run) -> Callable[[int, str], None]:
-    writer = Writer.objects.get(uuid=Recorder(run).uuid)
+    writer = Writer.objects.get(uuid=Recorder(run=run).uuid)
 
     def store(number: int, text: str) -> None:
         console.store(run, writer, [NewLine(number, run.created_at, 1, "stdout", text)])

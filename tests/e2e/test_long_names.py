@@ -21,7 +21,7 @@ NAME = "gpt-fp8-delayed-" + "x" * 184
 
 def test_it_works(open_tab: OpenTab, server: Server) -> None:
     run = make_run(server.project, NAME, precision="fp8", group="g" * 128)
-    Recorder(run, tensors=["layer." * 40 + "input"]).rows(
+    Recorder(run=run, tensors=["layer." * 40 + "input"]).rows(
         range(30), {"loss": [3.0] * 30}, {"amax": [[1.0]] * 30, "saturated": [[0.0]] * 30}
     )
     rule = Rule.objects.filter(project=server.project).earliest("id")

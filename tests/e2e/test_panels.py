@@ -22,7 +22,7 @@ def order() -> list[str]:
 
 def test_it_works(open_tab: OpenTab, server: Server) -> None:
     run = make_run(server.project, "own names")
-    recorder = Recorder(run)
+    recorder = Recorder(run=run)
     names = ("train/nll", "eval/nll", "reward")
     recorder.rows(STEPS, dict.fromkeys(names, STEPS + 1))
     tab = open_tab()

@@ -22,7 +22,7 @@ def test_it_works(open_tab: OpenTab, server: Server, width: int) -> None:
     run = make_run(server.project, "gpt on four ranks", precision="fp8")
     for attempt, first in enumerate((1, 121)):
         for rank in range(4):
-            writer = Recorder(run, rank, ("blocks.0.mlp.up.weight",))
+            writer = Recorder(run=run, rank=rank, tensors=("blocks.0.mlp.up.weight",))
             stored_writer = Writer.objects.filter(uuid=writer.uuid)
             stored_writer.update(hostname=f"node{rank // 2}", attempt=attempt)
             steps = np.arange(first, 200 if (rank, attempt) == (3, 1) else 301)

@@ -26,7 +26,7 @@ def run_with_reports(server: Server) -> str:
     from fp8scope_dashboard.control import commands
 
     run = seed_project(server.project, 120, live=True).healthy
-    writer = Recorder(run, tensors=[])
+    writer = Recorder(run=run, tensors=[])
     send_report(writer, kind="accepts", accepts=["checkpoint", "fallback", "pause", "resume"])
     generator = np.random.default_rng(0)
     for step, shift in ((20, 0.0), (50, 0.001), (80, 0.03)):

@@ -33,7 +33,7 @@ def run(server: Server) -> Run:
     saturated[60:, NAMES.index(FIRST)] = 200.0
     saturated[80:, NAMES.index("blocks.3.attention.query_key_value.weight")] = 900.0
     shape = saturated.shape
-    recorder = Recorder(run, tensors=NAMES)
+    recorder = Recorder(run=run, tensors=NAMES)
     Tensor.objects.filter(run=run).update(shape=[-1, 64])
     x = np.random.default_rng(0).normal(size=8_192).astype(np.float32).astype(np.float64)
     columns = {
@@ -197,7 +197,7 @@ def test_what_does_not_load_says_so_and_can_be_tried_again(
 def test_rows_of_a_run_with_one_step_are_no_higher_than_others(open_tab: OpenTab, server: Server) -> None:
     run = make_run(server.project, "young", precision="fp8", state=RunState.RUNNING)
     columns = {name: np.ones((1, 3)) for name in ("numel", "saturated", "underflow", "nonfinite", "amax")}
-    Recorder(run, tensors=NAMES[:3]).rows([1], {"loss": [5.0]}, columns)
+    Recorder(run=run, tensors=NAMES[:3]).rows([1], {"loss": [5.0]}, columns)
     tab = open_tab()
     open_map(tab, address(server, run))
     heights = [row.bounding_box() for row in tab.page.locator("#tensors [role=row]").all()]

@@ -133,7 +133,10 @@ def test_scales_and_formats(cast: Callable[..., Any]) -> None:
         cast(X, torch.tensor(1j), E4M3)
     with pytest.raises(TypeError, match="scale has no value: it is on meta"):
         cast(X, torch.ones((), device="meta"), E4M3)
-    for format in (Format("FP16", 5, 10, 15, "ieee", torch.float16), E8M0):
+    for format in (
+        Format(name="FP16", exponent_bits=5, mantissa_bits=10, bias=15, specials="ieee", dtype=torch.float16),
+        E8M0,
+    ):
         with pytest.raises(ValueError, match=f"{format.name} is not a format for data"):
             cast(X, ONE, format)
 

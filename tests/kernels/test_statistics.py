@@ -11,7 +11,9 @@ def test_it_works() -> None:
     slot = buffer.register("mlp.up.weight", format=E4M3, shape=(32, 16), role="weight")
     quantize(torch.ones(32, 16), torch.tensor(2.0), E4M3, slot.row)
     assert buffer.data.tolist() == [[512.0, 1.0, 2.0, 0.0, 0.0, 0.0, 0.0]]
-    assert slot.info == TensorInfo("mlp.up.weight", "mlp.up", "weight", "E4M3", (32, 16), 512)
+    assert slot.info == TensorInfo(
+        name="mlp.up.weight", module="mlp.up", role="weight", format="E4M3", shape=(32, 16), numel=512
+    )
 
 
 def test_the_statistics_have_the_agreed_order() -> None:

@@ -41,7 +41,7 @@ class ProductDeviation:
     cosine: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Bisection:
     """The errors of the products of all FP8 layers, worst first, and of all products together."""
 
@@ -148,7 +148,14 @@ def bisect(
         passes.end()
     # NaN, from a gradient that is not finite, is the worst error.
     errors.sort(key=lambda error: (error.relative_error == error.relative_error, -error.relative_error))
-    return Bisection(tuple(errors), total, loss_bf16, loss_fp8, time.perf_counter() - began, note)
+    return Bisection(
+        products=tuple(errors),
+        total=total,
+        loss_bf16=loss_bf16,
+        loss_fp8=loss_fp8,
+        seconds=time.perf_counter() - began,
+        note=note,
+    )
 
 
 def _percent_and_cosine(product: ProductDeviation) -> tuple[str, str]:

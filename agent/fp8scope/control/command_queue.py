@@ -34,7 +34,7 @@ MAX_TEXT = 500
 CommandState = Literal["accepted", "done", "refused", "failed"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Command:
     """A command from the server. `arguments` are plain JSON values; `given_by` names a person or a rule."""
 

@@ -154,7 +154,9 @@ def _field(column: ArrowColumn) -> _FieldTable:
 
 
 def _typed(name: str, nullable: bool, number: int, type: _FieldTable, *children: _FieldTable) -> _FieldTable:
-    return _FieldTable(name, _Number("b", nullable), _Number("B", number), type, None, _Vector(children))
+    # By the numbers of the schema: name, nullable, type's number, type, dictionary, children.
+    fields = (name, _Number("b", nullable), _Number("B", number), type, None, _Vector(children))
+    return _FieldTable(*fields)
 
 
 def _message(kind: int, header: _FieldTable, body: bytes) -> bytes:

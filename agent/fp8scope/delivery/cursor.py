@@ -16,7 +16,7 @@ _SLOT_BYTES = 4096
 _HEAD = struct.Struct("<II")
 
 
-@dataclass
+@dataclass(kw_only=True)
 class SendProgress:
     """The state that a sender must remember. Positions are positions in the spool.
 

@@ -15,7 +15,7 @@ DocumentSink = Callable[[Sequence[Mapping[str, Any]]], None]
 """Takes alerts or commands as the server writes them; called on the sender's thread."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Alert:
     """An alert of the server. `step` is where it was noticed, `onset_step` where it began.
 

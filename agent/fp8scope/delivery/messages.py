@@ -16,7 +16,7 @@ JSON_TYPE = "application/json"
 JSON_PATHS = {RecordKind.EVALUATION: "evaluations", RecordKind.REPORT: "reports", RecordKind.FINISH: "finish"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Message:
     """The body of one POST, with one seq: the records from the cursor's position to `end`."""
 
@@ -70,17 +70,42 @@ class Reader:
             )
             path = "batches"
             return Message(
-                first.kind, path, batch.body, CONTENT_TYPE, end, len(rows), batch.rows, batch.points
+                kind=first.kind,
+                path=path,
+                body=batch.body,
+                content_type=CONTENT_TYPE,
+                end=end,
+                records=len(rows),
+                rows=batch.rows,
+                points=batch.points,
             )
         if first.kind is RecordKind.HISTOGRAM:
             histograms = ExponentHistograms.decode(first.payload)
             body = encode_histograms(histograms, run=self._run, writer=progress.writer, seq=progress.seq)
-            return Message(first.kind, "histograms", body, CONTENT_TYPE, first.end, 1, 0, 0)
+            return Message(
+                kind=first.kind,
+                path="histograms",
+                body=body,
+                content_type=CONTENT_TYPE,
+                end=first.end,
+                records=1,
+                rows=0,
+                points=0,
+            )
         document = {**load_json(first.payload), "writer": progress.writer, "seq": progress.seq}
         if first.kind is RecordKind.FINISH:
             document |= {"rows_sent": progress.rows_sent, "points_sent": progress.points_sent}
         path = JSON_PATHS[first.kind]
-        return Message(first.kind, path, dump_json(document), JSON_TYPE, first.end, 1, 0, 0)
+        return Message(
+            kind=first.kind,
+            path=path,
+            body=dump_json(document),
+            content_type=JSON_TYPE,
+            end=first.end,
+            records=1,
+            rows=0,
+            points=0,
+        )
 
     def _gather(self, first: Record, sealed_end: int) -> tuple[list[Row], int]:
         """Return the rows of the sealed message, or as many as fit into a new one, and their end."""

@@ -20,7 +20,7 @@ OnProgress = Callable[[int, int], None]
 """Called with the bytes sent and the total number of bytes."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SyncReport:
     """The result of sending one spool. `problem` is empty if the server answered everything."""
 
@@ -51,7 +51,7 @@ def send_spool(
     try:
         spool = Spool(directory)
     except (SpoolBusyError, OSError) as error:
-        return SyncReport(directory, problem=str(error))
+        return SyncReport(directory=directory, problem=str(error))
     cursor = Cursor(directory / "cursor", SendProgress(writer=directory.name))
     guard = Guard()
     sender = Sender(directory.parent.name, spool, cursor, settings, guard, live=False)
@@ -71,13 +71,13 @@ def send_spool(
         time.sleep(pause if not problem else 0)
     progress = cursor.progress
     report = SyncReport(
-        directory,
-        progress.rows_sent - before,
-        progress.messages_refused,
-        spool.torn,
-        problem,
-        guard.errors,
-        killed and not problem,
+        directory=directory,
+        rows=progress.rows_sent - before,
+        refused=progress.messages_refused,
+        torn=spool.torn,
+        problem=problem,
+        errors=guard.errors,
+        killed=killed and not problem,
     )
     sender.close()
     cursor.close()

@@ -238,7 +238,7 @@ class Sender:
         if outcome.action in (NextAction.SET_ASIDE, NextAction.HALVE):
             return self._set_aside(message, outcome)
         if outcome.action is NextAction.DONE:
-            outcome = SendOutcome(NextAction.RETRY, message="the response belongs to another message")
+            outcome = SendOutcome(action=NextAction.RETRY, message="the response belongs to another message")
         return self._put_off(outcome)
 
     @staticmethod

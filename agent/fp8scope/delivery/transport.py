@@ -31,7 +31,7 @@ class NextAction(enum.Enum):
     RETRY = "retry"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SendOutcome:
     """A classified response. `answer` is the JSON of a success; `wait` is the server's Retry-After."""
 
@@ -69,14 +69,14 @@ def classify(status: int, headers: Mapping[str, str], body: bytes) -> SendOutcom
         answer = None
     if 200 <= status < 300:
         if isinstance(answer, dict) and "error" not in answer:
-            return SendOutcome(NextAction.DONE, answer, status)
+            return SendOutcome(action=NextAction.DONE, answer=answer, status=status)
         return SendOutcome(
-            NextAction.RETRY, status=status, message="the response is not from the fp8scope API"
+            action=NextAction.RETRY, status=status, message="the response is not from the fp8scope API"
         )
     if 300 <= status < 400:
         location = headers.get("Location", "?")[:200]
         return SendOutcome(
-            NextAction.HOLD,
+            action=NextAction.HOLD,
             status=status,
             message=f"the server redirects to {location}; use its final address",
         )
@@ -89,7 +89,7 @@ def classify(status: int, headers: Mapping[str, str], body: bytes) -> SendOutcom
         message = "HTTP 404: no dashboard is at this address. Leave out the path of a page (/p/default/)"
     wait = retry_after(headers.get("Retry-After"))
     action = _CODES.get((status, code)) or _by_status(status, known=bool(code))
-    return SendOutcome(action, status=status, code=code, message=message, wait=wait)
+    return SendOutcome(action=action, status=status, code=code, message=message, wait=wait)
 
 
 def _by_status(status: int, *, known: bool) -> NextAction:
@@ -169,11 +169,11 @@ class Transport:
             if len(content) > MAX_ANSWER_BYTES:
                 response.close()
                 return SendOutcome(
-                    NextAction.RETRY, message=f"the response exceeds {MAX_ANSWER_BYTES >> 20} MiB"
+                    action=NextAction.RETRY, message=f"the response exceeds {MAX_ANSWER_BYTES >> 20} MiB"
                 )
             response.release_conn()
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            return SendOutcome(NextAction.RETRY, message=_reason(error))
+            return SendOutcome(action=NextAction.RETRY, message=_reason(error))
         return classify(response.status, response.headers, content)
 
     def close(self) -> None:

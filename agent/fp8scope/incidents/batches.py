@@ -36,7 +36,7 @@ class KeptBatch:
         return cls(copied, random_state(), bytes_of(copied))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class StepBatches:
     """The batches drawn after step `after_step`; the first is number `position` of the process, from 0.
 
@@ -91,7 +91,7 @@ class BatchLog:
         """The batches that follow are drawn after step `completed`."""
         self.ordinal += 1
         kept: list[KeptBatch] | None = [] if self.keeps else None
-        self._open = StepBatches(self.ordinal, completed, self.drawn, kept=kept)
+        self._open = StepBatches(ordinal=self.ordinal, after_step=completed, position=self.drawn, kept=kept)
         if len(self.groups) == MAX_GROUPS:
             self._bytes -= _size(self.groups[0])
         self.groups.append(self._open)

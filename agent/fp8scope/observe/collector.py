@@ -256,7 +256,7 @@ class Collector:
             parts = [part.numpy().ravel() for table in tables for part in table.parts()]
             parts += [np.array([host_number(value)]) for value in scalars.values()]
             host = parts[0].copy() if len(parts) == 1 else np.concatenate(parts)
-            return Copied(rows, tuple(scalars), host, len(host))
+            return Copied(tables=rows, names=tuple(scalars), host=host, size=len(host))
         import torch
 
         tensors = [part.reshape(-1) for table in tables for part in table.parts()]
@@ -265,13 +265,15 @@ class Collector:
         together = torch.cat(tensors)
         names, size = tuple(scalars), together.numel()
         if device.type != "cuda":
-            return Copied(rows, names, together.to("cpu"), size)
+            return Copied(tables=rows, names=names, host=together.to("cpu"), size=size)
         pinned = self._pool.take(size)
         pinned[:size].copy_(together, non_blocking=True)
         # A blocking event lets the recorder sleep instead of spinning.
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(device))
-        return Copied(rows, names, pinned, size, event, self._pool.give_back)
+        return Copied(
+            tables=rows, names=names, host=pinned, size=size, event=event, give_back=self._pool.give_back
+        )
 
     def _finish(self, source: "TensorSource") -> None:
         try:

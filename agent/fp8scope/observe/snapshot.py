@@ -136,7 +136,7 @@ def _extras(blocks: Float64s, samples: Float64s, notes: Float64s) -> Float64s:
     return np.concatenate((blocks, errors, notes), axis=1).T
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Copied:
     """The copy from one device: the values of its tables, followed by the scalars that were on it."""
 

@@ -23,7 +23,7 @@ class DocumentEvent:
     text: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PostMortem:
     """The content of a report. Empty parts are left out, and `gaps` says what is not known and why."""
 

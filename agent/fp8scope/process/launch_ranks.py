@@ -29,7 +29,7 @@ NAMESPACE = uuid.UUID("6d0d8a0e-3f0c-5d7e-9a53-0f6f1c1b7a51")
 logger = logging.getLogger("fp8scope")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Job:
     """A launch of `size` ranks on `nodes` nodes, whose workers were restarted `restarts` times."""
 

@@ -185,7 +185,14 @@ class StepRow(SpoolEntry):
         if self._urgency is not None:
             self._is_urgent = self._urgency.is_urgent(values, seen.statistics)
         dropped = self._guard.counts()[0]
-        pieces = Row(step.number, step.ended_at, dropped, values, seen.statistics, seen.extras).pieces()
+        pieces = Row(
+            step=step.number,
+            time_us=step.ended_at,
+            dropped=dropped,
+            scalars=values,
+            statistics=seen.statistics,
+            extras=seen.extras,
+        ).pieces()
         if self._keep is not None:
             self._keep(pieces)
         return pieces

@@ -9,7 +9,7 @@ from fp8scope.config import Mode
 logger = logging.getLogger("fp8scope")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FinishReport:
     """How a run ended. `complete`: the server has acknowledged everything that was recorded."""
 

@@ -80,7 +80,13 @@ class LightRow(SpoolEntry):
         if self.tokens:
             values["tokens"] = float(self.tokens)
         self._is_urgent = source.urgency.is_urgent(values, EMPTY)
-        pieces = Row(self.number, self.ended_at, source.guard.counts()[0], values, EMPTY).pieces()
+        pieces = Row(
+            step=self.number,
+            time_us=self.ended_at,
+            dropped=source.guard.counts()[0],
+            scalars=values,
+            statistics=EMPTY,
+        ).pieces()
         payload = b"".join(pieces)
         if source.keep is not None:
             source.keep((payload,))

@@ -107,7 +107,7 @@ def load_json(payload: bytes) -> dict[str, Any]:
     return document
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Row:
     """One training step.
 
@@ -156,12 +156,12 @@ class Row:
         except (struct.error, ValueError) as error:
             raise TornRecordError(f"the row cannot be read: {error}") from None
         return cls(
-            step,
-            time_us,
-            dropped,
-            dict(zip(names, values.tolist(), strict=True)),
-            statistics.reshape(tensors, width),
-            dict(zip(extra_names, extras.reshape(len(extra_names), tensors), strict=True)),
+            step=step,
+            time_us=time_us,
+            dropped=dropped,
+            scalars=dict(zip(names, values.tolist(), strict=True)),
+            statistics=statistics.reshape(tensors, width),
+            extras=dict(zip(extra_names, extras.reshape(len(extra_names), tensors), strict=True)),
         )
 
 

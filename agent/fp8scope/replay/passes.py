@@ -229,7 +229,13 @@ def bisection_of(
     together = ProductDeviation("*", "fprop", *gradient_error(total, reference))
     seconds = time.perf_counter() - began
     return Bisection(
-        tuple(errors), together, loss_bf16, loss_fp8, seconds, NOTE, exact_is_finite=reference.is_finite
+        products=tuple(errors),
+        total=together,
+        loss_bf16=loss_bf16,
+        loss_fp8=loss_fp8,
+        seconds=seconds,
+        note=NOTE,
+        exact_is_finite=reference.is_finite,
     )
 
 

@@ -69,9 +69,9 @@ class Study:
         """Set the finding for a step whose replayed loss is `loss`; `more`: fields of a `ReplayResult`."""
         recorded = self._recorded.get(self.step)
         self.finding = ReplayResult(
-            self.step,
-            None if recorded is None else loss_in(recorded.scalars),
-            loss,
+            step=self.step,
+            recorded=None if recorded is None else loss_in(recorded.scalars),
+            replayed=loss,
             first_difference=self.first_difference,
             search=self.search,
             notes=(*self._notes, *notes, *limits.notes(self._incident.document)),

@@ -37,7 +37,7 @@ class SearchedSteps:
     """Whether `first` is the first step of the script, so that nothing before it can be searched."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ReplayResult:
     """The result of a replay. Losses are None where they are not known."""
 

@@ -180,14 +180,14 @@ class Pipeline:
             self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             # Take the lock first, so that `fp8scope sync` does not treat this as the spool of a dead process.
             self.spool = self._new_spool(self.directory)
-            self._cursor = Cursor(self.directory / "cursor", SendProgress(self.writer))
+            self._cursor = Cursor(self.directory / "cursor", SendProgress(writer=self.writer))
         except Exception as error:
             self._guard.error("opening the spool", f"{error}; data is kept in memory only", error)
             if self.spool is not None:
                 self.spool.close()
             # Nothing could be sent from a partial spool.
             shutil.rmtree(self.directory, ignore_errors=True)
-            self.spool, self._cursor = self._new_spool(None), Cursor(None, SendProgress(self.writer))
+            self.spool, self._cursor = self._new_spool(None), Cursor(None, SendProgress(writer=self.writer))
         self._queue.spool = self.spool
         if self._settings.mode == "online":
             self.sender = Sender(
@@ -345,7 +345,7 @@ class Pipeline:
         return self._report()
 
     def _report(self) -> FinishReport:
-        progress = self._cursor.progress if self._cursor is not None else SendProgress(self.writer)
+        progress = self._cursor.progress if self._cursor is not None else SendProgress(writer=self.writer)
         left = not self._complete or progress.messages_refused > 0
         return FinishReport(
             complete=self._complete,

@@ -299,7 +299,16 @@ class Steps:
             return
         flight = self.flight
         keep = None if flight is None else flight.keep_row
-        pipeline.put(StepRow(step, self.tokens, snapshot, self.guard, keep, self.urgency))
+        pipeline.put(
+            StepRow(
+                step=step,
+                tokens=self.tokens,
+                snapshot=snapshot,
+                guard=self.guard,
+                keep=keep,
+                urgency=self.urgency,
+            )
+        )
         if flight is not None:
             flight.step_ends(number, is_light=self.budget.is_short and step.reading is None)
         if snapshot is not None and snapshot.sampled:

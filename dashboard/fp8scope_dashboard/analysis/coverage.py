@@ -72,7 +72,7 @@ class BaselineArm:
         return next((standing for standing in best_first if standing in self.standings), None)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Coverage:
     """How much of the planned run a verdict covers.
 

@@ -155,7 +155,7 @@ def standing_now(run: Run) -> Standing:
 def _without_coverage(run: Run, measured: str) -> Judgement:
     """The judgement of a comparison by an earlier version, without coverage. The sweeper repeats it."""
     standing = standing_of(run.state, run.last_step, run.total_steps)
-    judgement = conclude(measured, Coverage(standing, reached=run.last_step))
+    judgement = conclude(measured, Coverage(standing=standing, reached=run.last_step))
     if is_dead(standing) or measured not in GOOD:
         return judgement
     return replace(judgement, verdict=PENDING, reason="The run is being compared again.")

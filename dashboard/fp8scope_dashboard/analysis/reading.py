@@ -149,7 +149,12 @@ def _reading(means: Mapping[str, ScalarMeans]) -> RunReading:
         and np.array_equal(tokens.ends[at], loss.ends)
         and bool((tokens.counts[at] >= loss.counts).all())
     )
-    curve = LossCurve(loss.ends, loss.means, tokens.last[at] if known else None, _hashes(means))
+    curve = LossCurve(
+        steps=loss.ends,
+        losses=loss.means,
+        tokens=tokens.last[at] if known else None,
+        data_hash=_hashes(means),
+    )
     return RunReading(curve, {name: means[name] for name in SCALARS if len(means[name])})
 
 

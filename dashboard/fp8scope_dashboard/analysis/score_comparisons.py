@@ -215,13 +215,13 @@ def _task(inputs: _Inputs, stored: Mapping[int, Evaluation], names: Mapping[UUID
     mine = stored[inputs.arm[0]]
     margins = [stored[pk].margin for pk in inputs.ids]
     return TaskScores(
-        mine.name,
-        mine.metric,
-        mine.kind,
-        mine.higher_is_better,
-        [score_of(stored[pk], names[stored[pk].run_id]) for pk in inputs.arm],
-        [score_of(stored[pk], names[stored[pk].run_id]) for pk in inputs.baselines],
-        next((margin for margin in margins if margin is not None), None),
+        name=mine.name,
+        metric=mine.metric,
+        kind=mine.kind,
+        higher_is_better=mine.higher_is_better,
+        arm=[score_of(stored[pk], names[stored[pk].run_id]) for pk in inputs.arm],
+        baselines=[score_of(stored[pk], names[stored[pk].run_id]) for pk in inputs.baselines],
+        margin=next((margin for margin in margins if margin is not None), None),
     )
 
 

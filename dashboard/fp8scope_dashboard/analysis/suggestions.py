@@ -21,7 +21,7 @@ from fp8scope_dashboard.runs.models import HIGH_PRECISIONS, Relation, Run, RunSt
 MOST_CANDIDATES = 500
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Candidate:
     """A run as suggestions see it. `digest` is equal for equal configurations; empty if nothing is known."""
 
@@ -167,15 +167,15 @@ def _equals(run: Run) -> list[Candidate]:
 def _candidate(run: Run) -> Candidate:
     recipe: Any = sorted(run.recipe.items())
     return Candidate(
-        str(run.id),
-        run.name,
-        run.created_at,
-        run.config_digest,
-        run.precision,
-        repr(recipe) if run.recipe else "",
-        run.group,
-        run.baseline,
-        run.seed,
-        run.total_steps,
-        run.state == RunState.FINISHED,
+        id=str(run.id),
+        name=run.name,
+        created_at=run.created_at,
+        digest=run.config_digest,
+        precision=run.precision,
+        recipe=repr(recipe) if run.recipe else "",
+        group=run.group,
+        baseline=run.baseline,
+        seed=run.seed,
+        total_steps=run.total_steps,
+        finished=run.state == RunState.FINISHED,
     )

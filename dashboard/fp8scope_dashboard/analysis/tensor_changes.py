@@ -40,7 +40,7 @@ class ChangedTensor:
         return self.since > self.before
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Changes:
     """The result for one statistic.
 
@@ -87,4 +87,10 @@ def changed_tensors(run_id: UUID, statistic: str) -> Changes | None:
         for i in claims[np.argsort(p_values[claims], kind="stable")].tolist()
     ]
     tested = int(np.count_nonzero(~np.isnan(p_values)))
-    return Changes(statistic, int(heatmap.step_edges[split]), tested, changed, int(certain.sum()))
+    return Changes(
+        statistic=statistic,
+        step=int(heatmap.step_edges[split]),
+        tested=tested,
+        changed=changed,
+        certain=int(certain.sum()),
+    )

@@ -43,7 +43,7 @@ RELATIVE_RISE: Final = 2.0
 CERTAIN_SHARE: Final = 0.5
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Ranked:
     """What tensors are ranked by.
 
@@ -99,12 +99,12 @@ def ranked(values: Floats, statistic: str, limit: float, recent: int = 1) -> Ran
     before, after = early_median(values), _median_of(values, late=True)
     size = values if is_rate(statistic) else np.abs(log2_change(values, before, statistic))
     return Ranked(
-        first_sustained(size > tensor_limits(before, statistic, limit)[:, None], observed),
-        _largest(values[:, max(values.shape[1] - recent, 0) :]),
-        _largest(values),
-        before,
-        after,
-        log2_change(after[:, None], before, statistic)[:, 0],
+        onset=first_sustained(size > tensor_limits(before, statistic, limit)[:, None], observed),
+        now=_largest(values[:, max(values.shape[1] - recent, 0) :]),
+        ever=_largest(values),
+        before=before,
+        after=after,
+        change=log2_change(after[:, None], before, statistic)[:, 0],
     )
 
 

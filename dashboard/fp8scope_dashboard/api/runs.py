@@ -105,7 +105,9 @@ def extend_catalogue(
     stored = run_of(request, run)
     take_quota(request, tensors=len(body.tensors))
     entries = [
-        catalogue.TensorEntry(t.name, t.module, t.role, t.format, tuple(t.shape), t.numel)
+        catalogue.TensorEntry(
+            name=t.name, module=t.module, role=t.role, format=t.format, shape=tuple(t.shape), numel=t.numel
+        )
         for t in body.tensors
     ]
     try:

@@ -239,7 +239,7 @@ def artefact(
     run: Run, name: str, address: str, step: int | None, added_by: str, added_at: datetime
 ) -> NewArtefact:
     """An imported link. A person of another server is nobody here."""
-    return NewArtefact(name, address, step=step, user=_person(run, added_by), added_at=added_at)
+    return NewArtefact(name=name, address=address, step=step, user=_person(run, added_by), added_at=added_at)
 
 
 def _check_room(count: int, what: str) -> None:

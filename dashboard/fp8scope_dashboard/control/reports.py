@@ -49,7 +49,9 @@ def store(run: Run, message: dedup.MessageId, body: schemas.ReportIn) -> bool:
         console.store(run, writer, [console.NewLine(**line.model_dump()) for line in body.lines])
     elif isinstance(body, schemas.AnnotationIn) and body.artefact is not None:
         link = body.artefact
-        _store_artefact(run, NewArtefact(link.name, link.address, step=body.step, writer=message.writer))
+        _store_artefact(
+            run, NewArtefact(name=link.name, address=link.address, step=body.step, writer=message.writer)
+        )
     elif isinstance(body, PAST):
         if not writer.imported:
             raise InvalidError(

@@ -42,7 +42,9 @@ def demo(argv: list[str]) -> int:
         # Without a terminal, rich would cut the tables at 80 columns.
         console.width = LOG_WIDTH
     port = default_or_free_port() if options.port is None else options.port
-    session = Demo(Supervisor(options.data_dir, DEFAULT_HOST, port), console, options.steps)
+    session = Demo(
+        supervisor=Supervisor(options.data_dir, DEFAULT_HOST, port), console=console, steps=options.steps
+    )
     status = INTERRUPTED
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)

@@ -16,7 +16,7 @@ LOSS_ALERTS = ("loss_not_finite", "loss_divergence", "loss_spike", "above_baseli
 SATURATION_ALERT = "saturation_rate"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AlertOutcome:
     """An alert and its delays.
 
@@ -34,7 +34,7 @@ class AlertOutcome:
     lag: float | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ScoreOutcome:
     """An evaluation's last score against the baseline's."""
 
@@ -46,7 +46,7 @@ class ScoreOutcome:
     baseline_interval: tuple[float, float] | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunOutcome:
     """The results of one run, from its process and from the dashboard."""
 

@@ -14,7 +14,7 @@ HEALTHY = "fp8"
 FAULTY = "fp8 stale scales"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunPlan:
     """One run. Runs of a `group` differ only in their seed."""
 
@@ -47,10 +47,15 @@ def five_runs(steps: int = STEPS) -> list[RunPlan]:
     order, so only the precision differs. The baseline runs come first, because the others are compared with
     them.
     """
-    seeds = [RunPlan(f"bf16 seed {seed}", BASELINE, "bf16", seed, steps) for seed in (1, 2, 3)]
+    seeds = [
+        RunPlan(name=f"bf16 seed {seed}", group=BASELINE, precision="bf16", seed=seed, steps=steps)
+        for seed in (1, 2, 3)
+    ]
     fault_at = round(steps * FAULT_AFTER)
     return [
         *seeds,
-        RunPlan("fp8 delayed scaling", HEALTHY, "fp8", 1, steps),
-        RunPlan("fp8 stale scales", FAULTY, "fp8", 1, steps, fault_at),
+        RunPlan(name="fp8 delayed scaling", group=HEALTHY, precision="fp8", seed=1, steps=steps),
+        RunPlan(
+            name="fp8 stale scales", group=FAULTY, precision="fp8", seed=1, steps=steps, fault_at=fault_at
+        ),
     ]

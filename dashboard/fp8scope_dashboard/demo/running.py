@@ -28,7 +28,7 @@ class DemoError(Exception):
     """The demo cannot continue; the message says why."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Demo:
     """A demo in a separate installation. Times are in seconds since the start of the command."""
 

@@ -25,7 +25,7 @@ TAIL_LINES = 20
 LONGEST_LINE = 1_000_000
 
 
-@dataclass
+@dataclass(kw_only=True)
 class TrainerReport:
     """The state of a training process according to its messages. Times are seconds since 1970."""
 

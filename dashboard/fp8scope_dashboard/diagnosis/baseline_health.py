@@ -28,7 +28,9 @@ def examine(run: RunLoss, baselines: Sequence[RunLoss]) -> BaselineHealth:
     """
     arms = [arm for arm in baselines if len(arm.steps)]
     if not arms:
-        return BaselineHealth(Finding("baseline", "unknown", "There is no BF16 run to compare with."), ())
+        return BaselineHealth(
+            Finding(step="baseline", outcome="unknown", sentence="There is no BF16 run to compare with."), ()
+        )
     ours = _lasting(run)
     sick = [] if ours is not None else [(arm, bad) for arm in arms if (bad := _lasting(arm)) is not None]
     if not sick:
@@ -36,7 +38,7 @@ def examine(run: RunLoss, baselines: Sequence[RunLoss]) -> BaselineHealth:
         both = " It is in the same trouble as the FP8 run." if any(map(_lasting, arms)) else ""
         counted = f"{len(arms)} BF16 run{'s' if len(arms) > 1 else ''}"
         sentence = f"No trouble of the baseline alone ({counted}, up to step {last:,}).{both}"
-        return BaselineHealth(Finding("baseline", "clear", sentence), tuple(arms))
+        return BaselineHealth(Finding(step="baseline", outcome="clear", sentence=sentence), tuple(arms))
     names = {arm.name for arm, _ in sick}
     usable = tuple(arm for arm in arms if arm not in [bad for bad, _ in sick])
     arm, bad = sick[0]
@@ -45,16 +47,24 @@ def examine(run: RunLoss, baselines: Sequence[RunLoss]) -> BaselineHealth:
     if usable:
         rest = f"It is left out; {len(usable)} of {len(arms)} BF16 runs are healthy."
         sentence = f"{what[:1].upper()}{what[1:]}. {rest}"
-        return BaselineHealth(Finding("baseline", "clear", sentence, onset=bad.onset, links=links), usable)
+        return BaselineHealth(
+            Finding(step="baseline", outcome="clear", sentence=sentence, onset=bad.onset, links=links), usable
+        )
     more = f" So are {len(names) - 1} more." if len(names) > 1 else ""
     sentence = f"Not FP8: {what}.{more} A comparison with it says nothing about FP8."
     return BaselineHealth(
         Finding(
-            "baseline", "not_fp8", sentence, "baseline", bad.onset, (),
-            "Find out why the BF16 run failed, and compare with a healthy one.", links,
+            step="baseline",
+            outcome="not_fp8",
+            sentence=sentence,
+            cause="baseline",
+            onset=bad.onset,
+            tensors=(),
+            suggestion="Find out why the BF16 run failed, and compare with a healthy one.",
+            links=links,
         ),
         (),
-    )  # fmt: skip
+    )
 
 
 def _lasting(curve: RunLoss) -> Trouble | None:

@@ -44,7 +44,7 @@ def examine(
         training_is_worse: whether the training loss is worse than BF16's as well.
     """
     if not ours:
-        return Finding("evaluation", "unknown", "The run has no evaluations.")
+        return Finding(step="evaluation", outcome="unknown", sentence="The run has no evaluations.")
     finding = _in_another_precision(ours, theirs, precision) or _of_a_baseline_in_another_precision(theirs)
     if finding is None and not training_is_worse:
         finding = _worse_alone(ours)
@@ -62,7 +62,7 @@ def _in_another_precision(ours: Sequence[Scored], theirs: Sequence[Scored], prec
         f"computed in {wrong.precision.upper()}, the run trains in {precision.upper()}{versus}."
     )
     return Finding(
-        "evaluation", "cause", sentence, "evaluation_precision", wrong.step,
+        step="evaluation", outcome="cause", sentence=sentence, cause="evaluation_precision", onset=wrong.step,
         suggestion="Evaluate both arms in one precision, that of the training.", links=LINKS,
     )  # fmt: skip
 
@@ -76,9 +76,14 @@ def _of_a_baseline_in_another_precision(theirs: Sequence[Scored]) -> Finding | N
         f"step {crossed.step:,} was computed in {crossed.precision.upper()}."
     )
     return Finding(
-        "evaluation", "cause", sentence, "evaluation_precision", crossed.step,
-        suggestion="Evaluate the baseline in BF16.", links=LINKS,
-    )  # fmt: skip
+        step="evaluation",
+        outcome="cause",
+        sentence=sentence,
+        cause="evaluation_precision",
+        onset=crossed.step,
+        suggestion="Evaluate the baseline in BF16.",
+        links=LINKS,
+    )
 
 
 def _worse_alone(ours: Sequence[Scored]) -> Finding | None:
@@ -93,9 +98,14 @@ def _worse_alone(ours: Sequence[Scored]) -> Finding | None:
         "BF16's, though the training loss is not; check the precision that it was computed in."
     )
     return Finding(
-        "evaluation", "suspect", sentence, "evaluation_precision", last.step,
-        suggestion="Log the precision of evaluations, and repeat this one.", links=LINKS,
-    )  # fmt: skip
+        step="evaluation",
+        outcome="suspect",
+        sentence=sentence,
+        cause="evaluation_precision",
+        onset=last.step,
+        suggestion="Log the precision of evaluations, and repeat this one.",
+        links=LINKS,
+    )
 
 
 def _agreement(ours: Sequence[Scored]) -> Finding:
@@ -106,7 +116,7 @@ def _agreement(ours: Sequence[Scored]) -> Finding:
     is_known = any(each.precision for each in ours)
     known = "in the training's precision" if is_known else "precision not recorded"
     sentence = f"The evaluations agree with the training ({known}).{note}"
-    return Finding("evaluation", "clear", sentence, links=LINKS)
+    return Finding(step="evaluation", outcome="clear", sentence=sentence, links=LINKS)
 
 
 def _mismatch(evaluated: str, trained: str) -> bool:

@@ -26,7 +26,7 @@ class EvidenceLink:
     parts: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Finding:
     """The result of one step.
 

@@ -42,7 +42,12 @@ def examine(own: Sequence[Trouble], rows: TensorSeries | None) -> Finding | None
         "So the loss itself, or a layer that is not observed, makes the first NaN or infinity."
     )
     return Finding(
-        "reference", "not_fp8", sentence, "loss_code", onset, (),
-        "Check the code of the loss: logarithms and divisions by zero, empty masks, and the labels of this "
-        "step's batch.",
-    )  # fmt: skip
+        step="reference",
+        outcome="not_fp8",
+        sentence=sentence,
+        cause="loss_code",
+        onset=onset,
+        tensors=(),
+        suggestion="Check the code of the loss: logarithms and divisions by zero, empty masks, and the "
+        "labels of this step's batch.",
+    )

@@ -37,7 +37,10 @@ def examine(ranking: ProductRanking | None) -> Finding:
     """The finding of this step."""
     if ranking is None or not ranking.products:
         return Finding(
-            "product", "unknown", "No bisection of the matrix products was made.", suggestion=HOW_TO
+            step="product",
+            outcome="unknown",
+            sentence="No bisection of the matrix products was made.",
+            suggestion=HOW_TO,
         )
     links = (EvidenceLink("reports", f"Bisection after step {ranking.step:,}"),)
     layer, product, error = ranking.products[0]
@@ -53,7 +56,14 @@ def examine(ranking: ProductRanking | None) -> Finding:
         )
         # It was measured, whatever the training does.
         return Finding(
-            "product", "cause", sentence, "bad_layer", ranking.step, (layer,), links=links, is_proven=True
+            step="product",
+            outcome="cause",
+            sentence=sentence,
+            cause="bad_layer",
+            onset=ranking.step,
+            tensors=(layer,),
+            links=links,
+            is_proven=True,
         )
     sentence = f"No product stands out: the worst is {product} of {layer} with an error of {worst:.1%}."
-    return Finding("product", "clear", sentence, links=links)
+    return Finding(step="product", outcome="clear", sentence=sentence, links=links)

@@ -90,7 +90,16 @@ def curve_of(run: Run) -> RunLoss:
         places = np.clip(np.searchsorted(rate.steps, loss.steps, side="right") - 1, 0, None)
         rates = rate.values[places]
     update, growth = update_ratio(run), weight_growth(run)
-    return RunLoss(run.name, loss.steps, loss.values, run.seed, rates, str(run.id), update, growth)
+    return RunLoss(
+        name=run.name,
+        steps=loss.steps,
+        losses=loss.values,
+        seed=run.seed,
+        rates=rates,
+        run=str(run.id),
+        update=update,
+        growth=growth,
+    )
 
 
 def update_ratio(run: Run) -> float | None:
@@ -178,7 +187,12 @@ def tensors_of(run: Run) -> list[CataloguedTensor]:
     stored = Tensor.objects.filter(run=run, role__in=("input", "weight", "grad_output")).order_by("index")
     return [
         CataloguedTensor(
-            row.index, row.name, row.module, row.role, LARGEST.get(row.format.lower(), np.nan), row.numel
+            index=row.index,
+            name=row.name,
+            module=row.module,
+            role=row.role,
+            largest=LARGEST.get(row.format.lower(), np.nan),
+            numel=row.numel,
         )
         for row in stored[:MOST_TENSORS]
     ]
@@ -218,8 +232,8 @@ def tensor_rows(
     stored = queries.step_range(run.id)
     error, signal = values.pop("sq_error"), values.pop("sq_signal")
     return TensorSeries(
-        tuple(tensors),
-        merged.steps,
+        tensors=tuple(tensors),
+        steps=merged.steps,
         error=np.divide(error, signal, out=blank.copy(), where=signal > 0),
         begins=stored is not None and int(merged.steps[0]) <= stored[0],
         **values,

@@ -44,7 +44,7 @@ SETTLING: Final = 10
 FEW_STEPS: Final = 10
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunLoss:
     """A run's loss: steps int64[n], losses float64[n].
 
@@ -124,14 +124,19 @@ def compare_trouble(
             return ReferenceFinding(_too_hard(run, hard[0], links), True)
     if not ours:
         sentence = f"The run's loss has no spike and no rise (compared with {_arms(len(arms))})."
-        return ReferenceFinding(Finding("reference", "clear", sentence, links=links), is_worse=worse)
+        return ReferenceFinding(
+            Finding(step="reference", outcome="clear", sentence=sentence, links=links), is_worse=worse
+        )
     if not shared:
         sentence = (
             f"The trouble is the FP8 run's alone: {describe(ours[0])} (compared with {_arms(len(arms))})."
         )
         onset = ours[0].onset
         return ReferenceFinding(
-            Finding("reference", "clear", sentence, onset=onset, links=links), False, own, worse
+            Finding(step="reference", outcome="clear", sentence=sentence, onset=onset, links=links),
+            False,
+            own,
+            worse,
         )
     lasting = any(match.trouble.lasts and match.theirs.lasts for match in shared)
     if own and not lasting:
@@ -139,7 +144,10 @@ def compare_trouble(
         onset = shared[0].trouble.onset
         sentence = f"BF16 shows the trouble at step {onset:,} too, but not this: {describe(first)}."
         return ReferenceFinding(
-            Finding("reference", "clear", sentence, onset=first.onset, links=links), False, own, worse
+            Finding(step="reference", outcome="clear", sentence=sentence, onset=first.onset, links=links),
+            False,
+            own,
+            worse,
         )
     return ReferenceFinding(_not_fp8(run, shared, links), lasting, () if lasting else own, worse)
 
@@ -172,10 +180,15 @@ def _too_hard(run: RunLoss, arm: RunLoss, links: tuple[EvidenceLink, ...]) -> Fi
         f"the first weights{grown}, so that the learning rate is too high."
     )
     return Finding(
-        "reference", "not_fp8", sentence, "learning_rate", int(run.steps[0]), (),
-        "Lower the learning rate, or warm up for longer, in both arms.",
-        (*links, EvidenceLink("run", arm.name, {"run": arm.run})),
-    )  # fmt: skip
+        step="reference",
+        outcome="not_fp8",
+        sentence=sentence,
+        cause="learning_rate",
+        onset=int(run.steps[0]),
+        tensors=(),
+        suggestion="Lower the learning rate, or warm up for longer, in both arms.",
+        links=(*links, EvidenceLink("run", arm.name, {"run": arm.run})),
+    )
 
 
 def is_worse(run: RunLoss, baselines: Sequence[RunLoss]) -> bool:
@@ -250,9 +263,15 @@ def _not_fp8(run: RunLoss, shared: Sequence[_Matched], links: tuple[EvidenceLink
         )
         cause, suggestion = "learning_rate", "Lower the learning rate, or warm up for longer, in both arms."
     return Finding(
-        "reference", "not_fp8", sentence, cause, first.trouble.onset, (), suggestion,
-        (*links, EvidenceLink("run", first.arm.name, {"run": first.arm.run})),
-    )  # fmt: skip
+        step="reference",
+        outcome="not_fp8",
+        sentence=sentence,
+        cause=cause,
+        onset=first.trouble.onset,
+        tensors=(),
+        suggestion=suggestion,
+        links=(*links, EvidenceLink("run", first.arm.name, {"run": first.arm.run})),
+    )
 
 
 def _advice_on_data(trouble: Trouble, run: RunLoss) -> str:
@@ -310,9 +329,9 @@ def _alone(
                 f"in trouble ({describe(ours[0])})."
             )
             finding = Finding(
-                "reference", "not_fp8", sentence, "training", ours[0].onset,
-                (), "Look for the cause in the data, the learning rate and the model.",
-                (EvidenceLink("reports", "Reference windows"),),
+                step="reference", outcome="not_fp8", sentence=sentence, cause="training", onset=ours[0].onset,
+                tensors=(), suggestion="Look for the cause in the data, the learning rate and the model.",
+                links=(EvidenceLink("reports", "Reference windows"),),
             )  # fmt: skip
             return ReferenceFinding(finding, True, (), False)
     near = window_of(len(run.steps))
@@ -322,7 +341,10 @@ def _alone(
     sentence = f"{trouble}There is no BF16 run to compare with: set the run's baseline."
     onset = ours[0].onset if ours else None
     return ReferenceFinding(
-        Finding("reference", "unknown", sentence, onset=onset), False, tuple(ours), bool(ours)
+        Finding(step="reference", outcome="unknown", sentence=sentence, onset=onset),
+        False,
+        tuple(ours),
+        bool(ours),
     )
 
 

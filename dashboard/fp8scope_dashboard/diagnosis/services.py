@@ -149,7 +149,9 @@ def _scaling(
     shared: reference.ReferenceFinding,
 ) -> Finding:
     if rows is None:
-        return Finding("scaling", "unknown", "The run has no FP8 tensor telemetry to look at.")
+        return Finding(
+            step="scaling", outcome="unknown", sentence="The run has no FP8 tensor telemetry to look at."
+        )
     norms = reading.gradient_norms(run, baselines[0] if baselines else None)
     onset = shared.own[0].onset if shared.own else None
     training = scaling.Training(norms.bits, norms.steps, shared.is_worse, onset, reading.last_step_of(run))

@@ -13,7 +13,7 @@ from typing import Any, Final
 from fp8scope_dashboard.diagnosis.findings import EvidenceLink, Finding
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class KnownTrouble:
     """Versions `first` <= version < `before` of a package, if the condition holds; see `source`."""
 
@@ -27,24 +27,24 @@ class KnownTrouble:
 
 KNOWN: Final = (
     KnownTrouble(
-        "transformer_engine", (0,), (1, 6),
-        "weights that fp8_model_init stores in FP8 have a numerical fault, which 1.6 fixes",
-        "https://github.com/NVIDIA/TransformerEngine/releases/tag/v1.6",
+        package="transformer_engine", first=(0,), before=(1, 6),
+        what="weights that fp8_model_init stores in FP8 have a numerical fault, which 1.6 fixes",
+        source="https://github.com/NVIDIA/TransformerEngine/releases/tag/v1.6",
     ),
     KnownTrouble(
-        "transformer_engine", (1, 7), (1, 8),
-        "with is_first_microbatch the scale of a cached FP8 weight changes while its data do not",
-        "https://github.com/NVIDIA/TransformerEngine/issues/1047",
+        package="transformer_engine", first=(1, 7), before=(1, 8),
+        what="with is_first_microbatch the scale of a cached FP8 weight changes while its data do not",
+        source="https://github.com/NVIDIA/TransformerEngine/issues/1047",
     ),
     KnownTrouble(
-        "transformer_engine", (2, 2), (2, 3),
-        "the custom DDP of megatron-core has a numerical fault, which 2.3 fixes",
-        "https://github.com/NVIDIA/TransformerEngine/releases/tag/v2.3",
+        package="transformer_engine", first=(2, 2), before=(2, 3),
+        what="the custom DDP of megatron-core has a numerical fault, which 2.3 fixes",
+        source="https://github.com/NVIDIA/TransformerEngine/releases/tag/v2.3",
     ),
     KnownTrouble(
-        "torch", (2, 7), (2, 8),
-        "torch.compile with RMSNorm and row-wise float8 gave NaN in nightly builds after 2.6",
-        "https://github.com/pytorch/pytorch/issues/150859",
+        package="torch", first=(2, 7), before=(2, 8),
+        what="torch.compile with RMSNorm and row-wise float8 gave NaN in nightly builds after 2.6",
+        source="https://github.com/pytorch/pytorch/issues/150859",
         rowwise=True,
     ),
 )  # fmt: skip
@@ -57,13 +57,13 @@ def examine(environments: Sequence[Mapping[str, Any]], recipe: Mapping[str, Any]
     A known fault is a suspect only: whether the training uses what is faulty cannot be seen.
     """
     if not environments:
-        return Finding("software", "unknown", "The run's environment is not recorded.")
+        return Finding(step="software", outcome="unknown", sentence="The run's environment is not recorded.")
     mixed = _mixed(environments)
     if mixed:
         package, versions = mixed[0]
         sentence = f"The processes of the run have different versions of {package}: {' and '.join(versions)}."
         return Finding(
-            "software", "suspect", sentence, "mixed_versions",
+            step="software", outcome="suspect", sentence=sentence, cause="mixed_versions",
             suggestion="Install the same versions on every node.", links=(EvidenceLink("ranks", "Ranks"),),
         )  # fmt: skip
     environment = environments[0]
@@ -72,12 +72,16 @@ def examine(environments: Sequence[Mapping[str, Any]], recipe: Mapping[str, Any]
         if version and known.first <= version < known.before and (not known.rowwise or _is_rowwise(recipe)):
             sentence = f"{known.package} {environment[known.package]} is known for this: {known.what}."
             return Finding(
-                "software", "suspect", sentence, "known_version",
+                step="software", outcome="suspect", sentence=sentence, cause="known_version",
                 suggestion="Update it, or check that the training does not use this.",
                 links=(EvidenceLink("source", known.source, {"address": known.source}),),
             )  # fmt: skip
     listed = ", ".join(f"{name} {environment[name]}" for name in PACKAGES[:4] if environment.get(name))
-    return Finding("software", "clear", f"No version with a known fault ({listed or 'none recorded'}).")
+    return Finding(
+        step="software",
+        outcome="clear",
+        sentence=f"No version with a known fault ({listed or 'none recorded'}).",
+    )
 
 
 def _mixed(environments: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[str]]]:

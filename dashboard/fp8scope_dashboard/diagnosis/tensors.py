@@ -21,7 +21,7 @@ Kind = Literal["delayed", "current", "blocks", "unknown"]
 LONG_HISTORY: Final = 1024
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CataloguedTensor:
     """A tensor of the run; `largest` is that of its format, NaN if it is not FP8."""
 
@@ -33,7 +33,7 @@ class CataloguedTensor:
     numel: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TensorSeries:
     """N steps of T tensors, float64[T, N] each, NaN where nothing was observed.
 
@@ -87,7 +87,7 @@ class TensorSeries:
         return np.array([calls.get(tensor.module, usual) for tensor in self.tensors])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Scaling:
     """How the scale of a tensor follows from its amax: s = M 2^-margin / amax.
 
@@ -111,22 +111,22 @@ def scaling_of(recipe: Mapping[str, Any], role: str) -> Scaling:
     power_of_two = recipe.get("power_of_two") is True
     if kind == "DelayedScaling":
         return Scaling(
-            "delayed",
+            kind="delayed",
             history=int(_number(recipe, "history_length", 16)),
             margin=_number(recipe, "margin", 0),
             interval=int(_number(recipe, "interval", 1)),
             most_recent=recipe.get("amax_compute") == "most_recent",
         )
     if kind == "CurrentScaling":
-        return Scaling("current", margin=_number(recipe, "margin", 0), power_of_two=power_of_two)
+        return Scaling(kind="current", margin=_number(recipe, "margin", 0), power_of_two=power_of_two)
     if kind in ("RowwiseScaling", "BlockScaling", "MXFP8"):
-        return Scaling("blocks", power_of_two=power_of_two or kind == "MXFP8")
+        return Scaling(kind="blocks", power_of_two=power_of_two or kind == "MXFP8")
     if kind == "torchao.float8":
         cast = str(recipe.get(role, ""))
         granularity: Kind = (
             "blocks" if "rowwise" in cast else "current" if "tensorwise" in cast else "unknown"
         )
-        return Scaling(granularity, power_of_two=power_of_two)
+        return Scaling(kind=granularity, power_of_two=power_of_two)
     return Scaling()
 
 

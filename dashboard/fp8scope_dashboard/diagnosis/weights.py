@@ -57,7 +57,11 @@ def examine(
     if moments is not None and np.isfinite(moments.bits).any():
         looked.append(f"the optimizer's state in {int(np.isfinite(moments.bits).sum())} samples")
     if not looked:
-        return Finding("optimizer", "unknown", "Neither weights nor the optimizer's state were observed.")
+        return Finding(
+            step="optimizer",
+            outcome="unknown",
+            sentence="Neither weights nor the optimizer's state were observed.",
+        )
     first = trouble.episodes[0].certain_from if trouble.episodes else None
     if rows is not None and leap is not None and (first is None or leap[0] <= first + SLACK):
         rate = _growth_after(rows, leap[0])
@@ -70,17 +74,31 @@ def examine(
             "the gradients do not."
         )
         return Finding(
-            "optimizer", "cause", sentence, "optimizer_state", high, (), _ADVICE, earliest=low
-        )  # fmt: skip
+            step="optimizer",
+            outcome="cause",
+            sentence=sentence,
+            cause="optimizer_state",
+            onset=high,
+            tensors=(),
+            suggestion=_ADVICE,
+            earliest=low,
+        )
     growth = None if rows is None or first is None else _growth(rows, reference, first)
     if growth is not None and growth >= GROWTH:
         sentence = f"The weights grow {2.0**growth:.0f}-fold up to the trouble at step {first:,}."
         return Finding(
-            "optimizer", "suspect", sentence, "weight_growth", None, (),
-            "Lower the learning rate, or raise the weight decay.",
-        )  # fmt: skip
+            step="optimizer",
+            outcome="suspect",
+            sentence=sentence,
+            cause="weight_growth",
+            onset=None,
+            tensors=(),
+            suggestion="Lower the learning rate, or raise the weight decay.",
+        )
     return Finding(
-        "optimizer", "clear", f"No weight or moment leaps before a trouble ({' and '.join(looked)})."
+        step="optimizer",
+        outcome="clear",
+        sentence=f"No weight or moment leaps before a trouble ({' and '.join(looked)}).",
     )
 
 
@@ -129,7 +147,15 @@ def _grows(rows: TensorSeries, step: int, rate: float) -> Finding:
         "optimizer does not shrink them."
     )
     advice = "Check what changes the weights from this step on, and lower the learning rate."
-    return Finding("optimizer", "cause", sentence, "weight_growth", step, names, advice)
+    return Finding(
+        step="optimizer",
+        outcome="cause",
+        sentence=sentence,
+        cause="weight_growth",
+        onset=step,
+        tensors=names,
+        suggestion=advice,
+    )
 
 
 def _leaps(rows: TensorSeries, step: int, bits: float) -> Finding:
@@ -142,7 +168,16 @@ def _leaps(rows: TensorSeries, step: int, bits: float) -> Finding:
         "learning rate is."
     )
     links = tuple(EvidenceLink("tensor", name, {"tensor": name, "statistic": "amax"}) for name in names)
-    return Finding("optimizer", "cause", sentence, "optimizer_state", step, names, _ADVICE, links)
+    return Finding(
+        step="optimizer",
+        outcome="cause",
+        sentence=sentence,
+        cause="optimizer_state",
+        onset=step,
+        tensors=names,
+        suggestion=_ADVICE,
+        links=links,
+    )
 
 
 def _moments_jump(moments: Moments) -> tuple[int, int, float] | None:

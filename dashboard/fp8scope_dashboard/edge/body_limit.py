@@ -90,7 +90,14 @@ class BodyLimit:
         limit = scope.get(BODY_LIMIT, self._limit)
         caller = scope.get(CALLER)
         project = None if caller is None else caller.project
-        body = _BoundedBody(receive, limit, self._budget, self._seconds, self._rate, project)
+        body = _BoundedBody(
+            receive=receive,
+            limit=limit,
+            budget=self._budget,
+            seconds=self._seconds,
+            rate=self._rate,
+            project=project,
+        )
         declared = declared_length(scope)
         try:
             if declared > limit:

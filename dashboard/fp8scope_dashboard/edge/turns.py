@@ -74,7 +74,7 @@ class _TokenTurns:
     waiting: deque[tuple[asyncio.Future[None], Turn]] = field(default_factory=deque)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Project:
     """A project that sends.
 

@@ -14,7 +14,7 @@ from fp8scope_dashboard.runs import services as runs
 from fp8scope_dashboard.runs.models import Run
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Scores:
     """The scores of one evaluation; see `evaluations.models.Evaluation`."""
 

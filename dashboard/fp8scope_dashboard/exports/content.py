@@ -59,7 +59,7 @@ class ExportedWriter:
     catalogue: Int64s
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ExportContent:
     """A run to export, as it is when the export begins. Columns and tensors that are added later are left
     out.
@@ -238,18 +238,18 @@ def content_of(run: Run, *, with_histograms: bool) -> ExportContent:
     if with_histograms:
         fields += [pa.field("tensor", pa.int32()), pa.field("histogram", pa.list_(pa.float64()))]
     return ExportContent(
-        run.pk,
-        {**_describe(run, tensors, writers), "histograms": histograms, "documents": documents},
-        pa.schema(fields),
-        tuple(
+        run_id=run.pk,
+        description={**_describe(run, tensors, writers), "histograms": histograms, "documents": documents},
+        schema=pa.schema(fields),
+        sources=tuple(
             ExportedWriter(i, writer.uuid, np.asarray(writer.catalogue, np.int64))
             for i, writer in enumerate(writers)
         ),
-        scalars,
-        statistics,
-        tuple(tensor.name for tensor in tensors),
-        with_histograms,
-        run.rows_stored + documents + histograms,
+        scalars=scalars,
+        statistics=statistics,
+        tensors=tuple(tensor.name for tensor in tensors),
+        with_histograms=with_histograms,
+        rows=run.rows_stored + documents + histograms,
     )
 
 

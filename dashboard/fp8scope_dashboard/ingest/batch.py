@@ -29,7 +29,7 @@ NONFINITE = f"{TENSOR}nonfinite"
 STATISTIC_NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Batch:
     """A batch that satisfies every rule that can be checked without the database.
 
@@ -57,7 +57,7 @@ class Batch:
     statistics: tuple[str, ...]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Tally:
     """Totals over the record batches read so far."""
 

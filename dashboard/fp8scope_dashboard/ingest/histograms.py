@@ -35,7 +35,7 @@ COLUMNS = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class HistogramMessage:
     """A message that satisfies every rule that can be checked without the database.
 

@@ -90,7 +90,13 @@ def _to_arrays(rows: Sequence[Mapping[str, Any]], positions: Mapping[str, int]) 
                 if value is not None:
                     matrices[statistic][i, positions[tensor]] = _number(value)
     steps = np.array([_step(row) for row in rows], np.int64)
-    return ChunkData(steps, np.array([_time(row) for row in rows]), values, logged, matrices)
+    return ChunkData(
+        steps=steps,
+        times=np.array([_time(row) for row in rows]),
+        scalars=values,
+        logged=logged,
+        statistics=matrices,
+    )
 
 
 def _object(row: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -20,7 +20,7 @@ from fp8scope_dashboard.wire import limits
 from fp8scope_dashboard.wire.errors import CatalogueGapRefusalError, InvalidError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Ending:
     """The final message of a writer; see docs/wire.md."""
 

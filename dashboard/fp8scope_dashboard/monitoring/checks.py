@@ -18,7 +18,7 @@ DISK_SHARES: Final = (0.1, 0.03)
 CONNECTION_SHARES: Final = (0.8, 0.95)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Check:
     """One measured thing. `advice` says what to do; it is empty if nothing is."""
 
@@ -43,7 +43,7 @@ def worst(checks: Sequence[Check]) -> Tone:
 
 def unanswered(key: str, title: str, seconds: float, advice: str) -> Check:
     """A part of the server that did not answer in time."""
-    return Check(key, title, f"no answer within {seconds:g} s", "danger", advice=advice)
+    return Check(key=key, title=title, value=f"no answer within {seconds:g} s", tone="danger", advice=advice)
 
 
 def queue(name: str, length: int, oldest: float | None) -> Check:
@@ -60,26 +60,26 @@ def queue(name: str, length: int, oldest: float | None) -> Check:
         "(`celery -A fp8scope_dashboard.celery:app worker`), on this or another machine."
     )
     return Check(
-        f"queue_{name}",
-        titles.get(name, name),
-        f"{length:,} task{'s' if length != 1 else ''}",
-        tone,
-        wait,
-        advice if tone != "good" else "",
+        key=f"queue_{name}",
+        title=titles.get(name, name),
+        value=f"{length:,} task{'s' if length != 1 else ''}",
+        tone=tone,
+        detail=wait,
+        advice=advice if tone != "good" else "",
     )
 
 
 def workers(number: int, waiting: int) -> Check:
     """Worker processes that answer; without one, tasks only queue up."""
     if number:
-        return Check("workers", "Workers", "1 answers" if number == 1 else f"{number} answer")
+        return Check(key="workers", title="Workers", value="1 answers" if number == 1 else f"{number} answer")
     return Check(
-        "workers",
-        "Workers",
-        "none answers",
-        "danger" if waiting else "warning",
-        "Data is still stored. Verdicts, alerts and compaction wait." if waiting else "",
-        "Look at logs/worker.log in the data directory, and restart the worker or the server.",
+        key="workers",
+        title="Workers",
+        value="none answers",
+        tone="danger" if waiting else "warning",
+        detail="Data is still stored. Verdicts, alerts and compaction wait." if waiting else "",
+        advice="Look at logs/worker.log in the data directory, and restart the worker or the server.",
     )
 
 
@@ -87,12 +87,12 @@ def compaction(chunks: int, oldest: float | None) -> Check:
     """Batches that are stored as received; `oldest`: seconds since the first of them arrived."""
     tone = tone_of(oldest or 0.0, COMPACTION_SECONDS)
     return Check(
-        "compaction",
-        "Oldest batch that is not compacted",
-        "none" if oldest is None else f"{oldest / 60:.0f} min",
-        tone,
-        f"{chunks:,} batches wait",
-        "Charts become slower, nothing is lost. Look at the queue of comparisons and compaction."
+        key="compaction",
+        title="Oldest batch that is not compacted",
+        value="none" if oldest is None else f"{oldest / 60:.0f} min",
+        tone=tone,
+        detail=f"{chunks:,} batches wait",
+        advice="Charts become slower, nothing is lost. Look at the queue of comparisons and compaction."
         if tone != "good"
         else "",
     )
@@ -102,12 +102,12 @@ def detectors(unread: int, runs: int) -> Check:
     """Runs with rows that the detectors have not read yet, of the runs that send now."""
     is_behind = unread > max(5, runs)
     return Check(
-        "detectors",
-        "Runs with data that no detector has read",
-        f"{unread:,}",
-        "warning" if is_behind else "good",
-        f"{runs:,} run{'s send' if runs != 1 else ' sends'} now",
-        "Alerts are late. Start another worker process." if is_behind else "",
+        key="detectors",
+        title="Runs with data that no detector has read",
+        value=f"{unread:,}",
+        tone="warning" if is_behind else "good",
+        detail=f"{runs:,} run{'s send' if runs != 1 else ' sends'} now",
+        advice="Alerts are late. Start another worker process." if is_behind else "",
     )
 
 
@@ -115,7 +115,7 @@ def ingest(per_minute: Sequence[int], runs: int) -> Check:
     """Messages that were stored in each of the last minutes."""
     rate = sum(per_minute) / max(1, len(per_minute)) / 60.0
     detail = f"in each of the last minutes: {', '.join(map(str, per_minute))}" if runs else "no run sends now"
-    return Check("ingest", "Messages stored", f"{rate:.1f}/s", "neutral", detail)
+    return Check(key="ingest", title="Messages stored", value=f"{rate:.1f}/s", tone="neutral", detail=detail)
 
 
 def disk(name: str, total: int, free: int) -> Check:
@@ -123,13 +123,13 @@ def disk(name: str, total: int, free: int) -> Check:
     share = free / total if total else 0.0
     tone: Tone = "good" if share >= DISK_SHARES[0] else "warning" if share >= DISK_SHARES[1] else "danger"
     return Check(
-        f"disk_{name.replace(' ', '_')}",
-        f"Disk of the {name}",
-        f"{free / 2**30:.1f} GiB free",
-        tone,
-        f"{100 * share:.0f} % of {total / 2**30:.0f} GiB",
-        "Free space, or set the retention in projects' settings. Without space PostgreSQL stops storing; "
-        "agents then keep their data and send it later."
+        key=f"disk_{name.replace(' ', '_')}",
+        title=f"Disk of the {name}",
+        value=f"{free / 2**30:.1f} GiB free",
+        tone=tone,
+        detail=f"{100 * share:.0f} % of {total / 2**30:.0f} GiB",
+        advice="Free space, or set the retention in projects' settings. Without space PostgreSQL stops "
+        "storing; agents then keep their data and send it later."
         if tone != "good"
         else "",
     )
@@ -140,12 +140,12 @@ def connections(used: int, limit: int) -> Check:
     share = used / limit if limit else 0.0
     tone = tone_of(share, CONNECTION_SHARES)
     return Check(
-        "connections",
-        "Connections to PostgreSQL",
-        f"{used} of {limit}",
-        tone,
-        "",
-        "Lower FP8SCOPE_DB_POOL in each web process, or raise max_connections of PostgreSQL."
+        key="connections",
+        title="Connections to PostgreSQL",
+        value=f"{used} of {limit}",
+        tone=tone,
+        detail="",
+        advice="Lower FP8SCOPE_DB_POOL in each web process, or raise max_connections of PostgreSQL."
         if tone != "good"
         else "",
     )

@@ -50,7 +50,7 @@ class ProjectStorage:
     bytes: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Database:
     """PostgreSQL's answers.
 

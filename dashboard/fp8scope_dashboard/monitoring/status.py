@@ -40,7 +40,7 @@ _threads = ThreadPoolExecutor(2, thread_name_prefix="status")
 _lock = threading.Lock()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Status:
     """The state of the server; parts that did not answer are None."""
 
@@ -125,7 +125,7 @@ def _of_broker(broker: Broker | None, workers: list[CeleryWorker] | None) -> lis
     waiting = sum(queue.length for queue in broker.queues)
     memory = f"{broker.memory / 2**20:.0f} MiB, {count(broker.in_progress, 'task')} in progress"
     return [
-        Check("redis", "Redis", "answers", "good", memory),
+        Check(key="redis", title="Redis", value="answers", tone="good", detail=memory),
         checks.workers(len(workers or []), waiting),
         *(checks.queue(queue.name, queue.length, queue.oldest) for queue in broker.queues),
     ]
@@ -139,7 +139,13 @@ def _of_database(database: Database | None) -> list[Check]:
         )
         return [checks.unanswered("postgresql", "PostgreSQL", ANSWER_SECONDS, advice)]
     return [
-        Check("postgresql", "PostgreSQL", "answers", "good", f"{database.bytes / 2**20:,.0f} MiB stored"),
+        Check(
+            key="postgresql",
+            title="PostgreSQL",
+            value="answers",
+            tone="good",
+            detail=f"{database.bytes / 2**20:,.0f} MiB stored",
+        ),
         checks.ingest(database.per_minute, database.sending),
         checks.compaction(database.chunks, database.oldest_chunk),
         checks.detectors(database.unread, database.sending),

@@ -99,7 +99,7 @@ class EntryRow:
         return max(0, len(self.distinct) - MOST_VALUES)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Differences:
     """The entries of several runs by dotted name.
 
@@ -146,7 +146,9 @@ def differences(
     rows = [_row(key, configurations) for key in sorted(keys, key=_rank)]
     differing = [row for row in rows if row.differs]
     shown = rows if everything else differing
-    return Differences(names, tuple(shown[:most]), len(rows), len(differing), everything=everything)
+    return Differences(
+        runs=names, rows=tuple(shown[:most]), total=len(rows), differing=len(differing), everything=everything
+    )
 
 
 def _rank(key: str) -> tuple[int, str]:
@@ -260,4 +262,11 @@ def differences_of(runs: Sequence[Run], *, everything: bool = False) -> Differen
         configurations.append((run.name, {**named, **read}))
     compared = differences(configurations, everything=everything)
     names = tuple(run.name for run in runs if run.pk in unread)
-    return Differences(compared.runs, compared.rows, compared.total, compared.differing, names, everything)
+    return Differences(
+        runs=compared.runs,
+        rows=compared.rows,
+        total=compared.total,
+        differing=compared.differing,
+        unread=names,
+        everything=everything,
+    )

@@ -14,7 +14,7 @@ from fp8scope_dashboard.runs.services import reopen, writer_of
 from fp8scope_dashboard.wire import limits
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TensorEntry:
     """A tensor as described by a writer; see `runs.models.Tensor`."""
 

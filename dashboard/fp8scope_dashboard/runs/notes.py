@@ -78,7 +78,7 @@ def add_artefact(run: Run, name: str, address: str, user: User) -> Artefact:
     return artefact
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class NewArtefact:
     """A link that a training script has sent, or that is imported. `writer`: the process that sent it."""
 

@@ -105,7 +105,7 @@ class LogFile:
                 self.write(line.decode("utf-8", errors="replace").rstrip("\r\n"))
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Child:
     """One supervised process.
 
@@ -204,7 +204,7 @@ def embedded_child(name: str, server: EmbeddedServer, log: LogFile) -> Child:
         server.output = output
         return server.spawn()
 
-    return Child(name, start, log, (server.stop_signal,), server.recover)
+    return Child(name=name, start=start, log=log, stop_signals=(server.stop_signal,), recover=server.recover)
 
 
 def worker_arguments(name: str, queues: Sequence[str]) -> list[str]:

@@ -61,7 +61,7 @@ class ForkServer:
     """
 
     def __init__(self, log: LogFile, cwd: Path, environment: Mapping[str, str]) -> None:
-        self.child = Child("fork_server", self._start, log)
+        self.child = Child(name="fork_server", start=self._start, log=log)
         self._cwd = cwd
         self._environment = environment
         self._control: socket.socket | None = None
@@ -89,7 +89,7 @@ class ForkServer:
         def start(output: int) -> Forked:
             return self._fork(request, (output, *inherit))
 
-        return Child(name, start, log, stop_signals, may_start=self.is_ready)
+        return Child(name=name, start=start, log=log, stop_signals=stop_signals, may_start=self.is_ready)
 
     def read_answers(self, *, wait: bool = False) -> None:
         """Read the answers that have come; with `wait` at least one.

@@ -24,7 +24,7 @@ Float64s = NDArray[np.float64]
 Int64s = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ChunkData:
     """Rows of one writer, in the order in which they were sent.
 
@@ -51,12 +51,12 @@ class ChunkData:
     def rows(self, chosen: slice | NDArray[np.bool_] | Int64s) -> ChunkData:
         """Select rows by a slice, a mask or indices."""
         return ChunkData(
-            self.steps[chosen],
-            self.times[chosen],
-            {name: values[chosen] for name, values in self.scalars.items()},
-            {name: mask[chosen] for name, mask in self.logged.items()},
-            {name: values[chosen] for name, values in self.statistics.items()},
-            None if self.seqs is None else self.seqs[chosen],
+            steps=self.steps[chosen],
+            times=self.times[chosen],
+            scalars={name: values[chosen] for name, values in self.scalars.items()},
+            logged={name: mask[chosen] for name, mask in self.logged.items()},
+            statistics={name: values[chosen] for name, values in self.statistics.items()},
+            seqs=None if self.seqs is None else self.seqs[chosen],
         )
 
 
@@ -135,7 +135,14 @@ def _from_batches(names: Sequence[str], batches: Sequence[pa.RecordBatch]) -> Ch
             statistics[name.removeprefix(TENSOR)] = _matrix(cast("pa.FixedSizeListArray[Any]", column))
         else:
             plain[name] = column.to_numpy(zero_copy_only=False)
-    return ChunkData(plain[STEP], plain[TIME], scalars, logged, statistics, plain.get(SEQ))
+    return ChunkData(
+        steps=plain[STEP],
+        times=plain[TIME],
+        scalars=scalars,
+        logged=logged,
+        statistics=statistics,
+        seqs=plain.get(SEQ),
+    )
 
 
 def _whole(parts: Sequence[pa.Array[Any]]) -> pa.Array[Any]:

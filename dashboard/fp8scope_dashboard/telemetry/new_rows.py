@@ -80,7 +80,7 @@ class Arrived:
     after_gap: tuple[int, datetime] | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Request:
     """The messages first..until - 1 of a writer, and the columns to read of them."""
 
@@ -149,6 +149,16 @@ def _pieces(request: Request, rows: Sequence[tuple[object, ...]], limit: int) ->
         data = decode(body, scalars=request.scalars, statistics=request.statistics)
         seqs = np.full(len(data), seq, np.int64)
         pieces.append(
-            (seq, ChunkData(data.steps, data.times, data.scalars, data.logged, data.statistics, seqs))
+            (
+                seq,
+                ChunkData(
+                    steps=data.steps,
+                    times=data.times,
+                    scalars=data.scalars,
+                    logged=data.logged,
+                    statistics=data.statistics,
+                    seqs=seqs,
+                ),
+            )
         )
     return Pieces(pieces, is_all=len(rows) == rows[0][4])

@@ -58,7 +58,14 @@ def stream(
     """
     for _ in range(MAX_TRIES):
         with suppress(_MovedError):
-            reader = _Reader(run_id, writer, next_seq, until, scalars, statistics)
+            reader = _Reader(
+                run_id=run_id,
+                writer=writer,
+                next_seq=next_seq,
+                until=until,
+                scalars=scalars,
+                statistics=statistics,
+            )
             return list(islice(reader.pieces(limit), limit))
     raise RuntimeError("The store changed during every attempt to read it.")
 
@@ -67,7 +74,7 @@ class _MovedError(Exception):
     """Compaction has moved the data between finding and reading it."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Reader:
     run_id: UUID
     writer: UUID
@@ -147,7 +154,14 @@ class _Reader:
         width = max(1, sum(len(catalogue) if name.startswith(TENSOR) else 1 for name in names))
         for begin, end in _cuts(seqs, low, high, high if whole else max(1, MAX_CELLS // width)):
             chosen = slice(begin, end)
-            data = ChunkData(steps[chosen], times[chosen].view("datetime64[us]"), {}, {}, {}, seqs[chosen])
+            data = ChunkData(
+                steps=steps[chosen],
+                times=times[chosen].view("datetime64[us]"),
+                scalars={},
+                logged={},
+                statistics={},
+                seqs=seqs[chosen],
+            )
             yield self._filled(data, tiles.filter(name__in=names), block.rows, chosen, np.asarray(catalogue))
 
     def _filled(

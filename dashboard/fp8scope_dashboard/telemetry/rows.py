@@ -91,7 +91,7 @@ class Wanted:
     timed: bool = True
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Segment:
     """Rows of one block or chunk.
 
@@ -249,7 +249,7 @@ def _blank(
         values[name] = np.full((1 if is_scalar else len(wanted.tensors), len(steps)), np.nan)
         if is_scalar:
             logged[name] = np.zeros(len(steps), bool)
-    return Segment(span, seqs, steps, times, values, logged)
+    return Segment(span=span, seqs=seqs, steps=steps, times=times, values=values, logged=logged)
 
 
 def _read_chunk(row: tuple[Any, ...], wanted: Wanted, source: Source) -> Segment:
@@ -292,12 +292,12 @@ def join(segments: list[Segment]) -> Segment:
     if len(segments) == 1:
         return segments[0]
     joined = Segment(
-        (segments[0].span[0], max(each.span[1] for each in segments)),
-        lambda: np.concatenate([each.seqs() for each in segments]),
-        np.concatenate([each.steps for each in segments]),
-        np.concatenate([each.times for each in segments]),
-        {n: np.concatenate([each.values[n] for each in segments], axis=1) for n in segments[0].values},
-        {n: np.concatenate([each.logged[n] for each in segments]) for n in segments[0].logged},
+        span=(segments[0].span[0], max(each.span[1] for each in segments)),
+        seqs=lambda: np.concatenate([each.seqs() for each in segments]),
+        steps=np.concatenate([each.steps for each in segments]),
+        times=np.concatenate([each.times for each in segments]),
+        values={n: np.concatenate([each.values[n] for each in segments], axis=1) for n in segments[0].values},
+        logged={n: np.concatenate([each.logged[n] for each in segments]) for n in segments[0].logged},
     )
     # The rows of each segment are already in order.
     if all(before.span[1] < after.span[0] for before, after in pairwise(segments)):
@@ -305,10 +305,10 @@ def join(segments: list[Segment]) -> Segment:
     seqs = joined.seqs()
     order = np.argsort(seqs, kind="stable")
     return Segment(
-        joined.span,
-        lambda: seqs[order],
-        joined.steps[order],
-        joined.times[order],
-        {name: values[:, order] for name, values in joined.values.items()},
-        {name: logged[order] for name, logged in joined.logged.items()},
+        span=joined.span,
+        seqs=lambda: seqs[order],
+        steps=joined.steps[order],
+        times=joined.times[order],
+        values={name: values[:, order] for name, values in joined.values.items()},
+        logged={name: logged[order] for name, logged in joined.logged.items()},
     )

@@ -17,7 +17,7 @@ Interval = tuple[int, int]
 """The first and the last step, both inclusive."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Source:
     """A writer as a source of rows.
 
@@ -85,7 +85,12 @@ def _stored(rows: Sequence[_Row]) -> Stored:
     cuts = cutoffs((attempt, first) for _, _, attempt, first, _, _, _ in rows)
     writers = {
         uuid: Source(
-            uuid, rank, order, attempt, cuts.get(attempt, EVERY_STEP), np.asarray(catalogue, np.int64)
+            uuid=uuid,
+            rank=rank,
+            order=order,
+            attempt=attempt,
+            until=cuts.get(attempt, EVERY_STEP),
+            catalogue=np.asarray(catalogue, np.int64),
         )
         for order, (uuid, rank, attempt, _, _, catalogue, _) in enumerate(rows)
     }

@@ -12,7 +12,7 @@ from fp8scope_dashboard.text.numbers import count, percent
 Form = Literal["text", "markdown", "latex"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunFacts:
     """What is known of a run. Empty texts and None are left out of the paragraph.
 

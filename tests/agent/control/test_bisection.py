@@ -236,7 +236,13 @@ def test_a_gradient_that_is_not_finite_is_the_worst() -> None:
 
 def test_the_table_and_the_document_are_bounded() -> None:
     many = tuple(ProductDeviation(f"layer.{i}", "dgrad", 1.0 / (i + 1), 0.5) for i in range(3000))
-    found = Bisection(many, ProductDeviation("*", "fprop", 0.5, 0.9), 1.0, float("inf"), 2.0)
+    found = Bisection(
+        products=many,
+        total=ProductDeviation("*", "fprop", 0.5, 0.9),
+        loss_bf16=1.0,
+        loss_fp8=float("inf"),
+        seconds=2.0,
+    )
     document = found.document()
     assert len(document["products"]) == 2000 and document["measured"] == 3000
     assert document["loss_fp8"] == "Infinity"

@@ -41,7 +41,14 @@ def rows(draw: st.DrawFn) -> Row:
     # The number of elements is a count.
     matrix[:, 0] = draw(st.lists(st.integers(0, 9), min_size=tensors, max_size=tensors))
     moment = draw(st.integers(0, 2**52))
-    return Row(draw(st.integers(0, 2**62)), moment, draw(st.integers(0, 9)), draw(scalars), matrix, extras)
+    return Row(
+        step=draw(st.integers(0, 2**62)),
+        time_us=moment,
+        dropped=draw(st.integers(0, 9)),
+        scalars=draw(scalars),
+        statistics=matrix,
+        extras=extras,
+    )
 
 
 def encode(batch: list[Row]) -> EncodedBatch:
@@ -64,8 +71,10 @@ def known_values(row: Row) -> int:
 
 def test_it_works() -> None:
     matrix = np.array([[8.0, 3.5, 2.0, 1, 2, 3, 4], [0.0] * 7])
-    first = Row(1, 1_700_000_000_000_000, 0, {"loss": 2.0}, matrix)
-    second = Row(2, 1_700_000_000_500_000, 5, {"lr": float("nan")}, EMPTY)
+    first = Row(step=1, time_us=1_700_000_000_000_000, dropped=0, scalars={"loss": 2.0}, statistics=matrix)
+    second = Row(
+        step=2, time_us=1_700_000_000_500_000, dropped=5, scalars={"lr": float("nan")}, statistics=EMPTY
+    )
     batch = encode([first, second])
     found = read_batch(batch.body, CONTENT_TYPE)
     assert (batch.rows, batch.points) == (2, 9) and found["points"] == 9
@@ -131,7 +140,10 @@ import hashlib, sys
 import numpy as np
 from fp8scope.delivery.arrow_encoding import encode_batch
 from fp8scope.recording.records import Row
-rows = [Row(i, i, 0, {"loss": i / 7}, np.arange(i * 7.0).reshape(i, 7)) for i in range(1, 50)]
+rows = [
+    Row(step=i, time_us=i, dropped=0, scalars={"loss": i / 7}, statistics=np.arange(i * 7.0).reshape(i, 7))
+    for i in range(1, 50)
+]
 names = ("numel", "amax", "scale", "saturated", "underflow", "subnormal", "nonfinite")
 print(hashlib.sha256(encode_batch(rows, names, run="r", writer="w", seq=1).body).hexdigest())
 print("pandas" in sys.modules, "pyarrow.compute" in sys.modules)
@@ -155,7 +167,16 @@ def test_the_same_rows_are_the_same_bytes_in_another_process() -> None:
 
 
 def test_a_batch_is_compressed() -> None:
-    batch = [Row(step, step, 0, {}, np.tile([64.0, 1, 1, 0, 0, 0, 0], (500, 1))) for step in range(20)]
+    batch = [
+        Row(
+            step=step,
+            time_us=step,
+            dropped=0,
+            scalars={},
+            statistics=np.tile([64.0, 1, 1, 0, 0, 0, 0], (500, 1)),
+        )
+        for step in range(20)
+    ]
     assert len(encode(batch).body) < 20 * 500 * 7 * 8 / 20
     with pa.ipc.open_stream(encode(batch).body) as stream:
         assert stream.read_all().num_rows == 20

@@ -77,7 +77,7 @@ def test_a_fault_loses_and_doubles_nothing(
         rest = send_spool(report.directory, settings, 10.0)
         assert rest.problem == "" and not report.directory.exists()
         finish = server.run.finish
-        report = FinishReport(True, finish["rows_sent"], finish["points_sent"])
+        report = FinishReport(complete=True, rows_sent=finish["rows_sent"], points_sent=finish["points_sent"])
     assert_stored_once(server, report, 30)
 
 

@@ -33,14 +33,21 @@ def spool() -> Iterator[Spool]:
 
 def record(spool: Spool, step: int) -> None:
     spool.append(
-        RecordKind.ROW, Row(step, 1_767_225_600_000_000, 0, {"loss": 1.0}, np.zeros((0, 7))).encode()
+        RecordKind.ROW,
+        Row(
+            step=step,
+            time_us=1_767_225_600_000_000,
+            dropped=0,
+            scalars={"loss": 1.0},
+            statistics=np.zeros((0, 7)),
+        ).encode(),
     )
 
 
 def sender_of(spool: Spool, settings: Settings) -> Sender:
     writer = str(uuid.uuid4())
     patient = replace(settings, interval=INTERVAL, heartbeat_seconds=INTERVAL)
-    return Sender(str(uuid.uuid4()), spool, Cursor(None, SendProgress(writer)), patient, Guard())
+    return Sender(str(uuid.uuid4()), spool, Cursor(None, SendProgress(writer=writer)), patient, Guard())
 
 
 def pause_after_a_batch(spool: Spool, settings: Settings, server: WireServer) -> float:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from agent.helpers.wire_server import WireServer
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Fault:
     """What to do instead of a proper answer.
 

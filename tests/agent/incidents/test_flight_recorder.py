@@ -79,7 +79,10 @@ def test_a_critical_alert_keeps_the_steps(server: WireServer, settings: Settings
 
 @pytest.mark.parametrize(("onset", "target"), [(30, 45), (47, 50), (60, 60), (61, 60)])
 def test_the_target_is_the_recorded_step_nearest_to_the_onset(onset: int, target: int) -> None:
-    rows = [Row(step, 0, 0, {"loss": 2.0}, np.zeros((0, 1))) for step in range(45, 65, 5)]
+    rows = [
+        Row(step=step, time_us=0, dropped=0, scalars={"loss": 2.0}, statistics=np.zeros((0, 1)))
+        for step in range(45, 65, 5)
+    ]
     assert target_of(rows, onset) == target
 
 
@@ -199,10 +202,16 @@ def test_a_warning_keeps_the_snapshot_before_its_onset(
     run = begin(settings)
     for number in trained(run, 95):
         if number == 35:
-            run.flight.take_alert(fp8scope.Alert(1, "loss_spike", "warning", "", step=34, onset_step=25))
+            run.flight.take_alert(
+                fp8scope.Alert(
+                    id=1, kind="loss_spike", severity="warning", message="", step=34, onset_step=25
+                )
+            )
         if number == 92:
             run.flight.take_alert(
-                fp8scope.Alert(2, "loss_not_finite", "critical", "", step=91, onset_step=91)
+                fp8scope.Alert(
+                    id=2, kind="loss_not_finite", severity="critical", message="", step=91, onset_step=91
+                )
             )
     run.finish()
     (folder,) = incidents(settings)

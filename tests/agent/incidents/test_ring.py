@@ -7,7 +7,7 @@ from fp8scope.recording.records import Row
 
 
 def row(step: int) -> Row:
-    return Row(step, 0, 0, {"loss": 1.0 / step}, np.ones((2, 7)))
+    return Row(step=step, time_us=0, dropped=0, scalars={"loss": 1.0 / step}, statistics=np.ones((2, 7)))
 
 
 def test_it_works() -> None:

@@ -46,9 +46,20 @@ def test_signs_are_in_the_order_of_their_steps() -> None:
         statistics = np.zeros((2, 7))
         statistics[:, 0], statistics[:, 1] = 100, 1.0
         statistics[1, 3] = 50 if step >= 60 else 0
-        rows.append(Row(step, 0, 0, {"loss": 9.0 if step >= 70 else 2.0}, statistics))
+        rows.append(
+            Row(
+                step=step,
+                time_us=0,
+                dropped=0,
+                scalars={"loss": 9.0 if step >= 70 else 2.0},
+                statistics=statistics,
+            )
+        )
     found = signs(rows, ["a", "b"], STATISTICS)
     assert [(sign.step, sign.name) for sign in found] == [(60, "b saturated rate"), (70, "loss")]
     assert found[1].sentence() == "loss went from 2 to 9"
     # A tensor that appears late is described from its first step on.
-    assert signs([Row(1, 0, 0, {}, np.zeros((0, 7)))], ["a"], STATISTICS) == []
+    assert (
+        signs([Row(step=1, time_us=0, dropped=0, scalars={}, statistics=np.zeros((0, 7)))], ["a"], STATISTICS)
+        == []
+    )

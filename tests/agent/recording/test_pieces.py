@@ -40,7 +40,14 @@ def payloads(spool: Spool) -> list[bytes]:
 
 def row(step: int, tensors: int = 3) -> Row:
     statistics = np.arange(tensors * 8, dtype=np.float64).reshape(tensors, 8) + step
-    return Row(step, 10 * step, 0, {"loss": 1.0 / step}, statistics, {"sq_error": statistics[:, 0].copy()})
+    return Row(
+        step=step,
+        time_us=10 * step,
+        dropped=0,
+        scalars={"loss": 1.0 / step},
+        statistics=statistics,
+        extras={"sq_error": statistics[:, 0].copy()},
+    )
 
 
 def test_it_works(tmp_path: Path) -> None:
@@ -74,9 +81,16 @@ def test_however_it_lies_in_memory(scalars: dict[str, float], matrix: np.ndarray
         "strided": np.repeat(matrix, 2, axis=1)[:, ::2],
         "big-endian": matrix.astype(">f8"),
     }[layout]
-    one = Row(7, 8, 9, scalars, statistics, {"extra": statistics[:, 0] if matrix.shape[1] else np.zeros(0)})
+    one = Row(
+        step=7,
+        time_us=8,
+        dropped=9,
+        scalars=scalars,
+        statistics=statistics,
+        extras={"extra": statistics[:, 0] if matrix.shape[1] else np.zeros(0)},
+    )
     if not matrix.shape[1]:
-        one = Row(7, 8, 9, scalars, statistics)
+        one = Row(step=7, time_us=8, dropped=9, scalars=scalars, statistics=statistics)
     assert size_of(one.pieces()) == len(one.encode())
     read = Row.decode(one.encode())
     assert read.scalars == scalars

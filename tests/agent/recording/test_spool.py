@@ -172,21 +172,21 @@ def test_others_may_remove_spools_while_one_looks_for_them(tmp_path: Path) -> No
 
 def test_a_cursor_survives_being_torn(tmp_path: Path) -> None:
     path = tmp_path / "cursor"
-    cursor = Cursor(path, SendProgress("writer"))
+    cursor = Cursor(path, SendProgress(writer="writer"))
     for seq in range(1, 6):
         cursor.progress.seq = seq
         cursor.save(durable=seq % 2 == 0)
     cursor.close()
     whole = path.read_bytes()
     assert len(whole) == 8192
-    reopened = Cursor(path, SendProgress("another"))
+    reopened = Cursor(path, SendProgress(writer="another"))
     assert (reopened.progress.seq, reopened.progress.writer) == (5, "writer")
     reopened.close()
     for slot, expected in ((0, {4, 5}), (1, {4, 5})):
         torn = bytearray(whole)
         torn[slot * 4096 + 20] ^= 0xFF
         path.write_bytes(torn)
-        damaged = Cursor(path, SendProgress("another"))
+        damaged = Cursor(path, SendProgress(writer="another"))
         assert damaged.progress.seq in expected and damaged.progress.writer == "writer"
         damaged.close()
 

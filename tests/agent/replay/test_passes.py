@@ -38,10 +38,14 @@ def test_gradients_that_are_not_finite() -> None:
 
 def test_a_finding_says_what_differs() -> None:
     def said(replayed: float, repeated: float) -> str:
-        finding = ReplayResult(37, replayed, replayed, repeatable=False, repeated=repeated)
+        finding = ReplayResult(
+            step=37, recorded=replayed, replayed=replayed, repeatable=False, repeated=repeated
+        )
         assert finding.parted is None and finding.product is None
         return " ".join(finding.sentences())
 
     assert "loss 2.5, then 1.5" in said(2.5, 1.5)
     assert "the gradient differs" in said(2.5, 2.5)
-    assert "not repeatable" not in " ".join(ReplayResult(37, 2.5, 2.5, repeatable=True).sentences())
+    assert "not repeatable" not in " ".join(
+        ReplayResult(step=37, recorded=2.5, replayed=2.5, repeatable=True).sentences()
+    )

@@ -40,7 +40,7 @@ def add(project: Project, **document: Any) -> Rule:
 def scalar(project: Project, name: str = "grad_norm", first: int = 50, last: int = 60) -> Run:
     run = make_run(project)
     values = np.where((first <= STEPS) & (last > STEPS), 20.0, 1.0)
-    Recorder(run).rows(STEPS, {"loss": np.ones(100), name: values})
+    Recorder(run=run).rows(STEPS, {"loss": np.ones(100), name: values})
     return run
 
 
@@ -61,7 +61,7 @@ def test_follows_the_tensors_that_match_a_pattern(project: Project) -> None:
     saturated = np.zeros((100, 4))
     saturated[20:] = [90.0, 100.0, 80.0, 100.0]
     numbers = {"saturated": saturated, "nonfinite": np.zeros((100, 4)), "numel": np.full((100, 4), 100.0)}
-    Recorder(run, tensors=TENSORS).rows(STEPS, {"loss": np.ones(100)}, numbers)
+    Recorder(run=run, tensors=TENSORS).rows(STEPS, {"loss": np.ones(100)}, numbers)
     (event,) = evaluate(run.id)
     names = [tensor["name"] for tensor in event.evidence["tensors"]]
     assert names == ["blocks.0.up.input", "blocks.1.up.input"] and event.onset_step == 21
@@ -81,7 +81,7 @@ def test_a_built_in_rule_of_a_run_replaces_the_projects(project: Project) -> Non
         rule_documents.parse(project, {"kind": "loss_not_finite", "run": str(run.id), "severity": "warning"})
     )
     for each in (run, other):
-        Recorder(each).rows(STEPS, {"loss": np.where(STEPS < 50, 1.0, np.nan)})
+        Recorder(run=each).rows(STEPS, {"loss": np.where(STEPS < 50, 1.0, np.nan)})
     assert [event.severity for event in evaluate(run.id)] == ["warning"]
     assert [event.severity for event in evaluate(other.id)] == ["critical"]
 
@@ -94,7 +94,7 @@ def test_a_changed_rule_starts_again_and_resolves_its_alert(project: Project) ->
     rule_store.save(draft, rule)
     event.refresh_from_db()
     assert event.state == "resolved" and event.history.last().text == "The rule was changed."  # type: ignore[union-attr]
-    Recorder(run, attempt=1).rows(STEPS + 100, {"loss": np.ones(100), "grad_norm": np.full(100, 20.0)})
+    Recorder(run=run, attempt=1).rows(STEPS + 100, {"loss": np.ones(100), "grad_norm": np.full(100, 20.0)})
     assert evaluate(run.id) == []
 
 
@@ -102,7 +102,7 @@ def test_an_alert_of_a_former_definition_ends_with_the_next_rows(project: Projec
     """Also if the rule was changed while its run was evaluated, so that nobody resolved the alert."""
     rule = add(project)
     run = make_run(project)
-    recorder = Recorder(run)
+    recorder = Recorder(run=run)
     recorder.rows(STEPS, {"loss": np.ones(100), "grad_norm": np.full(100, 20.0)})
     (event,) = evaluate(run.id)
     Rule.objects.filter(pk=rule.pk).update(parameters=rule.parameters | {"value": 50.0})

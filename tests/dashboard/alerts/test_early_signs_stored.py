@@ -38,7 +38,7 @@ def test_it_works(project: Project, rows_per_batch: int) -> None:
         "sq_error": sampled(1e-3, 8.0),
         "sq_signal": sampled(1.0, 1.0),
     }
-    recorder = Recorder(run, tensors=NAMES)
+    recorder = Recorder(run=run, tensors=NAMES)
     recorder.rows(steps, {"loss": np.full(len(steps), 2.0)}, statistics, rows_per_batch=rows_per_batch)
     evaluate(run.id)
     # Both rules see the same tensor at the same step, so they are one alert.

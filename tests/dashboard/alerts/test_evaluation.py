@@ -38,7 +38,7 @@ def kinds(run: Run) -> list[str]:
 
 def test_it_works(project: Project) -> None:
     run = make_run(project)
-    recorder = Recorder(run)
+    recorder = Recorder(run=run)
     losses = noisy_loss(0)
     losses[200:] = np.nan
     recorder.rows(STEPS, {"loss": losses})
@@ -53,7 +53,7 @@ def test_it_works(project: Project) -> None:
 
 def test_a_healthy_run_has_no_event(project: Project) -> None:
     run = make_run(project)
-    Recorder(run).rows(STEPS, {"loss": noisy_loss(1)})
+    Recorder(run=run).rows(STEPS, {"loss": noisy_loss(1)})
     assert evaluate(run.id) == []
     assert DetectorState.objects.get(run=run, writer=RUN_WIDE).rows == 300
 
@@ -65,7 +65,7 @@ def test_the_result_does_not_depend_on_when_it_is_evaluated(project: Project) ->
     events = []
     for rows_per_batch, often in ((300, False), (7, True)):
         run = make_run(project)
-        recorder = Recorder(run)
+        recorder = Recorder(run=run)
         for first in range(0, 300, 50):
             part = slice(first, first + 50)
             recorder.rows(STEPS[part], {"loss": losses[part]}, rows_per_batch=rows_per_batch)
@@ -83,7 +83,7 @@ def test_an_event_resolves_when_the_run_recovers(project: Project) -> None:
     run = make_run(project)
     losses = noisy_loss(3)
     losses[100:105] = np.nan
-    Recorder(run).rows(STEPS, {"loss": losses})
+    Recorder(run=run).rows(STEPS, {"loss": losses})
     evaluate(run.id)
     event = Event.objects.get(run=run)
     assert event.kind == "loss_not_finite" and event.state == EventState.RESOLVED
@@ -97,7 +97,7 @@ def test_a_diverging_run_has_few_events(project: Project) -> None:
     losses[220:] = np.nan
     for _ in range(3):
         evaluate(run.id)
-    Recorder(run).rows(STEPS, {"loss": losses})
+    Recorder(run=run).rows(STEPS, {"loss": losses})
     evaluate(run.id)
     assert set(kinds(run)) <= {"loss_spike", "loss_divergence", "loss_not_finite"}
     assert len(kinds(run)) == len(set(kinds(run)))
@@ -106,24 +106,24 @@ def test_a_diverging_run_has_few_events(project: Project) -> None:
 def test_a_run_above_its_baseline_opens_one_event(project: Project) -> None:
     for seed in range(3):
         baseline = make_run(project, group="bf16", state="finished")
-        Recorder(baseline).rows(STEPS, {"loss": noisy_loss(seed, sd=0.002)})
+        Recorder(run=baseline).rows(STEPS, {"loss": noisy_loss(seed, sd=0.002)})
     run = make_run(project, baseline="bf16")
-    Recorder(run).rows(STEPS, {"loss": noisy_loss(9, sd=0.002) * np.where(STEPS > 200, 1.1, 1.0)})
+    Recorder(run=run).rows(STEPS, {"loss": noisy_loss(9, sd=0.002) * np.where(STEPS > 200, 1.1, 1.0)})
     (event,) = evaluate(run.id)
     assert event.kind == "above_baseline"
     assert 200 < event.onset_step <= 205 and event.step - event.onset_step < 40
     assert len(event.evidence["baseline"]) == 3
     healthy = make_run(project, baseline="bf16")
-    Recorder(healthy).rows(STEPS, {"loss": noisy_loss(10, sd=0.002)})
+    Recorder(run=healthy).rows(STEPS, {"loss": noisy_loss(10, sd=0.002)})
     assert evaluate(healthy.id) == []
 
 
 def test_waits_for_a_running_baseline(project: Project) -> None:
     baseline = make_run(project, group="bf16")
-    slow = Recorder(baseline)
+    slow = Recorder(run=baseline)
     slow.rows(STEPS[:50], {"loss": noisy_loss(0)[:50]})
     run = make_run(project, baseline="bf16")
-    Recorder(run).rows(STEPS, {"loss": noisy_loss(1) * np.where(STEPS > 100, 1.2, 1.0)})
+    Recorder(run=run).rows(STEPS, {"loss": noisy_loss(1) * np.where(STEPS > 100, 1.2, 1.0)})
     evaluate(run.id)
     assert "above_baseline" not in kinds(run)
     assert run.id in unread_runs()
@@ -137,11 +137,11 @@ def test_waits_for_a_running_baseline(project: Project) -> None:
 def test_aligns_runs_of_different_batch_sizes_on_tokens(project: Project) -> None:
     steps = np.arange(1, 801)
     baseline = make_run(project, group="bf16", state="finished")
-    Recorder(baseline).rows(steps, {"loss": noisy_loss(0, steps), "tokens": steps * 100.0})
+    Recorder(run=baseline).rows(steps, {"loss": noisy_loss(0, steps), "tokens": steps * 100.0})
     run = make_run(project, baseline="bf16")
     # Twice the batch: its step 50 has seen what the baseline had at step 100.
     losses = noisy_loss(0, steps)[1::2] * np.where(steps[:400] > 250, 1.1, 1.0)
-    Recorder(run).rows(steps[:400], {"loss": losses, "tokens": steps[:400] * 200.0})
+    Recorder(run=run).rows(steps[:400], {"loss": losses, "tokens": steps[:400] * 200.0})
     (event,) = [event for event in evaluate(run.id) if event.kind == "above_baseline"]
     assert 250 < event.onset_step <= 255
 
@@ -149,7 +149,7 @@ def test_aligns_runs_of_different_batch_sizes_on_tokens(project: Project) -> Non
 def test_saturating_tensors_are_one_event(project: Project) -> None:
     run = make_run(project)
     names = [f"blocks.{i}.mlp.up.input" for i in range(40)]
-    recorder = Recorder(run, tensors=names)
+    recorder = Recorder(run=run, tensors=names)
     saturated = np.zeros((300, 40))
     saturated[100:, :] = 100.0 * np.arange(1, 41)
     recorder.rows(
@@ -173,7 +173,7 @@ def test_saturating_tensors_are_one_event(project: Project) -> None:
 
 def test_waits_for_a_missing_message_and_then_continues(project: Project) -> None:
     run = make_run(project)
-    recorder = Recorder(run)
+    recorder = Recorder(run=run)
     recorder.rows(STEPS[:20], {"loss": noisy_loss(0)[:20]})
     recorder.seq += 1  # a message that never comes
     losses = noisy_loss(0)[20:]
@@ -187,7 +187,7 @@ def test_waits_for_a_missing_message_and_then_continues(project: Project) -> Non
 
 def test_the_seq_of_an_evaluation_is_not_a_gap(project: Project) -> None:
     run = make_run(project)
-    recorder = Recorder(run)
+    recorder = Recorder(run=run)
     recorder.rows(STEPS[:20], {"loss": noisy_loss(0)[:20]})
     recorder.evaluation(20, [1.0, 0.0])
     recorder.rows([21], {"loss": [np.nan]})
@@ -196,7 +196,7 @@ def test_the_seq_of_an_evaluation_is_not_a_gap(project: Project) -> None:
 
 def test_the_same_condition_on_many_ranks_is_one_event(project: Project) -> None:
     run = make_run(project)
-    recorders = [Recorder(run, rank=rank) for rank in range(3)]
+    recorders = [Recorder(run=run, rank=rank) for rank in range(3)]
     losses = noisy_loss(0)
     losses[100:] = np.nan
     for recorder in recorders:
@@ -206,7 +206,7 @@ def test_the_same_condition_on_many_ranks_is_one_event(project: Project) -> None
 
 def test_an_event_stays_open_while_any_rank_detects_it(project: Project) -> None:
     run = make_run(project)
-    first, second = Recorder(run, rank=0), Recorder(run, rank=1)
+    first, second = Recorder(run=run, rank=0), Recorder(run=run, rank=1)
     broken = np.full(300, np.nan)
     healed = noisy_loss(0)
     healed[0] = np.nan
@@ -219,7 +219,7 @@ def test_an_event_stays_open_while_any_rank_detects_it(project: Project) -> None
 def test_a_disabled_rule_finds_nothing(project: Project) -> None:
     Rule.objects.filter(project=project).update(enabled=False)
     run = make_run(project)
-    Recorder(run).rows(STEPS, {"loss": np.full(300, np.nan)})
+    Recorder(run=run).rows(STEPS, {"loss": np.full(300, np.nan)})
     assert evaluate(run.id) == []
 
 
@@ -234,7 +234,7 @@ def test_ignores_a_deleted_run(project: Project) -> None:
 def test_concurrent_workers_open_no_event_twice() -> None:
     project = create_project("default", "Default")
     run = make_run(project)
-    recorder = Recorder(run)
+    recorder = Recorder(run=run)
     losses = noisy_loss(0)
     losses[100:] = np.nan
     failures: list[BaseException] = []
@@ -265,7 +265,7 @@ def test_concurrent_workers_open_no_event_twice() -> None:
 def test_a_worker_that_dies_leaves_a_consistent_state(monkeypatch: pytest.MonkeyPatch) -> None:
     project = create_project("default", "Default")
     run = make_run(project)
-    recorder = Recorder(run)
+    recorder = Recorder(run=run)
     recorder.rows(STEPS[:20], {"loss": np.full(20, np.nan)})
     with monkeypatch.context() as patched:
         patched.setattr("fp8scope_dashboard.alerts.delivery.outbox.enqueue", _die)
@@ -290,11 +290,11 @@ def test_compares_runs_that_log_at_other_steps(project: Project) -> None:
     """One logs at 5, 15, 25, ..., the other at 10, 20, 30, ...: the baseline is interpolated."""
     steps = np.arange(10, 6001, 10)
     baseline = make_run(project, group="bf16", state="finished")
-    Recorder(baseline).rows(steps, {"loss": 2.0 + noisy_loss(0, steps, sd=0.005) / 10.0})
+    Recorder(run=baseline).rows(steps, {"loss": 2.0 + noisy_loss(0, steps, sd=0.005) / 10.0})
     for raised in (1.0, 1.05):
         run = make_run(project, baseline="bf16")
         late = np.where(steps > 3000, raised, 1.0)
-        Recorder(run).rows(steps - 5, {"loss": late * (2.0 + noisy_loss(1, steps - 5, sd=0.005) / 10.0)})
+        Recorder(run=run).rows(steps - 5, {"loss": late * (2.0 + noisy_loss(1, steps - 5, sd=0.005) / 10.0)})
         evaluate(run.id)
         assert ("above_baseline" in kinds(run)) is (raised > 1.0)
         assert baseline_state(run)["interpolates"] and baseline_state(run)["note"] == ""
@@ -302,9 +302,9 @@ def test_compares_runs_that_log_at_other_steps(project: Project) -> None:
 
 def test_says_that_runs_cannot_be_compared(project: Project) -> None:
     baseline = make_run(project, group="bf16", state="finished")
-    Recorder(baseline).rows([1, 5000], {"loss": [2.0, 2.0]})
+    Recorder(run=baseline).rows([1, 5000], {"loss": [2.0, 2.0]})
     run = make_run(project, baseline="bf16")
-    Recorder(run).rows(STEPS + 50, {"loss": noisy_loss(1)})
+    Recorder(run=run).rows(STEPS + 50, {"loss": noisy_loss(1)})
     evaluate(run.id)
     assert baseline_state(run)["note"].startswith("Cannot compare: run and its baseline have no losses")
     assert unjudged(run) == [baseline_state(run)["note"]] and unjudged(baseline) == []
@@ -317,7 +317,7 @@ def test_says_that_a_run_is_too_short_to_compare(project: Project) -> None:
     baseline = make_run(project, group="bf16", state="finished")
     run = make_run(project, baseline="bf16")
     for each in (baseline, run):
-        Recorder(each).rows(STEPS[:38], {"loss": noisy_loss(0, STEPS[:38])})
+        Recorder(run=each).rows(STEPS[:38], {"loss": noisy_loss(0, STEPS[:38])})
     evaluate(run.id)
     assert unjudged(run) == []
     Run.objects.filter(pk=run.pk).update(state="finished")
@@ -332,21 +332,21 @@ def test_a_schedule_of_another_length_raises_no_alarm(project: Project) -> None:
         return noisy_loss(seed, sd=0.005) - 0.5 * STEPS / planned
 
     baseline = make_run(project, group="bf16", state="finished", total_steps=300)
-    Recorder(baseline).rows(STEPS, {"loss": loss(0, 300)})
+    Recorder(run=baseline).rows(STEPS, {"loss": loss(0, 300)})
     longer = make_run(project, baseline="bf16", total_steps=330)
-    Recorder(longer).rows(STEPS, {"loss": loss(1, 330)})
+    Recorder(run=longer).rows(STEPS, {"loss": loss(1, 330)})
     evaluate(longer.id)
     assert kinds(longer) == []
     assert baseline_state(longer)["note"].startswith("The schedules differ: 330 steps in this run, 300 in")
     broken = make_run(project, baseline="bf16", total_steps=330)
-    Recorder(broken).rows(STEPS, {"loss": loss(1, 330) * np.where(STEPS > 200, 1.4, 1.0)})
+    Recorder(run=broken).rows(STEPS, {"loss": loss(1, 330) * np.where(STEPS > 200, 1.4, 1.0)})
     evaluate(broken.id)
     assert "above_baseline" in kinds(broken) or "loss_divergence" in kinds(broken)
 
 
 def test_an_upgrade_adds_the_new_rules_and_resolves_an_old_saturation(project: Project) -> None:
     run = make_run(project)
-    recorder = Recorder(run, tensors=["blocks.0.input"])
+    recorder = Recorder(run=run, tensors=["blocks.0.input"])
     counts = {"saturated": np.full((60, 1), 50.0), "numel": np.full((60, 1), 1000.0)}
     recorder.rows(STEPS[:60], {"loss": noisy_loss(0)[:60]}, counts)
     (event,) = evaluate(run.id)
@@ -371,7 +371,7 @@ def test_an_upgrade_adds_the_new_rules_and_resolves_an_old_saturation(project: P
 
 def test_an_open_alert_of_the_earlier_loss_detectors_ends_and_they_read_on(project: Project) -> None:
     run = make_run(project)
-    recorder = Recorder(run)
+    recorder = Recorder(run=run)
     losses = noisy_loss(0)
     losses[200:] *= 2.0
     recorder.rows(STEPS[:250], {"loss": losses[:250]})
@@ -396,7 +396,7 @@ def test_a_divergence_begins_with_the_spike_that_it_follows(project: Project) ->
     run = make_run(project)
     losses = noisy_loss(3)
     losses[220:] += np.concatenate([np.full(6, 0.4), np.full(74, 2.0)])
-    Recorder(run).rows(STEPS, {"loss": losses})
+    Recorder(run=run).rows(STEPS, {"loss": losses})
     spike, divergence = sorted(evaluate(run.id), key=lambda event: event.step)
     assert (spike.kind, divergence.kind) == ("loss_spike", "loss_divergence")
     assert divergence.onset_step == spike.onset_step == 221
@@ -409,6 +409,6 @@ def test_an_early_divergence_is_an_alert_at_its_first_step(project: Project) -> 
     run = make_run(project)
     losses = noisy_loss(4)
     losses[62:] = 138.7
-    Recorder(run).rows(STEPS, {"loss": losses})
+    Recorder(run=run).rows(STEPS, {"loss": losses})
     onsets = {event.kind: event.onset_step for event in evaluate(run.id)}
     assert onsets["loss_divergence"] == 63 == onsets.get("loss_spike", 63)

@@ -46,7 +46,7 @@ def faulty_runs(project: Project, count: int) -> list[Run]:
     loss = np.where(np.arange(30) < 20, 2.0, np.nan)
     runs = [make_run(project, f"run {i}") for i in range(count)]
     for run in runs:
-        Recorder(run).rows(np.arange(30), {"loss": loss}, rows_per_batch=10)
+        Recorder(run=run).rows(np.arange(30), {"loss": loss}, rows_per_batch=10)
     assert notifications.flush()
     return runs
 
@@ -114,7 +114,7 @@ def test_leaves_a_run_to_the_worker_that_evaluates_it(project: Project, client: 
     busy, free = faulty_runs(project, 2)
     evaluator.evaluate_all([busy.pk, free.pk])
     for run in (busy, free):
-        Recorder(run, rank=1).rows(np.arange(30), {"loss": np.full(30, 2.0)})
+        Recorder(run=run, rank=1).rows(np.arange(30), {"loss": np.full(30, 2.0)})
     with held(busy):
         assert evaluator.evaluate_all([busy.pk, free.pk]) == [busy.pk]
     assert unread_runs() == [busy.pk]
@@ -127,7 +127,7 @@ def test_an_urgent_run_that_another_worker_evaluates_stays_urgent(
     """That one may have begun before the rows arrived that make it urgent."""
     (run,) = faulty_runs(project, 1)
     evaluator.evaluate_all([run.pk])
-    Recorder(run, rank=1).rows(np.arange(30), {"loss": np.full(30, 2.0)})
+    Recorder(run=run, rank=1).rows(np.arange(30), {"loss": np.full(30, 2.0)})
     assert notifications.flush()
     client.delete(notifications.WAITING_RUNS)
     client.zadd(notifications.URGENT_RUNS, {str(run.pk): time.time()})
@@ -166,7 +166,7 @@ def test_the_number_of_queries_does_not_grow_with_the_runs(project: Project, cli
     for number in (2, 12):
         runs = [make_run(project) for _ in range(number)]
         for run in runs:
-            Recorder(run).rows(np.arange(20), {"loss": np.full(20, 2.0)})
+            Recorder(run=run).rows(np.arange(20), {"loss": np.full(20, 2.0)})
         with CaptureQueriesContext(connection) as queries:
             evaluator.evaluate_all([run.pk for run in runs])
         counts.append(len(queries))

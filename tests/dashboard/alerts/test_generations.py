@@ -37,12 +37,12 @@ class Training:
     recorder: Recorder = field(init=False)
 
     def __post_init__(self) -> None:
-        self.recorder = Recorder(self.run, tensors=TENSORS)
+        self.recorder = Recorder(run=self.run, tensors=TENSORS)
 
     def resume(self, step: int) -> None:
         """Another process continues from a step."""
         self.attempt, self.step = self.attempt + 1, step
-        self.recorder = Recorder(self.run, tensors=TENSORS, attempt=self.attempt)
+        self.recorder = Recorder(run=self.run, tensors=TENSORS, attempt=self.attempt)
 
     def train(self, fault: str = "") -> range:
         """Train LENGTH steps. Returns the steps at fault."""
@@ -100,7 +100,7 @@ def test_a_fault_of_a_restart_without_a_new_attempt_number_is_found(project: Pro
     training = Training(make_run(project))
     training.train("nan")
     evaluate(training.run.id)
-    training.recorder = Recorder(training.run, tensors=TENSORS)
+    training.recorder = Recorder(run=training.run, tensors=TENSORS)
     training.step = 0
     training.train("nan")
     assert [event.generation for event in evaluate(training.run.id)] == ["0+1"]
@@ -109,7 +109,7 @@ def test_a_fault_of_a_restart_without_a_new_attempt_number_is_found(project: Pro
 def test_processes_that_do_not_know_their_rank_do_not_end_each_other(project: Project) -> None:
     run = make_run(project)
     steps = np.arange(1, 101)
-    one, two = Recorder(run), Recorder(run)
+    one, two = Recorder(run=run), Recorder(run=run)
     for first in range(0, 100, 20):
         part = slice(first, first + 20)
         one.rows(steps[part], {"loss": np.where(steps > 50, np.nan, 2.0)[part]})
@@ -120,7 +120,7 @@ def test_processes_that_do_not_know_their_rank_do_not_end_each_other(project: Pr
 
 def test_what_an_event_outranked_opens_when_that_event_ends(project: Project) -> None:
     run = make_run(project)
-    recorder = Recorder(run, tensors=TENSORS)
+    recorder = Recorder(run=run, tensors=TENSORS)
     steps = np.arange(1, 201)
     saturated = np.zeros((200, 2))
     saturated[60:] = 20.0
@@ -139,13 +139,13 @@ def test_what_an_event_outranked_opens_when_that_event_ends(project: Project) ->
 def test_a_run_above_its_baseline_is_found_again_after_a_return(project: Project) -> None:
     steps = np.arange(1, 301)
     baseline = make_run(project, group="bf16", state="finished")
-    Recorder(baseline).rows(steps, {"loss": np.random.default_rng(0).normal(2.0, 0.002, 300)})
+    Recorder(run=baseline).rows(steps, {"loss": np.random.default_rng(0).normal(2.0, 0.002, 300)})
     run = make_run(project, baseline="bf16")
     Rule.objects.exclude(kind="above_baseline").update(enabled=False)
     high = np.where(steps > 100, 2.2, 2.0) + np.random.default_rng(1).normal(0.0, 0.002, 300)
-    Recorder(run).rows(steps, {"loss": high})
+    Recorder(run=run).rows(steps, {"loss": high})
     (first,) = evaluate(run.id)
-    Recorder(run, attempt=1).rows(steps[50:], {"loss": high[50:]})
+    Recorder(run=run, attempt=1).rows(steps[50:], {"loss": high[50:]})
     (second,) = evaluate(run.id)
     first.refresh_from_db()
     assert first.state == EventState.RESOLVED and second.generation == "1"
@@ -155,13 +155,13 @@ def test_a_run_above_its_baseline_is_found_again_after_a_return(project: Project
 def test_an_alert_above_the_baseline_stays_open_over_a_resume_that_repeats_nothing(project: Project) -> None:
     steps = np.arange(1, 301)
     baseline = make_run(project, group="bf16", state="finished")
-    Recorder(baseline).rows(steps, {"loss": np.random.default_rng(0).normal(2.0, 0.002, 300)})
+    Recorder(run=baseline).rows(steps, {"loss": np.random.default_rng(0).normal(2.0, 0.002, 300)})
     run = make_run(project, baseline="bf16")
     Rule.objects.exclude(kind="above_baseline").update(enabled=False)
     high = np.where(steps > 150, 2.2, 2.0) + np.random.default_rng(1).normal(0.0, 0.002, 300)
-    Recorder(run).rows(steps[:200], {"loss": high[:200]})
+    Recorder(run=run).rows(steps[:200], {"loss": high[:200]})
     (event,) = evaluate(run.id)
-    Recorder(run, attempt=1).rows(steps[200:], {"loss": high[200:]})
+    Recorder(run=run, attempt=1).rows(steps[200:], {"loss": high[200:]})
     assert evaluate(run.id) == []
     event.refresh_from_db()
     assert event.state == EventState.OPEN

@@ -99,7 +99,9 @@ def opened(statistics: Statistics) -> dict[str, int]:
         rows = slice(first, first + 250)
         part = {name: matrix[rows] for name, matrix in statistics.items()}
         steps = 1 + STEPS[rows, 0]
-        data = ChunkData(steps, np.zeros(len(steps), "datetime64[us]"), {}, {}, part)
+        data = ChunkData(
+            steps=steps, times=np.zeros(len(steps), "datetime64[us]"), scalars={}, logged={}, statistics=part
+        )
         for rule, finding in streams.detect(enabled, state, data, facts, leads=True):
             if finding.opened:
                 alarms.setdefault(rule.kind, finding.onset_step)

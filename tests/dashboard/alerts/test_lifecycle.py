@@ -162,7 +162,7 @@ def losses(*faulty: tuple[int, int]) -> np.ndarray:
 
 def test_a_condition_that_comes_back_reopens_its_alert(project: Project) -> None:
     run = make_run(project)
-    recorder = Recorder(run)
+    recorder = Recorder(run=run)
     make_hook(project, "hook")
     loss = losses((100, 105), (150, 155), (350, 355))
     recorder.rows(np.arange(140), {"loss": loss[:140]})

@@ -31,7 +31,7 @@ def project(db: None) -> Project:
 
 def event_of(project: Project, kind: str) -> Event:
     """The alert of a run at fault."""
-    recorder = Recorder(make_run(project, "gpt-7b", recipe=RECIPE), tensors=TENSORS)
+    recorder = Recorder(run=make_run(project, "gpt-7b", recipe=RECIPE), tensors=TENSORS)
     recorder.rows(range(1, LENGTH + 1), *part(kind), rows_per_batch=LENGTH)
     (event,) = [event for event in evaluate(recorder.run.id) if event.kind == kind]
     return event

@@ -53,7 +53,7 @@ class Training:
 
     def __init__(self, project: Project) -> None:
         self.run = make_run(project, recipe=RECIPE)
-        self.recorder = Recorder(self.run, tensors=TENSORS)
+        self.recorder = Recorder(run=self.run, tensors=TENSORS)
         self.attempt, self.returns, self.step, self.generation = 0, 0, 0, "0"
 
     def go(self, what: Return, back: int) -> None:
@@ -61,7 +61,7 @@ class Training:
         step = 0 if what == "restart" else max(0, self.step - back)
         if what != "rewind":
             self.attempt, self.returns = self.attempt + 1, 0
-            self.recorder = Recorder(self.run, tensors=TENSORS, attempt=self.attempt)
+            self.recorder = Recorder(run=self.run, tensors=TENSORS, attempt=self.attempt)
         elif self.step - step > 2:
             self.returns += 1
         self.step = step
@@ -201,7 +201,7 @@ def test_a_resume_that_fails_before_anybody_looks_is_another_alert(project: Proj
 def test_a_rank_that_hangs_after_a_return_to_an_earlier_step_is_found(project: Project) -> None:
     Rule.objects.exclude(kind="rank_behind").update(enabled=False)
     run = make_run(project)
-    ranks = [Recorder(run, rank=rank) for rank in (0, 1)]
+    ranks = [Recorder(run=run, rank=rank) for rank in (0, 1)]
 
     def train(steps: range, rank: int) -> None:
         ranks[rank].rows(list(steps), {"loss": np.full(len(steps), 2.0)})
@@ -218,10 +218,10 @@ def test_a_resume_at_an_earlier_step_is_no_rank_behind(project: Project) -> None
     Rule.objects.exclude(kind="rank_behind").update(enabled=False)
     run = make_run(project)
     for rank in (0, 1):
-        Recorder(run, rank=rank).rows(np.arange(1, 1001), {"loss": np.full(1000, 2.0)})
+        Recorder(run=run, rank=rank).rows(np.arange(1, 1001), {"loss": np.full(1000, 2.0)})
     assert evaluate(run.id) == []
     for rank in (0, 1):
-        Recorder(run, rank=rank, attempt=1).rows(np.arange(501, 511), {"loss": np.full(10, 2.0)})
+        Recorder(run=run, rank=rank, attempt=1).rows(np.arange(501, 511), {"loss": np.full(10, 2.0)})
     assert _evaluated_after(run, 61) == []
 
 
@@ -239,10 +239,10 @@ def above_baseline(project: Project) -> tuple[Run, Recorder, np.ndarray]:
     Rule.objects.exclude(kind="above_baseline").update(enabled=False)
     steps = np.arange(1, 401)
     baseline = make_run(project, group="bf16", state="finished")
-    Recorder(baseline).rows(steps, {"loss": np.random.default_rng(0).normal(2.0, 0.002, 400)})
+    Recorder(run=baseline).rows(steps, {"loss": np.random.default_rng(0).normal(2.0, 0.002, 400)})
     run = make_run(project, baseline="bf16")
     losses = np.where(steps > 100, 2.2, 2.0) + np.random.default_rng(1).normal(0.0, 0.002, 400)
-    recorder = Recorder(run)
+    recorder = Recorder(run=run)
     recorder.rows(steps[:200], {"loss": losses[:200]})
     (event,) = evaluate(run.id)
     assert event.kind == "above_baseline"
@@ -255,7 +255,7 @@ def test_a_run_that_continues_above_its_baseline_has_an_alert(
 ) -> None:
     run, _, losses = above_baseline
     change_by_hand(run, hand)
-    Recorder(run, attempt=1).rows(np.arange(201, 301), {"loss": losses[200:300]})
+    Recorder(run=run, attempt=1).rows(np.arange(201, 301), {"loss": losses[200:300]})
     assert [event.kind for event in evaluate(run.id)] == ["above_baseline"] * again
     event = Event.objects.get()
     assert event.state == ("acknowledged" if hand == "acknowledge" else "open")
@@ -308,7 +308,7 @@ def test_another_limit_of_a_built_in_rule_ends_its_alert_only_with_its_condition
 def test_what_a_person_opened_again_is_sent_when_its_condition_comes_back(project: Project) -> None:
     Rule.objects.exclude(kind="loss_not_finite").update(enabled=False)
     run = make_run(project)
-    recorder = Recorder(run)
+    recorder = Recorder(run=run)
     nan, fine = {"loss": np.full(50, np.nan)}, {"loss": np.full(50, 2.0)}
     recorder.rows(np.arange(1, 51), nan)
     recorder.rows(np.arange(51, 101), fine)
@@ -330,7 +330,7 @@ def test_what_a_person_opened_again_is_sent_when_its_condition_comes_back(projec
 def test_a_rank_that_sees_the_same_step_later_reopens_what_had_ended(project: Project) -> None:
     Rule.objects.exclude(kind="loss_not_finite").update(enabled=False)
     run = make_run(project)
-    first, second = Recorder(run, rank=0), Recorder(run, rank=1)
+    first, second = Recorder(run=run, rank=0), Recorder(run=run, rank=1)
     losses = np.full(100, 2.0)
     losses[49:60] = np.nan
     first.rows(np.arange(1, 101), {"loss": losses})

@@ -39,7 +39,15 @@ def rule(run: Run, kind: str) -> Rule:
 def finding(onset: int, *names: str, over: int = 0, layers: tuple[int, ...] = ()) -> ConditionChange:
     tensors = [{"name": name, "onset_step": onset} for name in names]
     evidence = {"tensors": tensors, "tensors_over": over or len(names), "layers": list(layers)}
-    return ConditionChange(True, onset, onset + 9, 0.5, None, f"{len(names)} tensors.", evidence)
+    return ConditionChange(
+        opened=True,
+        onset_step=onset,
+        step=onset + 9,
+        value=0.5,
+        threshold=None,
+        message=f"{len(names)} tensors.",
+        evidence=evidence,
+    )
 
 
 def apply(run: Run, *each: tuple[str, ConditionChange]) -> list[Event]:
@@ -103,12 +111,12 @@ def test_of_many_tensors_the_layers_are_compared(run: Run) -> None:
 def test_the_alert_lasts_until_the_last_condition_ends(run: Run) -> None:
     (event,) = apply(run, OVERFLOW)
     apply(run, UNDERFLOW)
-    apply(run, ("saturation_rate", ConditionChange(False, 300, 420)))
+    apply(run, ("saturation_rate", ConditionChange(opened=False, onset_step=300, step=420)))
     event.refresh_from_db()
     assert event.state == EventState.OPEN
     texts = event.history.values_list("text", flat=True)
     assert list(texts)[-1] == "Saturation rate has ended; other conditions last."
-    apply(run, ("underflow_rate", ConditionChange(False, 350, 440)))
+    apply(run, ("underflow_rate", ConditionChange(opened=False, onset_step=350, step=440)))
     event.refresh_from_db()
     assert (event.state, event.resolved_step) == (EventState.RESOLVED, 440)
 
@@ -149,8 +157,12 @@ def test_an_alert_begins_with_the_earliest_evidence_of_its_rules(run: Run) -> No
     assert event.onset_step == 290 and event.evidence["own_onset"] == 300
     # What the first rule finds further still belongs to the alert, and ends it.
     more = ConditionChange(**{**asdict(OVERFLOW[1]), "update": True})
-    apply(run, ("saturation_rate", more), ("saturation_rate", ConditionChange(False, 300, 340)))
-    apply(run, ("scale_frozen", ConditionChange(False, 290, 341)))
+    apply(
+        run,
+        ("saturation_rate", more),
+        ("saturation_rate", ConditionChange(opened=False, onset_step=300, step=340)),
+    )
+    apply(run, ("scale_frozen", ConditionChange(opened=False, onset_step=290, step=341)))
     event.refresh_from_db()
     assert Event.objects.count() == 1 and event.state == EventState.RESOLVED
 

@@ -51,7 +51,7 @@ def delivery(transactional_db: None, inbox: Inbox) -> Delivery:
     Channel.objects.create(project=project, kind="inbox", name="here")
     Channel.objects.create(project=project, kind="inbox", name="off", enabled=False)
     run = make_run(project, "gpt")
-    Recorder(run).rows(np.arange(20), {"loss": np.full(20, np.nan)})
+    Recorder(run=run).rows(np.arange(20), {"loss": np.full(20, np.nan)})
     evaluate(run.id)
     return Delivery.objects.get()
 
@@ -360,7 +360,7 @@ def test_without_the_choice_the_end_is_not_sent(delivery: Delivery) -> None:
 def test_a_run_that_recovers_sends_the_end(delivery: Delivery) -> None:
     Channel.objects.update(send_resolved=True)
     run = make_run(delivery.channel.project, "another")
-    recorder = Recorder(run)
+    recorder = Recorder(run=run)
     recorder.rows(np.arange(20), {"loss": np.full(20, np.nan)})
     evaluate(run.id)
     assert not Delivery.objects.filter(reason="resolved").exists()

@@ -19,12 +19,12 @@ from fp8scope_dashboard.runs.models import Run, Writer
 from fp8scope_dashboard.runs.services import mark_silent
 
 pytestmark = pytest.mark.django_db
-FACTS = ConditionFacts("running", 500, now=1_000.0, heartbeat=1_000.0)
+FACTS = ConditionFacts(state="running", last_step=500, now=1_000.0, heartbeat=1_000.0)
 
 
 def trained(project: Project, *ranks: int) -> list[Recorder]:
     run = make_run(project)
-    recorders = [Recorder(run, rank=rank) for rank in ranks or (0,)]
+    recorders = [Recorder(run=run, rank=rank) for rank in ranks or (0,)]
     for recorder in recorders:
         recorder.rows(np.arange(1, 41), {"loss": np.full(40, 2.0)})
     return recorders
@@ -78,7 +78,7 @@ def test_a_failure_ends_when_the_run_is_resumed(project: Project) -> None:
     recorder.finish("RuntimeError: out of memory")
     (event,) = evaluate(recorder.run.id)
     assert event.kind == "run_failed"
-    Recorder(recorder.run, attempt=1).rows([41, 42], {"loss": [2.0, 2.0]})
+    Recorder(run=recorder.run, attempt=1).rows([41, 42], {"loss": [2.0, 2.0]})
     Run.objects.update(state="running", error="")
     evaluate(recorder.run.id)
     event.refresh_from_db()
@@ -148,7 +148,12 @@ def test_a_rank_that_has_finished_is_not_behind(project: Project) -> None:
     rule = Rule.objects.get(kind="rank_behind")
     from_store = [RankStep(w.rank, w.last_step, w.finished_at is not None) for w in Writer.objects.all()]
     facts = ConditionFacts(
-        "running", 199, timezone.now().timestamp(), timezone.now().timestamp(), "", from_store
+        state="running",
+        last_step=199,
+        now=timezone.now().timestamp(),
+        heartbeat=timezone.now().timestamp(),
+        error="",
+        ranks=from_store,
     )
     assert rank_behind(state, facts, rule.parameters)[1] == []
     assert kinds(first.run) == []

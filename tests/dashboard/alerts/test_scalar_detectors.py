@@ -171,7 +171,7 @@ def test_main_memory_that_rises_beside_a_gpu_is_found() -> None:
 def test_the_evidence_shows_the_memory_that_rises(name: str) -> None:
     run = make_run(create_project("default", "Default"))
     memory = 2.0**32 * (1.0 + 0.001 * np.arange(800))
-    Recorder(run).rows(np.arange(800), {"loss": np.full(800, 2.0), name: memory})
+    Recorder(run=run).rows(np.arange(800), {"loss": np.full(800, 2.0), name: memory})
     (event,) = evaluate(run.id)
     assert event.kind == "memory_creep"
     assert [series["name"] for series in event.evidence["series"]] == [name, "loss"]

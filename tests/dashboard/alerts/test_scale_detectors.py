@@ -301,7 +301,7 @@ def test_ranks_of_a_run_are_compared_as_they_arrive() -> None:
     steps, scale = np.arange(1, 601), delayed(amaxes(600, n=2))
     parted = scale.copy()
     parted[400:, 1] *= 2.0
-    recorders = [Recorder(run, rank=rank, tensors=NAMES[:2]) for rank in range(2)]
+    recorders = [Recorder(run=run, rank=rank, tensors=NAMES[:2]) for rank in range(2)]
     for first in range(0, 600, 60):
         for recorder, scales in zip(recorders, (scale, parted), strict=True):
             part = slice(first, first + 60)
@@ -317,7 +317,7 @@ def test_ranks_of_a_run_are_compared_as_they_arrive() -> None:
 @pytest.mark.parametrize("form", ["E4M3", "e4m3"])
 def test_a_frozen_scale_of_a_run_is_found_by_the_range_of_its_format(form: str) -> None:
     run = make_run(create_project("default", "Default"), recipe={"recipe": "DelayedScaling"})
-    recorder = Recorder(run, tensors=NAMES)
+    recorder = Recorder(run=run, tensors=NAMES)
     Tensor.objects.filter(run=run).update(format=form)
     amax = amaxes(160)
     scale = delayed(amax)

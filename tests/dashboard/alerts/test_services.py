@@ -20,7 +20,7 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture
 def event(project: Project) -> Event:
     run = make_run(project)
-    Recorder(run).rows(np.arange(5), {"loss": [2.0, 2.0, np.nan, np.nan, np.nan]})
+    Recorder(run=run).rows(np.arange(5), {"loss": [2.0, 2.0, np.nan, np.nan, np.nan]})
     return evaluate(run.id)[0]
 
 

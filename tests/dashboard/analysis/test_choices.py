@@ -37,7 +37,7 @@ def test_it_works(project: Project, ada: User) -> None:
     bf16, run = register(project, "bf16", group="bf16"), register(project, "fp8", precision="fp8")
     steps = np.arange(1, 101)
     for each in (bf16, run):
-        Recorder(each).rows(steps, {"loss": 2.0 + 3.0 * np.exp(-steps / 40.0)})
+        Recorder(run=each).rows(steps, {"loss": 2.0 + 3.0 * np.exp(-steps / 40.0)})
     assert compare(run.id) is None
     assert choose_baseline(run, "bf16", user=ada) == [run]
     assert lineage.uncompared_runs() == [run.id], "the jobs compare it at once"

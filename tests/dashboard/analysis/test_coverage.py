@@ -23,7 +23,9 @@ from fp8scope_dashboard.analysis.coverage import (
 )
 
 FINISHED = BaselineArm(("finished", "finished", "finished"), 600)
-FULL = Coverage("finished", 600.0, 600.0, plan="total_steps", reached=600, baseline=FINISHED)
+FULL = Coverage(
+    standing="finished", judged=600.0, planned=600.0, plan="total_steps", reached=600, baseline=FINISHED
+)
 STANDINGS: tuple[Standing, ...] = ("running", "finished", "finished_early", "failed", "silent")
 VERDICTS = ("equivalent", "better", "worse", "cannot_tell")
 
@@ -160,7 +162,12 @@ def test_a_good_verdict_needs_a_complete_finished_run(
     measured: str,
 ) -> None:
     coverage = Coverage(
-        standing, judged, planned, waits=waits, reached=5, baseline=BaselineArm(tuple(arm), 5, 1)
+        standing=standing,
+        judged=judged,
+        planned=planned,
+        waits=waits,
+        reached=5,
+        baseline=BaselineArm(tuple(arm), 5, 1),
     )
     judgement = conclude(measured, coverage)
     if judgement.verdict in GOOD:

@@ -41,7 +41,7 @@ def running(recorder: Recorder) -> None:
 
 
 def record(run: Run, steps: int, ending: Ending = finished, *, first: int = 1, every: int = 1) -> Recorder:
-    recorder = Recorder(run)
+    recorder = Recorder(run=run)
     logged = np.arange(first, steps + 1, every)
     scalars = {"loss": 2.0 + 3.0 * np.exp(-logged / 40.0), "tokens": logged * 64.0}
     recorder.rows(logged, scalars, rows_per_batch=200)
@@ -178,7 +178,7 @@ def test_a_resumed_run_is_judged_by_its_latest_attempt(project: Project) -> None
     baselines(project)
     run = make_run(project, baseline="bf16", total_steps=PLANNED)
     record(run, PLANNED)
-    again = Recorder(run)
+    again = Recorder(run=run)
     Writer.objects.filter(uuid=again.uuid).update(attempt=1)
     again.rows(np.arange(300, 373), {"loss": 2.0 + 3.0 * np.exp(-np.arange(300, 373) / 40.0)})
     again.finish()
@@ -193,7 +193,7 @@ def test_ignores_the_failure_of_an_earlier_attempt(project: Project) -> None:
     baselines(project)
     run = make_run(project, baseline="bf16", total_steps=PLANNED)
     record(run, 100, failed)
-    again = Recorder(run)
+    again = Recorder(run=run)
     Writer.objects.filter(uuid=again.uuid).update(attempt=1)
     steps = np.arange(90, PLANNED + 1)
     again.rows(steps, {"loss": 2.0 + 3.0 * np.exp(-steps / 40.0)}, rows_per_batch=200)

@@ -52,7 +52,7 @@ def test_data_of_a_baseline_that_is_one_run_is_compared(project: Project) -> Non
     steps = np.arange(1, 101)
     alone, run = make_run(project, "bf16"), make_run(project, "fp8", precision="fp8")
     Run.objects.filter(pk=run.pk).update(baseline=str(alone.id))
-    recorders = [Recorder(each) for each in (alone, run)]
+    recorders = [Recorder(run=each) for each in (alone, run)]
     for recorder in recorders:
         recorder.rows(steps, {"loss": 2.0 + 3.0 * np.exp(-steps / 40.0)})
     first = compare(run.id)
@@ -67,7 +67,7 @@ def test_data_of_a_baseline_that_is_one_run_is_compared(project: Project) -> Non
 def test_a_run_that_is_its_own_baseline_is_read_once(project: Project) -> None:
     run = make_run(project, "fp8", precision="fp8")
     Run.objects.filter(pk=run.pk).update(baseline=str(run.id))
-    Recorder(run).rows(np.arange(1, 41), {"loss": np.ones(40)})
+    Recorder(run=run).rows(np.arange(1, 41), {"loss": np.ones(40)})
     assert lineage.baseline_runs(Run.objects.get(pk=run.pk)) == []
     evaluate(run.id)
     assert unread_runs() == []

@@ -29,7 +29,7 @@ def arm(project: Project) -> list[Run]:
         )  # fmt: skip
         noise = np.random.default_rng(number).normal(0.0, 0.002, STEPS)
         level = 2.0 * (1.01 if kind == "fp8" else 1.0)
-        Recorder(run).rows(np.arange(STEPS), {"loss": level + noise}, rows_per_batch=STEPS)
+        Recorder(run=run).rows(np.arange(STEPS), {"loss": level + noise}, rows_per_batch=STEPS)
         runs.append(run)
     return runs[:2]
 

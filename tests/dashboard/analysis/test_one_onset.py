@@ -60,10 +60,20 @@ def test_tensors(name: str, kind: str, rates: Floats, low: int, high: int) -> No
     columns = observed[None, :] * NUMEL
     none = np.zeros_like(columns)
     table = TensorSeries(
-        (CataloguedTensor(0, "a.grad_output", "a", "grad_output", 448.0, int(NUMEL)),), STEPS, none + 1.0,
-        none + 448.0, columns if kind == "saturation" else none, columns if kind == "underflow" else none,
-        none, none + NUMEL, none * np.nan,
-    )  # fmt: skip
+        tensors=(
+            CataloguedTensor(
+                index=0, name="a.grad_output", module="a", role="grad_output", largest=448.0, numel=int(NUMEL)
+            ),
+        ),
+        steps=STEPS,
+        amax=none + 1.0,
+        scale=none + 448.0,
+        saturated=columns if kind == "saturation" else none,
+        underflow=columns if kind == "underflow" else none,
+        nonfinite=none,
+        numel=none + NUMEL,
+        error=none * np.nan,
+    )
     (leaving,) = saturating(table) if kind == "saturation" else flushing(table)
     counted = {"saturated" if kind == "saturation" else "underflow": columns.T}
     alerts = [
@@ -114,7 +124,7 @@ def test_losses(fault: Callable[[Floats], Floats], kind: str, slack: int) -> Non
         if findings and findings[0].opened:
             onsets[name] = findings[0].onset_step
     if kind != "not_finite":
-        curves = [LossCurve(STEPS, each, planned=999) for each in (losses, healthy)]
+        curves = [LossCurve(steps=STEPS, losses=each, planned=999) for each in (losses, healthy)]
         verdict = compare_losses(curves[:1], curves[1:], margin=0.0025, alpha=0.05)
         if verdict.onset is not None:
             onsets["verdict"] = verdict.onset.since_step

@@ -36,7 +36,7 @@ def record(project: Project, steps: int, *, tokens: bool = True) -> Run:
     scalars = {"loss": 3.0 - np.log1p(numbers) / 10.0, "grad_norm": np.ones(steps)}
     if tokens:
         scalars["tokens"] = (64 * (numbers + 1)).astype(np.float64)
-    Recorder(run).rows(numbers, scalars, rows_per_batch=250)
+    Recorder(run=run).rows(numbers, scalars, rows_per_batch=250)
     return run
 
 
@@ -87,7 +87,7 @@ def test_a_long_curve_is_bounded(project: Project) -> None:
 def test_tokens_count_only_if_every_loss_has_them(project: Project, short_curves: None) -> None:
     run = record(project, 200)
     assert one(run).curve.tokens is not None
-    recorder = Recorder(run)
+    recorder = Recorder(run=run)
     Writer.objects.filter(uuid=recorder.uuid).update(attempt=1)
     recorder.rows(np.arange(200, 260), {"loss": np.ones(60)})
     assert one(run).curve.tokens is None
@@ -98,7 +98,7 @@ def test_a_loss_that_is_not_finite_stays_visible(project: Project, short_curves:
     run = make_run(project, "run")
     losses = np.ones(400)
     losses[[70, 200]] = math.nan, math.inf
-    Recorder(run).rows(np.arange(400), {"loss": losses})
+    Recorder(run=run).rows(np.arange(400), {"loss": losses})
     for _ in range(2):
         curve = one(run).curve
         assert math.isnan(curve.losses[1]) and curve.losses[3] == math.inf
@@ -112,7 +112,7 @@ def test_a_rewind_replaces_what_it_touches(project: Project, short_curves: None)
     compact(run)
     before = one(run).curve
     Run.objects.filter(pk=run.pk).update(state=RunState.RUNNING)
-    resumed = Recorder(run)
+    resumed = Recorder(run=run)
     Writer.objects.filter(uuid=resumed.uuid).update(attempt=1)
     resumed.rows(np.arange(300, 500), {"loss": np.full(200, 9.0), "tokens": 64.0 * np.arange(301, 501)})
     for _ in range(2):
@@ -151,7 +151,7 @@ def test_an_unchanged_run_is_read_once(project: Project, django_assert_num_queri
     first = one(run)
     with django_assert_num_queries(1):
         assert one(run) is first
-    Recorder(run).rows([100], {"loss": [1.0], "tokens": [6464.0]})
+    Recorder(run=run).rows([100], {"loss": [1.0], "tokens": [6464.0]})
     assert one(run).curve.losses[-1] == 1.0
 
 
@@ -161,7 +161,7 @@ def test_the_data_hash_is_that_of_all_ranks(project: Project, is_compacted: bool
     steps = np.arange(40)
     for rank in range(2):
         scalars = {"data_hash": 1_000.0 * rank + steps}
-        Recorder(run, rank=rank).rows(steps, scalars | ({"loss": np.ones(40)} if rank == 0 else {}))
+        Recorder(run=run, rank=rank).rows(steps, scalars | ({"loss": np.ones(40)} if rank == 0 else {}))
     if is_compacted:
         compact(run)
     curve = one(run).curve
@@ -174,7 +174,7 @@ def test_a_loss_that_is_not_finite_stands_at_its_own_step(project: Project, shor
     run, steps = make_run(project, "broken"), np.arange(4096)
     losses = np.ones(4096)
     losses[1000], losses[2003:2301] = math.nan, math.inf
-    Recorder(run).rows(steps, {"loss": losses}, rows_per_batch=512)
+    Recorder(run=run).rows(steps, {"loss": losses}, rows_per_batch=512)
     curve = one(run).curve
     broken = curve.steps[~np.isfinite(curve.losses)]
     assert len(curve) < 100 and broken[0] == 1000

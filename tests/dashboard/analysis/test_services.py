@@ -26,7 +26,7 @@ STEPS = np.arange(1, 201)
 
 
 def record(run: Run, factor: float = 1.0, steps: np.ndarray = STEPS, tokens: bool = False) -> Recorder:
-    recorder = Recorder(run)
+    recorder = Recorder(run=run)
     scalars = {"loss": factor * (2.0 + 3.0 * np.exp(-steps / 40.0))}
     if tokens:
         scalars["tokens"] = steps * 64.0
@@ -80,7 +80,7 @@ def test_the_result_does_not_depend_on_how_the_rows_are_stored(
     runs = [make_run(project, "bf16", group="bf16"), make_run(project, "fp8", baseline="bf16")]
     runs[1].precision, runs[1].total_steps = "fp8", 9_000
     runs[1].save()
-    recorders = [Recorder(run) for run in runs]
+    recorders = [Recorder(run=run) for run in runs]
     for recorder, own in zip(recorders, noise, strict=True):
         rate = 1e6 * np.exp(own)
         scalars = {"loss": 2.0 + 3.0 * np.exp(-steps / 3e3) + own, "tokens": 64.0 * (steps + 1)}
@@ -199,7 +199,7 @@ def test_a_diverged_run_is_over_and_can_be_stored(arms: tuple[Run, list[Recorder
     run, _ = arms
     broken = make_run(run.project, baseline="bf16")
     losses = np.where(STEPS > 150, math.nan, 2.0)
-    Recorder(broken).rows(STEPS, {"loss": losses})
+    Recorder(run=broken).rows(STEPS, {"loss": losses})
     comparison = compare(broken.id)
     assert comparison is not None and comparison.verdict == "worse" and comparison.result["delta"] is None
 
@@ -215,7 +215,7 @@ def test_tokens_count_only_where_every_loss_has_them(project: Project) -> None:
 
 def test_scores_are_compared_step_by_step(arms: tuple[Run, list[Recorder]]) -> None:
     run, baselines = arms
-    mine = Recorder(run)
+    mine = Recorder(run=run)
     for step, share in ((100, 0.6), (200, 0.2)):
         for seed, baseline in enumerate(baselines):
             baseline.evaluation(step, [1.0] * (58 + 2 * seed) + [0.0] * (42 - 2 * seed))
@@ -232,7 +232,7 @@ def test_scores_are_compared_step_by_step(arms: tuple[Run, list[Recorder]]) -> N
 
 def test_only_changed_scores_are_compared_again(arms: tuple[Run, list[Recorder]]) -> None:
     run, baselines = arms
-    mine = Recorder(run)
+    mine = Recorder(run=run)
     for step in (100, 200):
         mine.evaluation(step, [1.0, 0.0, 1.0])
     compare_evaluations(run.id)
@@ -244,7 +244,7 @@ def test_only_changed_scores_are_compared_again(arms: tuple[Run, list[Recorder]]
 def test_the_tasks_of_a_step_are_compared_together(arms: tuple[Run, list[Recorder]]) -> None:
     """A new task changes the adjusted p-values of the others."""
     run, baselines = arms
-    mine = Recorder(run)
+    mine = Recorder(run=run)
     names = [str(i) for i in range(400)]
     for recorder, right in ((baselines[0], 200), (mine, 192)):
         items = [1.0] * right + [0.0] * (400 - right)
@@ -264,8 +264,8 @@ def test_the_tasks_of_a_step_are_compared_together(arms: tuple[Run, list[Recorde
 def test_seeds_of_the_fp8_arm_are_averaged(arms: tuple[Run, list[Recorder]]) -> None:
     run, baselines = arms
     Run.objects.filter(pk=run.pk).update(group="fp8")
-    twin = Recorder(make_run(run.project, "fp8 2", group="fp8", baseline="bf16", precision="fp8"))
-    for recorder in (baselines[0], baselines[1], Recorder(run), twin):
+    twin = Recorder(run=make_run(run.project, "fp8 2", group="fp8", baseline="bf16", precision="fp8"))
+    for recorder in (baselines[0], baselines[1], Recorder(run=run), twin):
         recorder.evaluation(200, [1.0, 0.0] * 50)
     (computed,) = compare_evaluations(run.id)
     assert computed.result["k_run"] == 2 and computed.result["k_baseline"] == 2
@@ -307,7 +307,7 @@ def test_the_own_difference_of_a_single_run_is_that_of_the_comparison(
 ) -> None:
     run, baselines = arms
     baselines[0].evaluation(200, [1.0, 0.0] * 50)
-    Recorder(run).evaluation(200, [1.0, 0.0] * 48 + [0.0] * 4)
+    Recorder(run=run).evaluation(200, [1.0, 0.0] * 48 + [0.0] * 4)
     refresh(run.id)
     comparison, score = Comparison.objects.get(run=run), EvaluationComparison.objects.get(run=run)
     assert comparison.own_difference == comparison.result["delta"]
@@ -321,7 +321,7 @@ def test_a_run_keeps_its_own_difference_beside_one_that_diverged(project: Projec
     runs = [make_run(project, f"fp8 {seed}", group="fp8", baseline="bf16") for seed in range(3)]
     for run in runs[:2]:
         record(run, 1.0015).finish()
-    Recorder(runs[2]).rows(STEPS, {"loss": np.where(STEPS > 150, math.nan, 2.0)})
+    Recorder(run=runs[2]).rows(STEPS, {"loss": np.where(STEPS > 150, math.nan, 2.0)})
     comparison = compare(runs[0].id)
     assert comparison is not None and comparison.result["delta"] is None
     assert comparison.own_difference == pytest.approx(0.001, abs=5e-4)
@@ -341,7 +341,7 @@ def test_comparisons_of_an_earlier_version_are_swept(arms: tuple[Run, list[Recor
 def test_the_checkpoints_of_a_run_share_alpha(arms: tuple[Run, list[Recorder]]) -> None:
     run, baselines = arms
     Run.objects.filter(pk=run.pk).update(total_steps=200, state=RunState.RUNNING)
-    mine = Recorder(run)
+    mine = Recorder(run=run)
     for step in (100, 150, 200):
         for recorder in (baselines[0], mine):
             recorder.evaluation(step, [1.0, 0.0] * 50)
@@ -356,7 +356,7 @@ def test_the_checkpoints_of_a_run_share_alpha(arms: tuple[Run, list[Recorder]]) 
 def test_the_precision_and_the_margin_of_an_evaluation(arms: tuple[Run, list[Recorder]]) -> None:
     run, baselines = arms
     baselines[0].evaluation(200, [1.0, 0.0] * 50, precision="bf16", margin=0.2)
-    Recorder(run).evaluation(200, [1.0, 0.0] * 50, precision="fp16", margin=0.2)
+    Recorder(run=run).evaluation(200, [1.0, 0.0] * 50, precision="fp16", margin=0.2)
     (computed,) = compare_evaluations(run.id)
     assert computed.result["margin"] == 0.2 and computed.verdict == "equivalent"
     overflow, mismatch = computed.result["warnings"]
@@ -365,7 +365,7 @@ def test_the_precision_and_the_margin_of_an_evaluation(arms: tuple[Run, list[Rec
 
 def test_the_later_of_two_scores_of_a_step_counts(arms: tuple[Run, list[Recorder]]) -> None:
     run, _ = arms
-    mine = Recorder(run)
+    mine = Recorder(run=run)
     mine.evaluation(100, [0.0, 0.0, 1.0])
     mine.evaluation(100, [1.0, 1.0, 0.0])
     compare_evaluations(run.id)
@@ -376,7 +376,7 @@ def test_scores_that_are_nan_are_worse(arms: tuple[Run, list[Recorder]]) -> None
     run, baselines = arms
     for baseline in baselines:
         baseline.evaluation(100, [2.0, 2.5], metric="nll", kind="mean", higher_is_better=False)
-    Recorder(run).evaluation(100, [math.nan, 2.0], metric="nll", kind="mean", higher_is_better=False)
+    Recorder(run=run).evaluation(100, [math.nan, 2.0], metric="nll", kind="mean", higher_is_better=False)
     (computed,) = compare_evaluations(run.id)
     assert computed.verdict == "worse"
 

@@ -21,11 +21,20 @@ from fp8scope_dashboard.runs import services
 from fp8scope_dashboard.runs.models import Run
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-FP8 = Candidate("fp8", "fp8 small", NOW, "d", "fp8", "delayed", seed=0)
+FP8 = Candidate(
+    id="fp8", name="fp8 small", created_at=NOW, digest="d", precision="fp8", recipe="delayed", seed=0
+)
 
 
 def bf16(name: str, **fields: Any) -> Candidate:
-    return Candidate(name, name, fields.pop("created_at", NOW), fields.pop("digest", "d"), "bf16", **fields)
+    return Candidate(
+        id=name,
+        name=name,
+        created_at=fields.pop("created_at", NOW),
+        digest=fields.pop("digest", "d"),
+        precision="bf16",
+        **fields,
+    )
 
 
 def test_it_works() -> None:

@@ -17,7 +17,7 @@ def run(db: None) -> Run:
 
 @pytest.fixture
 def writer(run: Run) -> Recorder:
-    return Recorder(run, tensors=["blocks.0.up.input", "blocks.1.down.grad_output"])
+    return Recorder(run=run, tensors=["blocks.0.up.input", "blocks.1.down.grad_output"])
 
 
 @pytest.fixture

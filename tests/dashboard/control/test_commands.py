@@ -175,7 +175,13 @@ def overflow(run: Run) -> ConditionChange:
     names = ("blocks.1.down.grad_output", "blocks.0.up.input")
     tensors = [{"name": name, "rate": 0.2, "onset_step": 20} for name in names]
     return ConditionChange(
-        True, 20, 30, 0.2, 0.001, "20 % of it overflowed", {"tensors": tensors, "tensors_over": 2}
+        opened=True,
+        onset_step=20,
+        step=30,
+        value=0.2,
+        threshold=0.001,
+        message="20 % of it overflowed",
+        evidence={"tensors": tensors, "tensors_over": 2},
     )
 
 

@@ -20,7 +20,7 @@ def tables_with_rows() -> set[str]:
 
 @pytest.mark.parametrize("steps", [3, 5_000], ids=["deleted", "truncated"])
 def test_removes_every_row(steps: int) -> None:
-    recorder = Recorder(make_run(create_project("research", "Research")), tensors=["up.input"])
+    recorder = Recorder(run=make_run(create_project("research", "Research")), tensors=["up.input"])
     loss = np.random.default_rng(0).normal(size=steps)
     recorder.rows(np.arange(steps), {"loss": loss}, {"amax": loss[:, None]}, rows_per_batch=steps)
     with connection.cursor() as cursor:

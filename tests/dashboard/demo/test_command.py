@@ -80,7 +80,13 @@ def test_reports_an_unusable_data_directory(tmp_path: Path, capsys: pytest.Captu
 @pytest.mark.parametrize(("stored", "status"), [(600, 0), (599, 1)])
 def test_the_exit_status_depends_on_the_results(tmp_path: Path, stored: int, status: int) -> None:
     console = Console(record=True, width=120, force_terminal=False)
-    demo = Demo(Supervisor(tmp_path), console, 100, began=time.monotonic() - 100, first_rows=20.0)
+    demo = Demo(
+        supervisor=Supervisor(tmp_path),
+        console=console,
+        steps=100,
+        began=time.monotonic() - 100,
+        first_rows=20.0,
+    )
     outcome = RunOutcome(
         name="bf16 seed 1",
         group="bf16",
@@ -108,7 +114,13 @@ def test_the_exit_status_depends_on_the_results(tmp_path: Path, stored: int, sta
 
 def test_an_unusual_verdict_is_a_sentence_on_the_screen(tmp_path: Path) -> None:
     console = Console(record=True, width=120, force_terminal=False)
-    demo = Demo(Supervisor(tmp_path), console, 100, began=time.monotonic() - 100, first_rows=20.0)
+    demo = Demo(
+        supervisor=Supervisor(tmp_path),
+        console=console,
+        steps=100,
+        began=time.monotonic() - 100,
+        first_rows=20.0,
+    )
     outcome = RunOutcome(
         name="fp8 delayed scaling",
         group="fp8",

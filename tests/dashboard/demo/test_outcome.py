@@ -24,8 +24,12 @@ from fp8scope_dashboard.demo.trainer import TrainerReport
 PLANS = five_runs(100)
 BF16, FP8, FAULTY = PLANS[0], PLANS[3], PLANS[4]
 BEGAN = 1_800_000_000.0
-SATURATION = AlertOutcome("saturation_rate", "warning", 40, 49, 9, 2.0, 0.5)
-DIVERGENCE = AlertOutcome("loss_divergence", "critical", 42, 80, 40, 9.0, 0.5)
+SATURATION = AlertOutcome(
+    kind="saturation_rate", severity="warning", onset_step=40, step=49, steps=9, seconds=2.0, lag=0.5
+)
+DIVERGENCE = AlertOutcome(
+    kind="loss_divergence", severity="critical", onset_step=42, step=80, steps=40, seconds=9.0, lag=0.5
+)
 
 
 def report(points: int = 600) -> TrainerReport:

@@ -21,8 +21,27 @@ OUTCOME = RunOutcome(
     verdict="equivalent",
     delta=0.0132,
     tolerance=0.0304,
-    scores=(ScoreOutcome("nll", "equivalent", 1.755, (1.637, 1.873), 1.74, (1.61, 1.87)),),
-    alerts=(AlertOutcome("saturation_rate", "warning", 240, 249, 9, 2.81, 0.84),),
+    scores=(
+        ScoreOutcome(
+            metric="nll",
+            verdict="equivalent",
+            score=1.755,
+            interval=(1.637, 1.873),
+            baseline=1.74,
+            baseline_interval=(1.61, 1.87),
+        ),
+    ),
+    alerts=(
+        AlertOutcome(
+            kind="saturation_rate",
+            severity="warning",
+            onset_step=240,
+            step=249,
+            steps=9,
+            seconds=2.81,
+            lag=0.84,
+        ),
+    ),
     points_sent=154_800,
     points_stored=154_799,
     page="http://localhost/p/demo/",
@@ -61,14 +80,30 @@ def test_a_baseline_has_no_verdict() -> None:
 
 
 def test_a_run_without_a_fault_has_no_delay_since() -> None:
-    text = shown(replace(OUTCOME, alerts=(AlertOutcome("loss_spike", "warning", 5, 9, None, None, None),)))
+    text = shown(
+        replace(
+            OUTCOME,
+            alerts=(
+                AlertOutcome(
+                    kind="loss_spike",
+                    severity="warning",
+                    onset_step=5,
+                    step=9,
+                    steps=None,
+                    seconds=None,
+                    lag=None,
+                ),
+            ),
+        )
+    )
     assert "steps," not in text
 
 
 def test_the_bars_show_the_reported_progress(tmp_path: Path) -> None:
     console = Console(width=120, force_terminal=False)
     waiting, running = (
-        TrainingProcess(RunPlan(name, "bf16", "bf16", 1, 100), {}, tmp_path) for name in ("one", "other")
+        TrainingProcess(RunPlan(name=name, group="bf16", precision="bf16", seed=1, steps=100), {}, tmp_path)
+        for name in ("one", "other")
     )
     bars = Bars([waiting, running], console)
     running._child = object()  # type: ignore[assignment]
@@ -86,7 +121,9 @@ def test_the_bars_show_the_reported_progress(tmp_path: Path) -> None:
 
 
 def test_shows_a_loss_that_is_nan(tmp_path: Path) -> None:
-    trainer = TrainingProcess(RunPlan("one", "bf16", "bf16", 1, 100), {}, tmp_path)
+    trainer = TrainingProcess(
+        RunPlan(name="one", group="bf16", precision="bf16", seed=1, steps=100), {}, tmp_path
+    )
     trainer._child = object()  # type: ignore[assignment]
     trainer._report = TrainerReport(step=3, loss=None)
     bars = Bars([trainer], Console(force_terminal=False))

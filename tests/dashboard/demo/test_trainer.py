@@ -15,7 +15,7 @@ from fp8scope_dashboard.demo.plan import RunPlan
 from fp8scope_dashboard.demo.running import DemoError, _check
 from fp8scope_dashboard.demo.trainer import NICENESS, TrainerReport, TrainingProcess
 
-PLAN = RunPlan("a run", "bf16", "bf16", 1, 100)
+PLAN = RunPlan(name="a run", group="bf16", precision="bf16", seed=1, steps=100)
 MESSAGES = """
 import json, sys, time
 for message in (

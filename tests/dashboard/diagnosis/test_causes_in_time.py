@@ -18,7 +18,9 @@ from fp8scope_dashboard.diagnosis.weights import Moments
 
 STEPS = np.arange(1, 161)
 TENSORS = tuple(
-    CataloguedTensor(3 * i + j, f"blocks.{i}.{role}", f"blocks.{i}", role, 448.0, 1000)
+    CataloguedTensor(
+        index=3 * i + j, name=f"blocks.{i}.{role}", module=f"blocks.{i}", role=role, largest=448.0, numel=1000
+    )
     for i in range(6)
     for j, role in enumerate(("input", "weight", "grad_output"))
 )
@@ -34,7 +36,15 @@ def rows(seed: int = 0) -> TensorSeries:
     amax[is_weight] = 0.1 * np.exp(0.001 * STEPS + chance.normal(0.0, 0.001, (6, len(STEPS))))
     zeros = np.zeros(amax.shape)
     return TensorSeries(
-        TENSORS, STEPS, amax, 448.0 / amax, zeros, zeros.copy(), zeros.copy(), zeros + 1000.0, zeros * np.nan
+        tensors=TENSORS,
+        steps=STEPS,
+        amax=amax,
+        scale=448.0 / amax,
+        saturated=zeros,
+        underflow=zeros.copy(),
+        nonfinite=zeros.copy(),
+        numel=zeros + 1000.0,
+        error=zeros * np.nan,
     )
 
 
@@ -178,9 +188,16 @@ def test_a_slow_rise_begins_where_the_ranking_of_tensors_says() -> None:
     tensor = TENSORS[:1]
     blank = np.zeros((1, len(steps)))
     slope = TensorSeries(
-        tensor, steps, blank + 1.0, blank + 448.0, 1000.0 * share[None, :], blank, blank, blank + 1000.0,
-        blank * np.nan,
-    )  # fmt: skip
+        tensors=tensor,
+        steps=steps,
+        amax=blank + 1.0,
+        scale=blank + 448.0,
+        saturated=1000.0 * share[None, :],
+        underflow=blank,
+        nonfinite=blank,
+        numel=blank + 1000.0,
+        error=blank * np.nan,
+    )
     (leaving,) = saturating(slope)
     columns = ranked(share[None, :], "saturation_rate", default_limit("saturation_rate"))
     assert leaving.onset == int(steps[columns.onset[0]]) == 306

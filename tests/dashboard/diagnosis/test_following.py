@@ -16,8 +16,8 @@ from fp8scope_dashboard.diagnosis.tensors import Scaling, scaling_of
 
 Floats = NDArray[np.float64]
 M, H = 448.0, 4
-DELAYED = Scaling("delayed", history=H)
-CURRENT = Scaling("current")
+DELAYED = Scaling(kind="delayed", history=H)
+CURRENT = Scaling(kind="current")
 
 
 def amaxes(rows: int = 120, seed: int = 0) -> Floats:
@@ -40,12 +40,12 @@ def test_the_expected_amax_is_the_largest_of_the_history() -> None:
     amax = np.array([1.0, 5.0, 2.0, 3.0, 1.0, 1.0, 1.0, 1.0])
     assert expected_amax(amax, DELAYED, begins=True).tolist() == [1, 1, 5, 5, 5, 5, 3, 3]
     assert np.isnan(expected_amax(amax, DELAYED, begins=False)).tolist() == [True] * H + [False] * 4
-    recent = Scaling("delayed", history=H, most_recent=True)
+    recent = Scaling(kind="delayed", history=H, most_recent=True)
     assert expected_amax(amax, recent, begins=True).tolist() == [1, 1, 5, 2, 3, 1, 1, 1]
     assert expected_amax(amax, CURRENT, begins=True).tolist() == amax.tolist()
 
 
-@pytest.mark.parametrize("scaling", [DELAYED, CURRENT, Scaling("delayed", history=H, margin=2.0)])
+@pytest.mark.parametrize("scaling", [DELAYED, CURRENT, Scaling(kind="delayed", history=H, margin=2.0)])
 def test_a_working_scale_has_no_fault(scaling: Scaling) -> None:
     for seed in range(10):
         amax = amaxes(seed=seed)
@@ -57,7 +57,7 @@ def test_a_working_scale_has_no_fault(scaling: Scaling) -> None:
 def test_rounding_down_to_a_power_of_two_is_no_fault() -> None:
     amax = amaxes()
     scale = 2.0 ** np.floor(np.log2(M / amax))
-    assert fault_of(amax, scale, Scaling("current", power_of_two=True)) is None
+    assert fault_of(amax, scale, Scaling(kind="current", power_of_two=True)) is None
     assert fault_of(amax, scale, CURRENT) is not None
 
 
@@ -107,7 +107,7 @@ def test_off_by_a_factor(bits: int) -> None:
 
 
 def test_a_history_that_begins_again() -> None:
-    scaling = Scaling("delayed", history=16)
+    scaling = Scaling(kind="delayed", history=16)
     amax = amaxes()
     amax[44:50] *= 8.0
     scale = working(amax, scaling)
@@ -140,7 +140,7 @@ def test_several_calls_in_a_step_decide_only_what_is_frozen() -> None:
 
 @pytest.mark.parametrize("power_of_two", [False, True])
 def test_block_recipes_decide_only_what_is_frozen(power_of_two: bool) -> None:
-    scaling = Scaling("blocks", power_of_two=power_of_two)
+    scaling = Scaling(kind="blocks", power_of_two=power_of_two)
     chance = np.random.default_rng(4)
     amax = np.exp(np.linspace(0.0, 3.0, 150) + chance.normal(0.0, 0.1, 150))
     scale = M / (0.6 * amax * np.exp(chance.normal(0.0, 0.02, 150)))
@@ -155,7 +155,7 @@ def test_block_recipes_decide_only_what_is_frozen(power_of_two: bool) -> None:
 def test_an_unknown_recipe_with_a_long_history_is_not_frozen() -> None:
     amax = amaxes(400)
     amax[10] = 1e4
-    scale = working(amax, Scaling("delayed", history=1024))
+    scale = working(amax, Scaling(kind="delayed", history=1024))
     assert fault_of(amax, scale, Scaling()) is None
     # But an amax beyond what the scale was made for must change it.
     amax[200:] *= 1e5
@@ -171,7 +171,7 @@ def test_too_few_rows_decide_nothing() -> None:
 
 def test_reads_the_recipes_of_the_agent() -> None:
     delayed = {"recipe": "DelayedScaling", "history_length": 8, "margin": 1, "amax_compute": "most_recent"}
-    assert scaling_of(delayed, "input") == Scaling("delayed", history=8, margin=1.0, most_recent=True)
+    assert scaling_of(delayed, "input") == Scaling(kind="delayed", history=8, margin=1.0, most_recent=True)
     assert scaling_of({"recipe": "CurrentScaling", "power_of_two": True}, "input").power_of_two
     assert scaling_of({"recipe": "MXFP8"}, "input").kind == "blocks"
     torchao = {"recipe": "torchao.float8", "input": "float8_e4m3fn tensorwise", "weight": "x rowwise"}

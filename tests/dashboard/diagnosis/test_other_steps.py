@@ -30,7 +30,7 @@ STEPS = np.arange(1, 301)
 
 def curve(name: str = "fp8", seed: int | None = 1, rise: Floats | float = 0.0, noise: int = 0) -> RunLoss:
     loss = 2.0 + 3.0 / np.sqrt(1.0 + STEPS / 8.0) + np.random.default_rng(noise).normal(0.0, 0.02, 300)
-    return RunLoss(name, STEPS, loss + rise, seed)
+    return RunLoss(name=name, steps=STEPS, losses=loss + rise, seed=seed)
 
 
 def spike(at: int, steps: int = 3) -> Floats:
@@ -53,7 +53,7 @@ def test_the_same_spike_in_both_arms_is_the_data() -> None:
 
 def test_a_jump_after_a_jump_of_the_learning_rate_is_not_the_data() -> None:
     rates = np.where(STEPS < 179, 1e-3, 1e-2)
-    run = RunLoss("fp8", STEPS, curve(rise=spike(180)).losses, 1, rates)
+    run = RunLoss(name="fp8", steps=STEPS, losses=curve(rise=spike(180)).losses, seed=1, rates=rates)
     result = compare_trouble(run, [curve("bf16", rise=spike(180))])
     assert result.finding.cause == "learning_rate"
 
@@ -77,11 +77,17 @@ def test_one_of_three_seeds_is_not_enough_unless_it_is_the_same_seed() -> None:
 
 def test_large_updates_in_both_arms() -> None:
     flat = 3.0 + np.random.default_rng(0).normal(0.0, 0.1, 300)
-    arms = [RunLoss(name, STEPS, flat, 1, update=0.04, growth=1.0) for name in ("fp8", "bf16")]
+    arms = [
+        RunLoss(name=name, steps=STEPS, losses=flat, seed=1, update=0.04, growth=1.0)
+        for name in ("fp8", "bf16")
+    ]
     finding = compare_trouble(arms[0], arms[1:]).finding
     assert finding.cause == "learning_rate" and "4.0 % of the first weights, so" in finding.sentence
     # Weights that grow make the same updates look small.
-    grown = [RunLoss(name, STEPS, flat, 1, update=0.008, growth=4.0) for name in ("fp8", "bf16")]
+    grown = [
+        RunLoss(name=name, steps=STEPS, losses=flat, seed=1, update=0.008, growth=4.0)
+        for name in ("fp8", "bf16")
+    ]
     finding = compare_trouble(grown[0], grown[1:]).finding
     assert (
         finding.cause == "learning_rate" and "3.2 % of the first weights, which grow 4.0" in finding.sentence
@@ -94,7 +100,10 @@ def test_large_updates_in_both_arms() -> None:
     assert compare_trouble(jumps, arms[1:]).own
     falls = [replace(arm, losses=flat - STEPS / 300.0) for arm in arms]
     assert compare_trouble(falls[0], falls[1:]).finding.outcome == "clear"
-    usual = [RunLoss(name, STEPS, flat, 1, update=0.002, growth=1.0) for name in ("fp8", "bf16")]
+    usual = [
+        RunLoss(name=name, steps=STEPS, losses=flat, seed=1, update=0.002, growth=1.0)
+        for name in ("fp8", "bf16")
+    ]
     assert compare_trouble(usual[0], usual[1:]).finding.outcome == "clear"
 
 
@@ -109,7 +118,7 @@ def test_worse_needs_one_per_cent_and_four_errors() -> None:
     assert not is_worse(curve(), [curve(noise=1)])
     assert is_worse(curve(rise=0.1), [curve(noise=1)])
     assert not is_worse(curve(rise=0.01), [curve(noise=1)])
-    nothing = RunLoss("fp8", np.zeros(0, np.int64), np.zeros(0))
+    nothing = RunLoss(name="fp8", steps=np.zeros(0, np.int64), losses=np.zeros(0))
     assert not is_worse(nothing, [curve()]) and compare_trouble(nothing, [curve()]).finding.outcome == "clear"
 
 
@@ -188,16 +197,39 @@ SEVEN: tuple[Step, ...] = (
     "product",
     "evaluation",
 )
-CLEAR = {step: Finding(step, "clear", "") for step in SEVEN}
-FROZEN = Finding("scaling", "cause", "The scales are frozen.", "frozen_scale", 60, is_proven=True)
+CLEAR = {step: Finding(step=step, outcome="clear", sentence="") for step in SEVEN}
+FROZEN = Finding(
+    step="scaling",
+    outcome="cause",
+    sentence="The scales are frozen.",
+    cause="frozen_scale",
+    onset=60,
+    is_proven=True,
+)
 BAD_LAYER = Finding(
-    "scaling", "cause", "One layer is bad, up: far.", "bad_layer", 83, ("up.input",), "Compute it in BF16.",
+    step="scaling",
+    outcome="cause",
+    sentence="One layer is bad, up: far.",
+    cause="bad_layer",
+    onset=83,
+    tensors=("up.input",),
+    suggestion="Compute it in BF16.",
     observation="The layer up stands out: far.",
-)  # fmt: skip
-LEAPS = Finding("optimizer", "cause", "The weights leap at step 71.", "optimizer_state", 71)
-SHARED = Finding("reference", "not_fp8", "Not FP8: ...", "learning_rate", 50)
-PRECISION = Finding("evaluation", "cause", "Wrong precision.", "evaluation_precision")
-VERSION = Finding("software", "suspect", "torch 2.7 is known.", "known_version")
+)
+LEAPS = Finding(
+    step="optimizer",
+    outcome="cause",
+    sentence="The weights leap at step 71.",
+    cause="optimizer_state",
+    onset=71,
+)
+SHARED = Finding(
+    step="reference", outcome="not_fp8", sentence="Not FP8: ...", cause="learning_rate", onset=50
+)
+PRECISION = Finding(
+    step="evaluation", outcome="cause", sentence="Wrong precision.", cause="evaluation_precision"
+)
+VERSION = Finding(step="software", outcome="suspect", sentence="torch 2.7 is known.", cause="known_version")
 
 
 def concluded(reference: ReferenceFinding, **findings: Finding) -> tuple[str, str]:
@@ -271,7 +303,9 @@ def test_without_trouble_there_is_no_cause() -> None:
 
 def test_what_was_so_from_the_beginning_does_not_explain_a_later_jump() -> None:
     """The healthy twin saturates from step 20 on as well."""
-    margin = Finding("scaling", "cause", "The margin is too small.", "margin", 20)
+    margin = Finding(
+        step="scaling", outcome="cause", sentence="The margin is too small.", cause="margin", onset=20
+    )
     late = conclusion(in_trouble(Trouble("jump", 163, None, 0.5)), scaling=margin)
     assert late.outcome == "suspect" and "long before the trouble at step 163" in late.sentence
     assert conclusion(in_trouble(Trouble("rise", 163, None, 0.5)), scaling=margin).outcome == "cause"
@@ -279,7 +313,14 @@ def test_what_was_so_from_the_beginning_does_not_explain_a_later_jump() -> None:
 
 
 def test_a_bisection_after_the_trouble_is_only_possible() -> None:
-    ranked = Finding("product", "cause", "One layer is bad, up.", "bad_layer", 300, ("up",))
+    ranked = Finding(
+        step="product",
+        outcome="cause",
+        sentence="One layer is bad, up.",
+        cause="bad_layer",
+        onset=300,
+        tensors=("up",),
+    )
     result = conclusion(in_trouble(Trouble("rise", 163, None, 0.5)), product=ranked)
     assert (result.outcome, result.cause) == ("suspect", "bad_layer")
 
@@ -291,7 +332,10 @@ def test_a_baseline_that_diverged_is_named() -> None:
     assert concluded(ReferenceFinding(CLEAR["reference"]), baseline=health.finding)[0] == "baseline"
     nan = curve("bf16", noise=1).losses.copy()
     nan[200:] = np.nan
-    assert baseline_health.examine(curve(), [RunLoss("bf16", STEPS, nan)]).finding.cause == "baseline"
+    assert (
+        baseline_health.examine(curve(), [RunLoss(name="bf16", steps=STEPS, losses=nan)]).finding.cause
+        == "baseline"
+    )
 
 
 def test_a_baseline_in_the_same_trouble_is_compared_with() -> None:

@@ -26,7 +26,14 @@ CALM = Training(np.zeros(0), np.zeros(0, np.int64))
 def rows(seed: int = 0) -> TensorSeries:
     """Tensors of five layers whose scales follow the current recipe."""
     tensors = tuple(
-        CataloguedTensor(i, f"layers.{i // 3}.{ROLES[i % 3]}", f"layers.{i // 3}", ROLES[i % 3], 448.0, 1000)
+        CataloguedTensor(
+            index=i,
+            name=f"layers.{i // 3}.{ROLES[i % 3]}",
+            module=f"layers.{i // 3}",
+            role=ROLES[i % 3],
+            largest=448.0,
+            numel=1000,
+        )
         for i in range(3 * LAYERS)
     )
     amax = np.exp(np.random.default_rng(seed).normal(0.0, 0.3, (len(tensors), N)))
@@ -34,7 +41,17 @@ def rows(seed: int = 0) -> TensorSeries:
     unknown = np.full_like(amax, np.nan)
     numel = np.full_like(amax, NUMEL)
     steps = np.arange(1, N + 1)
-    return TensorSeries(tensors, steps, amax, 448.0 / amax, zeros, zeros, zeros, numel, unknown)
+    return TensorSeries(
+        tensors=tensors,
+        steps=steps,
+        amax=amax,
+        scale=448.0 / amax,
+        saturated=zeros,
+        underflow=zeros,
+        nonfinite=zeros,
+        numel=numel,
+        error=unknown,
+    )
 
 
 def of(table: TensorSeries, *chosen: str) -> list[int]:

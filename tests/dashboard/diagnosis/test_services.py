@@ -45,7 +45,7 @@ def amaxes() -> np.ndarray[Any, Any]:
 
 def bf16(project: Project, rise: float = 0.0) -> Run:
     run = make_run(project, "bf16", group="bf16", precision="bf16", seed=1)
-    recorder = Recorder(run, tensors=NAMES)
+    recorder = Recorder(run=run, tensors=NAMES)
     recorder.rows(STEPS, {"loss": losses(1) + rise * np.maximum(0, STEPS - 80)}, {"amax": amaxes()})
     recorder.finish()
     return run
@@ -53,7 +53,7 @@ def bf16(project: Project, rise: float = 0.0) -> Run:
 
 def fp8(project: Project, *, frozen: bool = False, rise: float = 0.0) -> Recorder:
     run = make_run(project, "fp8", baseline="bf16", precision="fp8", seed=1, recipe=RECIPE)
-    recorder = Recorder(run, tensors=NAMES)
+    recorder = Recorder(run=run, tensors=NAMES)
     Tensor.objects.filter(run=run).update(format="E4M3")
     amax = amaxes()
     scale = 448.0 / amax

@@ -38,10 +38,12 @@ NOTICE = Notice(
     run_name="gpt",
     url="http://localhost/p/default/runs/6b1f/",
 )
-MESSAGE = ChannelMessage(NOTICE.key, "default", "http://localhost/p/default/alerts/", (NOTICE,))
+MESSAGE = ChannelMessage(
+    key=NOTICE.key, project="default", url="http://localhost/p/default/alerts/", notices=(NOTICE,)
+)
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Receiver:
     """The requests that an HTTP server got, and the response that it gives.
 

@@ -42,7 +42,10 @@ class Recorder:
         return recorder
 
     def catalogue(self, tensors: Sequence[str], offset: int = 0) -> None:
-        entries = [TensorEntry(name, "", "input", "e4m3", (8,), 8) for name in tensors]
+        entries = [
+            TensorEntry(name=name, module="", role="input", format="e4m3", shape=(8,), numel=8)
+            for name in tensors
+        ]
         extend(self.run, self.writer, offset, entries, rank=self.rank, hostname="")
 
     def send(

@@ -21,7 +21,7 @@ from fp8scope_dashboard.telemetry.codec import ChunkData, encode
 ROWS_PER_BATCH = 20
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Recorder:
     """One writer of one run."""
 
@@ -86,14 +86,27 @@ class Recorder:
     ) -> None:
         """Send one evaluation."""
         message = identify(self.run.id, self.uuid, self.seq, "evaluation", str((step, name, items)).encode())
-        scores = Scores(step, name, metric, kind, higher_is_better, items, item_ids, None, precision, margin)
+        scores = Scores(
+            step=step,
+            name=name,
+            metric=metric,
+            kind=kind,
+            higher_is_better=higher_is_better,
+            items=items,
+            item_ids=item_ids,
+            clusters=None,
+            precision=precision,
+            margin=margin,
+        )
         assert store_evaluation(self.run, message, scores)
         self.seq += 1
 
     def finish(self, error: str = "") -> None:
         """Finish this writer; with an error, as failed."""
         message = identify(self.run.id, self.uuid, self.seq, "finish", b"")
-        ending = services.Ending(bool(error), error, rows_sent=0, points_sent=0, dropped=0, errors=0)
+        ending = services.Ending(
+            failed=bool(error), error=error, rows_sent=0, points_sent=0, dropped=0, errors=0
+        )
         assert services.store_finish(self.run, message, ending)
         self.seq += 1
         self.run.refresh_from_db()
@@ -111,9 +124,9 @@ def _chunk(
     times = np.datetime64("2026-01-01T00:00:00", "us") + numbers * np.timedelta64(100_000, "us")
     values = {name: np.asarray(column, dtype=np.float64) for name, column in scalars.items()}
     return ChunkData(
-        numbers,
-        times,
-        values,
-        {name: np.ones(len(numbers), dtype=bool) for name in values},
-        {name: np.asarray(matrix, dtype=np.float64) for name, matrix in statistics.items()},
+        steps=numbers,
+        times=times,
+        scalars=values,
+        logged={name: np.ones(len(numbers), dtype=bool) for name in values},
+        statistics={name: np.asarray(matrix, dtype=np.float64) for name, matrix in statistics.items()},
     )

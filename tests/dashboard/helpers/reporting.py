@@ -26,7 +26,7 @@ def send_report(writer: Recorder, **document: Any) -> bool:
 
 def another(run: Run, rank: int = 1) -> Recorder:
     """Another writer of the run."""
-    return Recorder(run, rank=rank, uuid=uuid.uuid4())
+    return Recorder(run=run, rank=rank, uuid=uuid.uuid4())
 
 
 PRODUCT = {"layer": "blocks.0.up", "product": "dgrad", "relative_error": 0.5, "cosine": 0.9}

@@ -20,7 +20,7 @@ def a_group_with_a_bad_seed(project: Project, seeds: int = 15, bad: int = 7) -> 
             run = make_run(project, f"{arm} {seed}", group=arm, seed=seed, baseline=baseline, precision=arm)
             is_bad = arm == "fp8" and seed == bad
             factor = (1.394 if is_bad else 1.0) + 0.0002 * seed
-            recorder = Recorder(run)
+            recorder = Recorder(run=run)
             recorder.rows(STEPS, {"loss": factor * (2.0 + 3.0 * np.exp(-STEPS / 40.0))}, rows_per_batch=50)
             chances = np.random.default_rng(0).random(200) < (0.2 if is_bad else 0.7)
             flips = np.random.default_rng(seed + 1).integers(0, 200, 3)

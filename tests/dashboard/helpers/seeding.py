@@ -74,7 +74,7 @@ def _bf16(project: Project, seed: int, steps: int) -> Run:
     run = make_run(
         project, f"gpt bf16 seed {seed}", precision="bf16", group="bf16", seed=seed, total_steps=steps
     )
-    writer = Recorder(run)
+    writer = Recorder(run=run)
     writer.rows(np.arange(steps), _scalars(losses(steps, seed), seed), rows_per_batch=50)
     _evaluate(writer, steps, 0.605, seed)
     writer.finish()
@@ -103,7 +103,7 @@ def _fp8(
         rise = np.maximum(0.0, np.arange(steps) - diverges_at) / 25.0
         loss = loss + np.expm1(np.minimum(rise, 12.0))
         loss[diverges_at + int(0.25 * steps) :] = np.nan
-    writer = Recorder(run, tensors=TENSORS)
+    writer = Recorder(run=run, tensors=TENSORS)
     done = steps - steps // 5 if live else steps
     scalars = {key: values[:done] for key, values in _scalars(loss, 7).items()}
     statistics = {key: values[:done] for key, values in _statistics(steps, diverges_at).items()}

@@ -98,7 +98,7 @@ def test_archives(project: Project, user: User) -> None:
 
 def test_a_deletion_can_be_undone_without_a_loss(project: Project, user: User) -> None:
     run = make_run(project, "a")
-    Recorder(run).rows(range(40), {"loss": [1.0] * 40})
+    Recorder(run=run).rows(range(40), {"loss": [1.0] * 40})
     action = bulk.change(project, Run.objects.all(), Kind.DELETE, user)
     assert action is not None and not Run.objects.exists()
     # The sweep and a job for this run leave the data alone.
@@ -114,7 +114,7 @@ def test_a_deletion_can_be_undone_without_a_loss(project: Project, user: User) -
 
 def test_after_the_delay_the_data_is_deleted(project: Project, user: User) -> None:
     run = make_run(project, "a")
-    Recorder(run).rows(range(40), {"loss": [1.0] * 40})
+    Recorder(run=run).rows(range(40), {"loss": [1.0] * 40})
     action = bulk.change(project, Run.objects.all(), Kind.DELETE, user)
     assert action is not None
     Run.with_deleted.update(erase_at=timezone.now())

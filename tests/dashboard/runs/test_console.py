@@ -26,7 +26,7 @@ def run(db: None) -> Run:
 def write(run: Run, *texts: str, rank: int = 0, attempt: int = 0, first: int = 0) -> Writer:
     writer = Writer.objects.filter(run=run, rank=rank, attempt=attempt).first()
     if writer is None:
-        writer = Writer.objects.get(uuid=Recorder(run, rank=rank, attempt=attempt).uuid)
+        writer = Writer.objects.get(uuid=Recorder(run=run, rank=rank, attempt=attempt).uuid)
     lines = [NewLine(first + index, AT, 3, "stdout", text) for index, text in enumerate(texts)]
     console.store(run, writer, lines)
     return writer

@@ -40,7 +40,7 @@ def child_of(
     def start(output: int) -> subprocess.Popen[bytes]:
         return processes.spawn(command, death_signal=signal.SIGKILL, output=output)
 
-    return Child("child", start, log, stop_signals)
+    return Child(name="child", start=start, log=log, stop_signals=stop_signals)
 
 
 def stubborn(log: LogFile, tmp_path: Path, *ignored: str, stop_signals: tuple[signal.Signals, ...]) -> Child:
@@ -94,7 +94,7 @@ def test_a_missing_program_counts_as_a_failure(log: LogFile) -> None:
     def start(output: int) -> subprocess.Popen[bytes]:
         raise FileNotFoundError(2, "No such file", "postgres")
 
-    child = Child("child", start, log)
+    child = Child(name="child", start=start, log=log)
     assert (child.restart_if_ended() or "").startswith("child could not be started: [Errno 2] No such file")
     assert child.restart_if_ended() is None
     assert child.failures == 1

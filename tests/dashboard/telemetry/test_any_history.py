@@ -27,7 +27,7 @@ TENSORS = ("a", "b")
 COUNTS = ("saturated", "nonfinite", "numel")
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Row:
     """The data that one writer sent for one step."""
 
@@ -117,7 +117,16 @@ class History:
                     row[index] = float(matrix[i, column])
                 by_tensor[name] = row
             order = (process.attempt, process.age)
-            self.rows.append(Row(recorder.rank, order, (seq, i), step, scalars["loss"][i], by_tensor))
+            self.rows.append(
+                Row(
+                    rank=recorder.rank,
+                    order=order,
+                    sent=(seq, i),
+                    step=step,
+                    loss=scalars["loss"][i],
+                    values=by_tensor,
+                )
+            )
 
     def counted(self) -> list[Row]:
         """Rows that no later attempt replaced."""

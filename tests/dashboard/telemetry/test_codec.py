@@ -55,11 +55,11 @@ def chunk_data(draw: st.DrawFn) -> ChunkData:
 
 def test_it_works() -> None:
     data = ChunkData(
-        np.array([3, 4]),
-        np.array(["2026-01-01T00:00:00.000001", "2026-01-01T00:00:01"], "datetime64[us]"),
-        {"loss": np.array([np.nan, 2.0])},
-        {"loss": np.array([True, False])},
-        {"amax": np.array([[1.0, np.nan, 3.0], [4.0, 5.0, 6.0]])},
+        steps=np.array([3, 4]),
+        times=np.array(["2026-01-01T00:00:00.000001", "2026-01-01T00:00:01"], "datetime64[us]"),
+        scalars={"loss": np.array([np.nan, 2.0])},
+        logged={"loss": np.array([True, False])},
+        statistics={"amax": np.array([[1.0, np.nan, 3.0], [4.0, 5.0, 6.0]])},
     )
     back = decode(encode(data))
     assert_same(data, back)
@@ -112,11 +112,11 @@ def test_does_not_decompress_omitted_columns() -> None:
     """Decoding other columns succeeds although the bytes of this column are invalid."""
     noise = np.random.default_rng(0).random((64, 50))
     data = ChunkData(
-        np.arange(64),
-        (TIME + np.arange(64)).astype("datetime64[us]"),
-        {"loss": np.arange(64.0)},
-        {"loss": np.ones(64, bool)},
-        {"amax": noise},
+        steps=np.arange(64),
+        times=(TIME + np.arange(64)).astype("datetime64[us]"),
+        scalars={"loss": np.arange(64.0)},
+        logged={"loss": np.ones(64, bool)},
+        statistics={"amax": noise},
     )
     body = bytearray(encode(data))
     start = len(body) - 2000
@@ -128,7 +128,10 @@ def test_does_not_decompress_omitted_columns() -> None:
 
 def test_selects_rows_by_slice_mask_and_index() -> None:
     data = ChunkData(
-        np.arange(4), np.arange(4).astype("datetime64[us]"), statistics={"amax": np.eye(4)}, seqs=np.arange(4)
+        steps=np.arange(4),
+        times=np.arange(4).astype("datetime64[us]"),
+        statistics={"amax": np.eye(4)},
+        seqs=np.arange(4),
     )
     for chosen in (slice(1, 3), np.array([False, True, True, False]), np.array([1, 2])):
         some = data.rows(chosen)

@@ -26,7 +26,7 @@ def recorded(batches: int, first: int = 0) -> Recorder:
 
 
 def request(recorder: Recorder, first: int, until: int = 2**63 - 1) -> Request:
-    return Request(recorder.run.id, recorder.writer, first, until)
+    return Request(run_id=recorder.run.id, writer=recorder.writer, first=first, until=until)
 
 
 def rows(pieces: Pieces) -> list[tuple[int, list[int], str, str]]:
@@ -51,7 +51,7 @@ def test_it_works() -> None:
 
 def test_reads_only_the_columns_that_are_asked_for() -> None:
     recorder = recorded(1)
-    only = Request(recorder.run.id, recorder.writer, 0, scalars=["loss"], statistics=[])
+    only = Request(run_id=recorder.run.id, writer=recorder.writer, first=0, scalars=["loss"], statistics=[])
     (_, data), *_ = new_rows.read([only], 16)[0].pieces
     assert (list(data.scalars), list(data.statistics)) == (["loss"], [])
 

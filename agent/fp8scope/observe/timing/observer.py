@@ -168,7 +168,14 @@ class Measures:
                     device[name] = scalars.pop(name)
                 else:
                     scalars[name] = host_number(value)
-        return StepMeasurements(scalars, device, times, flops, self._peak() if flops else None, self._machine)
+        return StepMeasurements(
+            scalars=scalars,
+            device=device,
+            times=times,
+            flops=flops,
+            peak=self._peak() if flops else None,
+            machine=self._machine,
+        )
 
     def _ask_optimizers(self, scalars: dict[str, Any], logged: Container[str]) -> None:
         norm = self._norm()

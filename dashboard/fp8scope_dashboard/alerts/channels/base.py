@@ -22,7 +22,7 @@ class DeliveryError(Exception):
         self.retry_after = retry_after
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Notice:
     """One reason to tell about one event.
 
@@ -81,7 +81,7 @@ def _as_json(value: Any) -> Any:
     return [_as_json(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ChannelMessage:
     """What one attempt sends: a notice, several as a digest, or none as a test of the channel.
 

@@ -123,7 +123,9 @@ def replay(run: Run, rule: Rule, report: Report = lambda share: None) -> list[Wo
     rule.pk = rule.pk or UNSAVED
     if rule.kind in ENDS:
         heard = run.heartbeat_at.timestamp()
-        facts = ConditionFacts(run.state, run.last_step or 0, heard, heard, run.error)
+        facts = ConditionFacts(
+            state=run.state, last_step=run.last_step or 0, now=heard, heartbeat=heard, error=run.error
+        )
         return _alerts([("", finding) for finding in ENDS[rule.kind]({}, facts, {})[1]])
     streams = generations.streams_of(run)
     if rule.kind == BASELINE:

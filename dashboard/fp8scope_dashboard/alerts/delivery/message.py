@@ -35,12 +35,17 @@ def compose(delivery: Delivery) -> ChannelMessage:
     url = f"{settings.BASE_URL}{reverse('alerts', args=[project.slug])}"
 
     if len(notices) != 1 or delivery.event is None:
-        return ChannelMessage(str(delivery.key), project.slug, url, notices)
+        return ChannelMessage(key=str(delivery.key), project=project.slug, url=url, notices=notices)
     event = delivery.event
     chart_url = picture_links.address_of(delivery) if event.evidence.get("series") else ""
     title = headline(notices[0])
     return ChannelMessage(
-        str(delivery.key), project.slug, url, notices, lambda: draw(event, title), chart_url
+        key=str(delivery.key),
+        project=project.slug,
+        url=url,
+        notices=notices,
+        draw_chart=lambda: draw(event, title),
+        chart_url=chart_url,
     )
 
 

@@ -128,7 +128,9 @@ def detect(
     # The alert of the former definition would stay open for ever.
     ended = []
     if state.get("open") and not known and len(data):
-        ended.append(ConditionChange(False, state["detector"]["onset_step"], int(data.steps[0])))
+        ended.append(
+            ConditionChange(opened=False, onset_step=state["detector"]["onset_step"], step=int(data.steps[0]))
+        )
     parameters = rules.saved_parameters(rule.kind, rule.parameters)
     condition = cast("Condition", rule.condition)
     if rule.tensors:

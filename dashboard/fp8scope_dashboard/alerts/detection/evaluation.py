@@ -62,7 +62,7 @@ POSITION, RETURNS, RETURNED_TO, WAITING, FOLLOWED = (
 RUN_STATE = "run_state"
 
 
-@dataclass
+@dataclass(kw_only=True)
 class RunEvaluation:
     """The state of one run in one transaction."""
 
@@ -134,7 +134,10 @@ def evaluate_together(run_ids: Collection[UUID], *, waits: bool = False) -> Eval
     enabled = custom_rules.rules_of_runs(runs)
     streams = generations.streams_of_runs([run.pk for run in runs])
     works = [
-        RunEvaluation(run, enabled[run.pk], states[run.pk], streams[run.pk], rows[run.pk]) for run in runs
+        RunEvaluation(
+            run=run, rules=enabled[run.pk], states=states[run.pk], streams=streams[run.pk], rows=rows[run.pk]
+        )
+        for run in runs
     ]
     _read(works)
     opened = [event for work in works for event in _judge(work)]
@@ -175,7 +178,14 @@ def _read(works: Sequence[RunEvaluation]) -> None:
         first, until = work.state(writer).next_seq, _readable_until(work, messages)
         if until > first:
             scalars, statistics = detection.columns_read(work.rules)
-            request = new_rows.Request(work.run.pk, writer, first, until, scalars, statistics)
+            request = new_rows.Request(
+                run_id=work.run.pk,
+                writer=writer,
+                first=first,
+                until=until,
+                scalars=scalars,
+                statistics=statistics,
+            )
             wanted.append((work, request))
     read = new_rows.read([request for _, request in wanted], CHUNKS_AT_ONCE)
     for (work, request), pieces in zip(wanted, read, strict=True):
@@ -300,7 +310,15 @@ def _run_facts(work: RunEvaluation, streams: Sequence[WriterStream]) -> Conditio
         if stream.ended_by is None and stream.attempt == latest.attempt
     ]
     now, heartbeat = timezone.now().timestamp(), run.heartbeat_at.timestamp()
-    return ConditionFacts(run.state, run.last_step or 0, now, heartbeat, run.error, ranks, latest.start)
+    return ConditionFacts(
+        state=run.state,
+        last_step=run.last_step or 0,
+        now=now,
+        heartbeat=heartbeat,
+        error=run.error,
+        ranks=ranks,
+        start=latest.start,
+    )
 
 
 def _last_step(work: RunEvaluation, stream: WriterStream) -> int | None:

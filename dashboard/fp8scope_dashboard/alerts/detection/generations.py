@@ -18,7 +18,7 @@ from fp8scope_dashboard.alerts.detectors import State
 from fp8scope_dashboard.runs.models import Run, Writer
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class WriterStream:
     """The rows of one writer.
 
@@ -77,16 +77,16 @@ def _streams(writers: Sequence[Writer]) -> list[WriterStream]:
         number = alike.index(writer)
         streams.append(
             WriterStream(
-                writer.uuid,
-                writer.rank,
-                tuple(writer.catalogue),
-                f"{writer.attempt}+{number}" if number else str(writer.attempt),
-                writer.rank == lowest[writer.attempt],
-                writer.attempt,
-                writer.first_step,
-                writer.last_step,
-                writer.finished_at is not None,
-                _ended_by(writer, later[writer.attempt], alike[number + 1 :]),
+                writer=writer.uuid,
+                rank=writer.rank,
+                catalogue=tuple(writer.catalogue),
+                start=f"{writer.attempt}+{number}" if number else str(writer.attempt),
+                leads=writer.rank == lowest[writer.attempt],
+                attempt=writer.attempt,
+                first_step=writer.first_step,
+                last_step=writer.last_step,
+                finished=writer.finished_at is not None,
+                ended_by=_ended_by(writer, later[writer.attempt], alike[number + 1 :]),
             )
         )
     return streams

@@ -29,7 +29,7 @@ class RankStep:
     generation: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ConditionFacts:
     """What is known of a run at a time.
 
@@ -127,8 +127,8 @@ def _while(
     findings = []
     if state["open"] and (not holds or state["start"] != run.start):
         state["open"] = False
-        findings.append(ConditionChange(False, state["onset"], step))
+        findings.append(ConditionChange(opened=False, onset_step=state["onset"], step=step))
     if holds and not state["open"]:
         state.update(open=True, onset=step, times=state["times"] + 1)
-        findings.append(ConditionChange(True, step, step, message=message))
+        findings.append(ConditionChange(opened=True, onset_step=step, step=step, message=message))
     return {**state, "start": run.start}, findings

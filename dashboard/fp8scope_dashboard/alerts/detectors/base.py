@@ -16,7 +16,7 @@ NAMED = 10
 SAME_CAUSE = 200
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ConditionChange:
     """The start (`opened`) or the end of a condition.
 

@@ -33,7 +33,7 @@ def above_baseline(
 
 def _finding(change: Change, seeds: int) -> ConditionChange:
     if not change.opened:
-        return ConditionChange(False, change.onset, change.step)
+        return ConditionChange(opened=False, onset_step=change.onset, step=change.step)
     since = f"Loss is above its baseline since about step {change.onset:,}"
     baseline = in_words(change.baseline)
     if change.limit is None:
@@ -55,4 +55,12 @@ def _finding(change: Change, seeds: int) -> ConditionChange:
     }
     # The mean since the onset is what people read. It is never below what decided.
     shown = math.inf if change.limit is None else max(change.mean, change.window_mean)
-    return ConditionChange(True, change.onset, change.step, finite(shown), change.limit, message, evidence)
+    return ConditionChange(
+        opened=True,
+        onset_step=change.onset,
+        step=change.step,
+        value=finite(shown),
+        threshold=change.limit,
+        message=message,
+        evidence=evidence,
+    )

@@ -249,7 +249,13 @@ def _open(state: State, onset: int, step: int, median: float, note: str = "") ->
         f"above the limit of {in_words(limit)}, since about step {onset:,}.{note}"
     )
     return ConditionChange(
-        True, onset, step, median, limit, message, {"minimum": low, "sigma": state["sigma"]}
+        opened=True,
+        onset_step=onset,
+        step=step,
+        value=median,
+        threshold=limit,
+        message=message,
+        evidence={"minimum": low, "sigma": state["sigma"]},
     )
 
 
@@ -291,4 +297,6 @@ def _close(state: State, past: State, step: int, median: float, message: str) ->
     if levels.past(past) is not None:
         state["early"] = None
     state.update(open=False, above=0, block=[], since=[], limit=None, levels=past)
-    return ConditionChange(False, state["onset"], step, median, None, message)
+    return ConditionChange(
+        opened=False, onset_step=state["onset"], step=step, value=median, threshold=None, message=message
+    )

@@ -73,9 +73,9 @@ def noise_growth(state: State, rows: TensorRows, parameters: Parameters) -> Resu
 
 def _wording(one: str, many: str, what: str, parameters: Parameters) -> Wording:
     return Wording(
-        one, many,
-        lambda octaves, name: f"{what} of {name} is {rounded(2.0**octaves, 3)} times its usual value",
-        f"above the limit of {rounded(2.0 ** parameters['octaves'], 3)}", unit="octaves",
+        one=one, many=many,
+        amount=lambda octaves, name: f"{what} of {name} is {rounded(2.0**octaves, 3)} times its usual value",
+        limit=f"above the limit of {rounded(2.0 ** parameters['octaves'], 3)}", unit="octaves",
     )  # fmt: skip
 
 

@@ -44,7 +44,7 @@ LEARNED_POINTS = 16
 LEAST_ACCEPTED = 2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EarlyRise:
     """A rise of the first losses.
 
@@ -100,7 +100,7 @@ def judge(state: State, step: int, loss: float, parameters: Mapping[str, float])
         return None
     onset = step if state["since"] is None else int(state["since"])
     state.update(since=None, above=0, recent=[])
-    return EarlyRise(onset, level, reference, low, limit, sigma)
+    return EarlyRise(onset=onset, level=level, reference=reference, low=low, limit=limit, sigma=sigma)
 
 
 def _limits(accepted: list[float], sigmas: float) -> tuple[float, float, float, float, float]:

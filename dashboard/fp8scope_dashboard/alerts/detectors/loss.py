@@ -40,7 +40,9 @@ def not_finite(
             state["calm"] += 1
             if state["open"] and state["calm"] >= parameters["recover"]:
                 state["open"] = False
-                findings.append(ConditionChange(False, state["onset"], step, loss))
+                findings.append(
+                    ConditionChange(opened=False, onset_step=state["onset"], step=step, value=loss)
+                )
             continue
         state["calm"] = 0
         if not state["open"]:
@@ -55,5 +57,11 @@ def _went_wrong(step: int, loss: float, before: float | None) -> ConditionChange
     else:
         message = f"Loss became {in_words(loss)} at step {step:,}; before, it was {in_words(before)}."
     return ConditionChange(
-        True, step, step, finite(loss), None, message, {"before": before, "loss": in_words(loss)}
+        opened=True,
+        onset_step=step,
+        step=step,
+        value=finite(loss),
+        threshold=None,
+        message=message,
+        evidence={"before": before, "loss": in_words(loss)},
     )

@@ -68,8 +68,8 @@ def saturation(state: State, rows: TensorRows, parameters: Parameters) -> Result
             because scales are not settled.
     """
     wording = Wording(
-        "overflows", "overflow", lambda rate, name: f"{percent(rate)} of {name}",
-        f"above the limit of {percent(parameters['rate'])}", parameters["rate"],
+        one="overflows", many="overflow", amount=lambda rate, name: f"{percent(rate)} of {name}",
+        limit=f"above the limit of {percent(parameters['rate'])}", threshold=parameters["rate"],
     )  # fmt: skip
     rates = _overflow(rows)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -87,9 +87,12 @@ def underflow(state: State, rows: TensorRows, parameters: Parameters) -> Result:
         parameters: as of `saturation`.
     """
     wording = Wording(
-        "underflows", "underflow", lambda rate, name: f"{percent(rate)} of {name} becomes zero",
-        f"above the limit of {percent(parameters['rate'])}", parameters["rate"],
-    )  # fmt: skip
+        one="underflows",
+        many="underflow",
+        amount=lambda rate, name: f"{percent(rate)} of {name} becomes zero",
+        limit=f"above the limit of {percent(parameters['rate'])}",
+        threshold=parameters["rate"],
+    )
     return _above(state, rows, _underflow(rows), parameters, wording)
 
 
@@ -108,8 +111,8 @@ def tensor_not_finite(state: State, rows: TensorRows, parameters: Parameters) ->
         parameters: `points`, `recover`.
     """
     wording = Wording(
-        "has NaN or infinite elements", "have NaN or infinite elements",
-        lambda rate, name: f"{percent(rate)} of {name}", "where none should be", 0.0,
+        one="has NaN or infinite elements", many="have NaN or infinite elements",
+        amount=lambda rate, name: f"{percent(rate)} of {name}", limit="where none should be", threshold=0.0,
     )  # fmt: skip
     rates = _share(rows.statistics["nonfinite"], rows.statistics["numel"])
     return _above(state, rows, rates, {"rate": 0.0, "warmup": SEARCH, **parameters}, wording)
@@ -133,9 +136,9 @@ def _above(
 def saturation_rise(state: State, rows: TensorRows, parameters: Parameters) -> Result:
     """Open when the overflow rate of a tensor is far above that of its own past; see `_rise`."""
     wording = Wording(
-        "overflows more than before", "overflow more than before",
-        lambda rate, name: f"{percent(rate)} of {name}",
-        f"at least {percent(parameters['rise'])} above its own past", parameters["rise"],
+        one="overflows more than before", many="overflow more than before",
+        amount=lambda rate, name: f"{percent(rate)} of {name}",
+        limit=f"at least {percent(parameters['rise'])} above its own past", threshold=parameters["rise"],
     )  # fmt: skip
     return _rise(state, rows, _overflow(rows), parameters, wording)
 
@@ -143,9 +146,9 @@ def saturation_rise(state: State, rows: TensorRows, parameters: Parameters) -> R
 def underflow_rise(state: State, rows: TensorRows, parameters: Parameters) -> Result:
     """Open when the underflow rate of a tensor is far above that of its own past; see `_rise`."""
     wording = Wording(
-        "underflows more than before", "underflow more than before",
-        lambda rate, name: f"{percent(rate)} of {name} becomes zero",
-        f"at least {percent(parameters['rise'])} above its own past", parameters["rise"],
+        one="underflows more than before", many="underflow more than before",
+        amount=lambda rate, name: f"{percent(rate)} of {name} becomes zero",
+        limit=f"at least {percent(parameters['rise'])} above its own past", threshold=parameters["rise"],
     )  # fmt: skip
     return _rise(state, rows, _underflow(rows), parameters, wording)
 

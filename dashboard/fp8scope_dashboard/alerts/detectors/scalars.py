@@ -160,7 +160,7 @@ def _count(
         if state["calm"] < parameters["recover"]:
             return None
         state.update(open=False, over=0)
-        return ConditionChange(False, state["onset"], step)
+        return ConditionChange(opened=False, onset_step=state["onset"], step=step)
     if over and state["over"] == 0:
         state["onset"] = step
     state["over"] = state["over"] + 1 if over else 0
@@ -171,13 +171,13 @@ def _count(
     now = math.inf if math.isinf(value) else usual + distance
     shown = words.value(now)
     return ConditionChange(
-        True,
-        state["onset"],
-        step,
-        shown if math.isfinite(shown) else None,
-        words.value(usual) * parameters["factor"],
-        words.message(now, usual, state["onset"]),
-        {"usual": words.value(usual)},
+        opened=True,
+        onset_step=state["onset"],
+        step=step,
+        value=shown if math.isfinite(shown) else None,
+        threshold=words.value(usual) * parameters["factor"],
+        message=words.message(now, usual, state["onset"]),
+        evidence={"usual": words.value(usual)},
     )
 
 
@@ -221,7 +221,7 @@ def data_wait(state: State, rows: ScalarRows, parameters: Parameters) -> Result:
             state["calm"] = 0 if over else state["calm"] + 1
             if state["calm"] >= parameters["recover"]:
                 state["open"] = False
-                findings.append(ConditionChange(False, state["onset"], step))
+                findings.append(ConditionChange(opened=False, onset_step=state["onset"], step=step))
         elif over:
             onset = max(0, step - int(parameters["points"]))
             state.update(open=True, calm=0, onset=onset)
@@ -229,7 +229,16 @@ def data_wait(state: State, rows: ScalarRows, parameters: Parameters) -> Result:
                 f"Steps wait for data {percent(share)} of their time since about step {onset:,}, above the "
                 f"limit of {percent(parameters['share'])}."
             )
-            findings.append(ConditionChange(True, onset, step, share, parameters["share"], message))
+            findings.append(
+                ConditionChange(
+                    opened=True,
+                    onset_step=onset,
+                    step=step,
+                    value=share,
+                    threshold=parameters["share"],
+                    message=message,
+                )
+            )
     return state, findings
 
 
@@ -282,7 +291,7 @@ def _next_block(state: State, step: int, parameters: Parameters, name: str) -> C
         if rises:
             return None
         state["open"] = False
-        return ConditionChange(False, state["onset"], step)
+        return ConditionChange(opened=False, onset_step=state["onset"], step=step)
     first, last = state["blocks"][0], state["blocks"][-1]
     if len(state["blocks"]) < parameters["blocks"] or last[1] < first[1] * (1.0 + parameters["rise"]):
         return None
@@ -293,4 +302,12 @@ def _next_block(state: State, step: int, parameters: Parameters, name: str) -> C
         f"{last[1] / 2**20:,.0f} MiB."
     )
     limit = first[1] * (1.0 + parameters["rise"])
-    return ConditionChange(True, first[0], step, last[1], limit, message, {"scalar": name})
+    return ConditionChange(
+        opened=True,
+        onset_step=first[0],
+        step=step,
+        value=last[1],
+        threshold=limit,
+        message=message,
+        evidence={"scalar": name},
+    )

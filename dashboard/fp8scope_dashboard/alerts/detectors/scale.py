@@ -98,9 +98,9 @@ def scale_frozen(state: State, rows: TensorRows, parameters: Parameters) -> Resu
         stays = (same > rows.facts.patience) & (high - low > octaves)
         over[i] = seen & ((above > FOLLOWS_WITHIN) | stays)
     wording = Wording(
-        "keeps its scale while its amax moves", "keep their scale while their amax moves",
-        lambda octaves, name: f"the amax of {name} has moved by a factor of {as_factor(octaves)}",
-        "and the scale is unchanged", unit="octaves",
+        one="keeps its scale while its amax moves", many="keep their scale while their amax moves",
+        amount=lambda octaves, name: f"the amax of {name} has moved by a factor of {as_factor(octaves)}",
+        limit="and the scale is unchanged", unit="octaves",
     )  # fmt: skip
     observed = ConditionRows(rows.steps, over, scales.seen, moved.astype(np.float64))
     after, findings = tensor_alarm(state, observed, rows.facts.names, parameters, wording)
@@ -129,9 +129,9 @@ def scale_stale(state: State, rows: TensorRows, parameters: Parameters) -> Resul
             count = np.where(seen[i], np.where(far[i], count + 1, np.float32(0.0)), count)
             over[i] = far[i] & (count > rows.facts.patience)
     wording = Wording(
-        "has a scale for another amax", "have scales for another amax",
-        lambda octaves, name: f"that of {name} is off by a factor of {as_factor(octaves)}",
-        f"above the limit of {as_factor(parameters['octaves'])}", unit="octaves",
+        one="has a scale for another amax", many="have scales for another amax",
+        amount=lambda octaves, name: f"that of {name} is off by a factor of {as_factor(octaves)}",
+        limit=f"above the limit of {as_factor(parameters['octaves'])}", unit="octaves",
     )  # fmt: skip
     observed = ConditionRows(rows.steps, over, seen, np.abs(use))
     after, findings = tensor_alarm(state, observed, rows.facts.names, parameters, wording)
@@ -164,9 +164,9 @@ def scale_jump(state: State, rows: TensorRows, parameters: Parameters) -> Result
     with np.errstate(invalid="ignore"):
         over = (jumps > parameters["octaves"]) & settled
     wording = Wording(
-        "has a scale that jumped", "have scales that jumped",
-        lambda octaves, name: f"that of {name} by a factor of {as_factor(octaves)}",
-        f"above the limit of {as_factor(parameters['octaves'])}", unit="octaves",
+        one="has a scale that jumped", many="have scales that jumped",
+        amount=lambda octaves, name: f"that of {name} by a factor of {as_factor(octaves)}",
+        limit=f"above the limit of {as_factor(parameters['octaves'])}", unit="octaves",
     )  # fmt: skip
     observed = ConditionRows(rows.steps, over, settled, jumps.astype(np.float64))
     after, findings = tensor_alarm(state, observed, rows.facts.names, parameters, wording)

@@ -115,7 +115,15 @@ def _watch(
         f"{(max(since) - median) / sigma:.0f} times its usual deviation of {in_words(sigma)}."
     )
     evidence = {"median": median, "sigma": sigma}
-    return ConditionChange(True, onset, step, max(since), median + height, message, evidence)
+    return ConditionChange(
+        opened=True,
+        onset_step=onset,
+        step=step,
+        value=max(since),
+        threshold=median + height,
+        message=message,
+        evidence=evidence,
+    )
 
 
 def _is_sparse_spike(state: State, points: float) -> bool:
@@ -140,7 +148,14 @@ def _while_open(
     state["calm"] = state["calm"] + 1 if loss < state["half"] else 0
     if state["calm"] >= parameters["recover"]:
         state.update(open=False, since=[])
-        return ConditionChange(False, state["onset"], step, loss, None, f"Loss is back at {in_words(loss)}.")
+        return ConditionChange(
+            opened=False,
+            onset_step=state["onset"],
+            step=step,
+            value=loss,
+            threshold=None,
+            message=f"Loss is back at {in_words(loss)}.",
+        )
     if len(state["since"]) < parameters["window"]:
         return None
     state.update(open=False, window=[], levels=levels.fresh(), slow=0.0)
@@ -148,7 +163,14 @@ def _while_open(
     _accept(state, ordered, state.pop("since"), parameters)
     state["since"] = []
     level = in_words(ordered[len(ordered) // 2])
-    return ConditionChange(False, state["onset"], step, loss, None, f"Loss has stayed at a level of {level}.")
+    return ConditionChange(
+        opened=False,
+        onset_step=state["onset"],
+        step=step,
+        value=loss,
+        threshold=None,
+        message=f"Loss has stayed at a level of {level}.",
+    )
 
 
 def _accept(state: State, ordered: list[float], values: list[float], parameters: Parameters) -> None:

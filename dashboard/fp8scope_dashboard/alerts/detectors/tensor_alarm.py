@@ -33,7 +33,7 @@ MOST_LAYERS = 256
 LAYER = re.compile(r"(?:^|\.)(\d+)(?=\.)")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Wording:
     """The words of a message.
 
@@ -116,7 +116,7 @@ def tensor_alarm(
     return {**board.as_state(), "last_seen": pack(last_seen)}, findings
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Board:
     """The state of every tensor: int64[n] each, and float64[n] of `peaks`.
 
@@ -149,7 +149,21 @@ class _Board:
     @classmethod
     def restored(cls, state: State, n: int) -> _Board:
         a, b, c, d, e, f, g, h, i = np.zeros((9, n), np.int64)
-        board = cls(a, b, c, np.full(n, -1), d, e, f, g, h, i, np.zeros(n), {}, {})
+        board = cls(
+            counts=a,
+            onsets=b,
+            after=c,
+            group=np.full(n, -1),
+            calm=d,
+            gaps=e,
+            pause=f,
+            scores=g,
+            since=h,
+            since_after=i,
+            peaks=np.zeros(n),
+            last_onset={},
+            first={},
+        )
         for key, values in state.get("tensors", {}).items():
             # States of earlier versions lack the columns from `pause` to `since_after`.
             for column, value in zip(board._columns, values[:-1], strict=False):
@@ -282,7 +296,7 @@ class _Board:
         for group in closed:
             del self.last_onset[group]
             self.first.pop(group, None)
-        return [ConditionChange(False, group, step) for group in closed]
+        return [ConditionChange(opened=False, onset_step=group, step=step) for group in closed]
 
     def _first_of(self, group: int, members: Int64s) -> tuple[int, int, int]:
         """The first tensor of an alarm, its onset, and the last step before that at which it was observed."""
@@ -325,7 +339,16 @@ class _Board:
             # The worst tensors, which are named above, may not have the first one.
             "first": {"name": names[first], "onset_step": onset, "after_step": after},
         }
-        return ConditionChange(True, group, step, peak, wording.threshold, message, evidence, update=not new)
+        return ConditionChange(
+            opened=True,
+            onset_step=group,
+            step=step,
+            value=peak,
+            threshold=wording.threshold,
+            message=message,
+            evidence=evidence,
+            update=not new,
+        )
 
 
 def _seen_before(rows: ConditionRows, i: int, columns: Bools, last_seen: Int64s) -> Int64s:

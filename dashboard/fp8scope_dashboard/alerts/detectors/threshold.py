@@ -30,7 +30,7 @@ WORDS: Final[Mapping[str, str]] = {
 }
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Series:
     """The state of all series, one element (or row of `recent`) each."""
 
@@ -100,7 +100,7 @@ def threshold(
             findings.append(_finding(step, row, series, names, condition, parameters, statistic))
             opened_at = findings[-1].onset_step
         elif opened_at is not None and not series.active.any():
-            findings.append(ConditionChange(False, opened_at, step))
+            findings.append(ConditionChange(opened=False, onset_step=opened_at, step=step))
             opened_at = None
         if condition in RELATIVE:
             _average(series, observed & usable(row), row, parameters["window"])
@@ -190,7 +190,15 @@ def _finding(
         sentence += f" (average: {in_words(float(series.average[first]))})"
     others = f"; {count(len(order) - 1, 'more tensor')}" if len(order) > 1 else ""
     evidence = {"tensors": tensors, "tensors_over": len(order)} if statistic else {}
-    return ConditionChange(True, onset, step, finite(value), limit, f"{sentence}{others}.", evidence)
+    return ConditionChange(
+        opened=True,
+        onset_step=onset,
+        step=step,
+        value=finite(value),
+        threshold=limit,
+        message=f"{sentence}{others}.",
+        evidence=evidence,
+    )
 
 
 def _said(value: float, condition: Condition, limit: float) -> str:

@@ -17,7 +17,7 @@ class Parameter:
     whole: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class KindDefinition:
     """A kind of rule. While an event of this kind is open, no event of a kind in `outranks` opens.
 

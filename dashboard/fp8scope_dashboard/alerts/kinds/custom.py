@@ -5,10 +5,10 @@ from __future__ import annotations
 from fp8scope_dashboard.alerts.kinds.base import KindDefinition, Parameter, points
 
 THRESHOLD = KindDefinition(
-    "threshold",
-    "warning",
-    "A rule of your own: a statistic, a condition and a value.",
-    {
+    name="threshold",
+    severity="warning",
+    description="A rule of your own: a statistic, a condition and a value.",
+    parameters={
         "value": Parameter(0.0, -1e100, 1e100, "The limit. A factor must be above 1."),
         "points": Parameter(3, 1, 1_000, "Observations over which the condition must hold.", whole=True),
         "share": Parameter(1.0, 0.01, 1.0, "Share of them in which it must hold. 1: all, in a row."),

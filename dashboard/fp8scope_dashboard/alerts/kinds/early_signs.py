@@ -37,10 +37,10 @@ KNOWN_ERRORS: Mapping[str, KnownError] = {
 
 def _sign(name: str, statistic: str, octaves: float, description: str) -> KindDefinition:
     return KindDefinition(
-        name,
-        "warning",
-        f"{description} {KNOWN_ERRORS[name]}",
-        {
+        name=name,
+        severity="warning",
+        description=f"{description} {KNOWN_ERRORS[name]}",
+        parameters={
             "octaves": Parameter(octaves, 0.1, 100.0, "Least rise above its past. In powers of two."),
             "z": Parameter(5.0, 3.0, 100.0, "Mean absolute deviations of its logarithm above the average."),
             "window": points(20, "Sampled steps that the past reaches back, and before a tensor is judged."),

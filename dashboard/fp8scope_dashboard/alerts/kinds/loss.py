@@ -5,10 +5,10 @@ from __future__ import annotations
 from fp8scope_dashboard.alerts.kinds.base import KindDefinition, Parameter, points
 
 LOSS_NOT_FINITE = KindDefinition(
-    "loss_not_finite",
-    "critical",
-    "The loss is NaN or infinite.",
-    {"recover": points(20, "Finite losses in a row that end it.")},
+    name="loss_not_finite",
+    severity="critical",
+    description="The loss is NaN or infinite.",
+    parameters={"recover": points(20, "Finite losses in a row that end it.")},
     # All other conditions of such a training are consequences.
     outranks=(
         "loss_spike",
@@ -32,10 +32,10 @@ LOSS_NOT_FINITE = KindDefinition(
     ),
 )
 LOSS_SPIKE = KindDefinition(
-    "loss_spike",
-    "warning",
-    "The loss is far above its recent values, for several steps in a row.",
-    {
+    name="loss_spike",
+    severity="warning",
+    description="The loss is far above its recent values, for several steps in a row.",
+    parameters={
         "z": Parameter(6.0, 3.0, 100.0, "Robust standard deviations above the median of recent losses."),
         "fraction": Parameter(0.15, 0.001, 10.0, "Least height above the median, relative to it."),
         "points": points(
@@ -46,10 +46,10 @@ LOSS_SPIKE = KindDefinition(
     },
 )
 LOSS_DIVERGENCE = KindDefinition(
-    "loss_divergence",
-    "critical",
-    "The loss has risen far from its lowest level and stays there, or keeps rising.",
-    {
+    name="loss_divergence",
+    severity="critical",
+    description="The loss has risen far from its lowest level and stays there, or keeps rising.",
+    parameters={
         "fraction": Parameter(0.2, 0.001, 10.0, "Least rise, relative to the lowest level."),
         "sigmas": Parameter(8.0, 3.0, 100.0, "Least rise, in standard deviations of the loss's level."),
         "points": points(10, "Points in a row above the limit that open it, or below half that end it."),
@@ -62,10 +62,11 @@ LOSS_DIVERGENCE = KindDefinition(
     begins_as=("loss_spike",),
 )
 ABOVE_BASELINE = KindDefinition(
-    "above_baseline",
-    "warning",
-    "The loss exceeds its baseline's by more than twice the project's margin, and by more than seeds differ.",
-    {
+    name="above_baseline",
+    severity="warning",
+    description="The loss exceeds its baseline's by more than twice the project's margin, and by "
+    "more than seeds differ.",
+    parameters={
         "block": Parameter(
             2, 1, 10_000, "Least points whose mean is compared; more where noise is correlated.", whole=True
         ),

@@ -16,10 +16,10 @@ def _warmup(default: int, help: str) -> Parameter:
 
 
 TENSOR_NOT_FINITE = KindDefinition(
-    "tensor_not_finite",
-    "critical",
-    "A tensor has NaN or infinite elements in several steps, in a row or often.",
-    {
+    name="tensor_not_finite",
+    severity="critical",
+    description="A tensor has NaN or infinite elements in several steps, in a row or often.",
+    parameters={
         "points": points(3, "Observations in a row with such elements."),
         "recover": points(20, RECOVER),
     },
@@ -28,10 +28,10 @@ TENSOR_NOT_FINITE = KindDefinition(
     shows="nonfinite_rate",
 )
 SATURATION_RATE = KindDefinition(
-    "saturation_rate",
-    "warning",
-    "Elements of a tensor are clipped to the format's range, NaN or infinite, for many steps.",
-    {
+    name="saturation_rate",
+    severity="warning",
+    description="Elements of a tensor are clipped to the format's range, NaN or infinite, for many steps.",
+    parameters={
         "rate": Parameter(0.001, 0.0, 1.0, "Overflowed elements over all elements of a tensor."),
         "points": points(10, "Observations in a row above that rate."),
         "warmup": Parameter(
@@ -44,10 +44,10 @@ SATURATION_RATE = KindDefinition(
     shows="overflow_rate",
 )
 SATURATION_RISE = KindDefinition(
-    "saturation_rise",
-    "warning",
-    "Far more elements of a tensor overflow than in its own past.",
-    {
+    name="saturation_rise",
+    severity="warning",
+    description="Far more elements of a tensor overflow than in its own past.",
+    parameters={
         "z": Parameter(11.0, 3.0, 100.0, "Mean falls of its logarithm above its lowest level."),
         "rise": Parameter(0.0003, 0.0, 1.0, "Least rise, in elements over all elements."),
         "points": points(10, "Observations in a row that must be that high."),
@@ -58,10 +58,10 @@ SATURATION_RISE = KindDefinition(
     shows="overflow_rate",
 )
 UNDERFLOW_RATE = KindDefinition(
-    "underflow_rate",
-    "warning",
-    "Most elements of a tensor become zero, for many steps.",
-    {
+    name="underflow_rate",
+    severity="warning",
+    description="Most elements of a tensor become zero, for many steps.",
+    parameters={
         "rate": Parameter(0.5, 0.0, 1.0, "Elements that become zero over all elements of a tensor."),
         "points": points(20, "Observations in a row above that rate."),
         "warmup": _warmup(10, "First steps that are ignored, because scales are not settled yet."),
@@ -72,10 +72,10 @@ UNDERFLOW_RATE = KindDefinition(
     shows="underflow_rate",
 )
 UNDERFLOW_RISE = KindDefinition(
-    "underflow_rise",
-    "warning",
-    "Far more elements of a tensor become zero than in its own past.",
-    {
+    name="underflow_rise",
+    severity="warning",
+    description="Far more elements of a tensor become zero than in its own past.",
+    parameters={
         "z": Parameter(11.0, 3.0, 100.0, "Mean falls of its logarithm above its lowest level."),
         "rise": Parameter(0.1, 0.0, 1.0, "Least rise, in elements over all elements."),
         "points": points(20, "Observations in a row that must be that high."),
@@ -86,10 +86,10 @@ UNDERFLOW_RISE = KindDefinition(
     shows="underflow_rate",
 )
 SCALE_FROZEN = KindDefinition(
-    "scale_frozen",
-    "critical",
-    "A scale stays the same while the amax that it should follow moves.",
-    {
+    name="scale_frozen",
+    severity="critical",
+    description="A scale stays the same while the amax that it should follow moves.",
+    parameters={
         "octaves": _octaves(2.0, "How far the amax moves while the scale stays."),
         "points": points(5, "Observations in a row."),
         "recover": points(20, RECOVER),
@@ -98,10 +98,10 @@ SCALE_FROZEN = KindDefinition(
     shows="scale",
 )
 SCALE_STALE = KindDefinition(
-    "scale_stale",
-    "warning",
-    "A scale was made for an amax that the tensor has not had for long.",
-    {
+    name="scale_stale",
+    severity="warning",
+    description="A scale was made for an amax that the tensor has not had for long.",
+    parameters={
         "octaves": _octaves(6.0, "Distance of the amax from what the scale was made for."),
         "points": points(10, "Observations in a row, beyond the length of the amax history."),
         "recover": points(20, RECOVER),
@@ -110,10 +110,10 @@ SCALE_STALE = KindDefinition(
     shows="scale",
 )
 SCALE_JUMP = KindDefinition(
-    "scale_jump",
-    "warning",
-    "A scale changes by orders of magnitude in one step.",
-    {
+    name="scale_jump",
+    severity="warning",
+    description="A scale changes by orders of magnitude in one step.",
+    parameters={
         "octaves": _octaves(8.0, "Least change between two observations."),
         "warmup": _warmup(100, "First steps that are ignored, because scales are not settled yet."),
         "points": points(1, "Observations in a row."),
@@ -123,10 +123,10 @@ SCALE_JUMP = KindDefinition(
     shows="scale",
 )
 SCALE_DISAGREEMENT = KindDefinition(
-    "scale_disagreement",
-    "critical",
-    "Ranks that had the same scale of a tensor have different ones.",
-    {
+    name="scale_disagreement",
+    severity="critical",
+    description="Ranks that had the same scale of a tensor have different ones.",
+    parameters={
         "octaves": _octaves(0.1, "Least difference between two ranks."),
         "agreed": points(20, "Comparisons in which the ranks must have agreed before; one every 10 steps."),
         "points": points(3, "Comparisons in a row with a difference."),
@@ -136,10 +136,11 @@ SCALE_DISAGREEMENT = KindDefinition(
     shows="scale",
 )
 AMAX_GROWTH = KindDefinition(
-    "amax_growth",
-    "warning",
-    "The amax of few tensors grows by orders of magnitude over many steps: the late outliers of SwiGLU.",
-    {
+    name="amax_growth",
+    severity="warning",
+    description="The amax of few tensors grows by orders of magnitude over many steps: the late "
+    "outliers of SwiGLU.",
+    parameters={
         "octaves": _octaves(
             3.0, "Growth from the lowest level, beyond the median of tensors of the same role."
         ),

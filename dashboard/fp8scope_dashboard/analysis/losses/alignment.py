@@ -26,7 +26,7 @@ Pairing = Literal["data", "steps", "no"]
 SHARED_FRACTION = 0.5
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LossCurve:
     """One run's loss.
 

@@ -22,7 +22,7 @@ LARGEST_ERROR = LARGEST / SMALLEST
 UNEQUAL = 0.975
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EquivalenceTest:
     """Result of two one-sided tests.
 
@@ -100,14 +100,14 @@ def two_one_sided_tests(
     claim = claim_quantile(alpha, freedom, margin / error if error > 0.0 else math.inf) * error
     interval, claimed = (delta - reach, delta + reach), (delta - claim, delta + claim)
     return EquivalenceTest(
-        conclusion(interval, claimed, margin),
-        delta,
-        interval,
-        claimed,
-        error,
-        max(tail(side * delta + margin, error, freedom) for side in (1.0, -1.0)),
-        freedom,
-        pooled,
+        verdict=conclusion(interval, claimed, margin),
+        delta=delta,
+        interval=interval,
+        claim=claimed,
+        error=error,
+        p_value=max(tail(side * delta + margin, error, freedom) for side in (1.0, -1.0)),
+        freedom=freedom,
+        pooled=pooled,
     )
 
 

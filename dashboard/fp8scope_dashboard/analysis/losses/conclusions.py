@@ -39,7 +39,7 @@ LEAST_LEVEL = 0.1
 POWER_QUANTILE = 0.8416212335729143
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class VerdictInputs:
     """What a verdict is computed from.
 

@@ -12,7 +12,7 @@ from fp8scope_dashboard.analysis.losses.arms import Verdict
 METHOD_VERSION: Final = 6
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Basis:
     """The runs and the range that a comparison uses.
 
@@ -49,7 +49,7 @@ class Onset:
     points: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LossComparison:
     """The verdict on a run's loss and the data that a page needs to show it.
 

@@ -59,7 +59,7 @@ SEEDS_FOR_ODD = 3
 SEEDS_OF_OWN = 3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Spread:
     """The spread between seeds that a verdict uses.
 
@@ -115,7 +115,9 @@ def spread_of(arms: Sequence[Floats], prior: Prior, *, seeds: int, noise: float 
     variance, total, conflict = shrunk(own, freedom, expected)
     source: Source = "own" if conflict or seeds >= SEEDS_OF_OWN else prior.source
     wide = shrunk(own, freedom, expected, WIDE)[2]
-    return Spread(math.sqrt(variance), total, source, seeds, conflict=conflict, wide=wide)
+    return Spread(
+        value=math.sqrt(variance), freedom=total, source=source, seeds=seeds, conflict=conflict, wide=wide
+    )
 
 
 def cautious_spread(arms: Sequence[Floats], prior: Prior, *, seeds: int, noise: float = 0.0) -> Spread:
@@ -130,7 +132,7 @@ def cautious_spread(arms: Sequence[Floats], prior: Prior, *, seeds: int, noise: 
     expected = prior.spread**2 + noise**2
     variance = (weight * expected + freedom * own) / (weight + freedom)
     source: Source = "own" if seeds >= SEEDS_OF_OWN else prior.source
-    return Spread(math.sqrt(variance), weight + freedom, source, seeds)
+    return Spread(value=math.sqrt(variance), freedom=weight + freedom, source=source, seeds=seeds)
 
 
 def shrunk(own: float, freedom: float, prior: Prior, conflict: float = CONFLICT) -> tuple[float, float, bool]:

@@ -15,7 +15,7 @@ from fp8scope_dashboard.text import verdicts
 FINITE_SHARE = 0.5
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Selection:
     """The runs of a comparison.
 

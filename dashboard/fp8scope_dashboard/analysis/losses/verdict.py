@@ -68,7 +68,7 @@ def compare_losses(
         raise ValueError("Nothing to compare: give at least one run.")
     runs, baselines = [clean(curve) for curve in runs], [clean(curve) for curve in baselines]
     logged = sum(1 for curve in baselines if len(curve))
-    nothing = LossComparison("cannot_tell", "", margin=margin, k_run=1, k_baseline=logged)
+    nothing = LossComparison(verdict="cannot_tell", explanation="", margin=margin, k_run=1, k_baseline=logged)
     if not len(runs[0]):
         return replace(nothing, explanation=verdicts.NO_LOSS)
     if not logged:
@@ -238,7 +238,9 @@ def _measure(
             ours, theirs, margin=nothing.margin, alpha=alpha, spread=prior.spread, nats=unit == "nats"
         )
     )
-    measured = VerdictInputs(ours, theirs, looks, scale, spread, prior, harm)
+    measured = VerdictInputs(
+        ours=ours, theirs=theirs, looks=looks, scale=scale, spread=spread, prior=prior, harm=harm
+    )
     pointwise, moving = difference[first:], movement(aligned.x, difference)
     common = replace(
         nothing,

@@ -52,7 +52,7 @@ class LossSpread:
     dof: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TokensCost:
     """The cost in tokens, or why it cannot be computed.
 
@@ -88,10 +88,10 @@ def tokens_cost(
     axis: Axis = "tokens" if all(run.tokens is not None for run in (*ours, *theirs)) else "steps"
     window = last_window([_curve(run, axis) for run in (*ours, *theirs)], SHARE, widest=WIDEST)
     if window is None:
-        return TokensCost(axis, refusal="few_points")
+        return TokensCost(axis=axis, refusal="few_points")
     finite: NDArray[np.bool_] = np.asarray(np.isfinite(window.values).all(axis=0))
     if not finite[-1] or finite.mean() < 0.75 or finite.sum() < FEWEST_FINITE:
-        return TokensCost(axis, refusal="not_finite")
+        return TokensCost(axis=axis, refusal="not_finite")
     t = np.log(window.x[finite])
     t -= t.mean()
     values = window.values[:, finite]
@@ -99,9 +99,9 @@ def tokens_cost(
     parabola = serial.fit(np.stack([np.ones_like(t), t, t * t], axis=1), baseline)
     refusal = _refusal(_slope_at(parabola, 0.0), level)
     if refusal is not None:
-        return TokensCost(axis, points=len(t), refusal=refusal)
+        return TokensCost(axis=axis, points=len(t), refusal=refusal)
     delta, has_seeds = _delta(t, values[: len(ours)], values[len(ours) :], spread)
-    return _cost(TokensCost(axis, points=len(t), has_seeds=has_seeds), window, delta, parabola, level)
+    return _cost(TokensCost(axis=axis, points=len(t), has_seeds=has_seeds), window, delta, parabola, level)
 
 
 def _curve(run: MeasuredRun, axis: Axis) -> tuple[Floats, Floats]:
@@ -147,7 +147,7 @@ def _cost(cost: TokensCost, window: BinnedCurves, delta: Estimate, parabola: Fit
     theta = delta.value / slope.value
     if abs(theta) > span:
         limit = float(np.expm1(np.copysign(span, theta)))
-        return TokensCost(cost.axis, points=cost.points, refusal="beyond", limit=limit)
+        return TokensCost(axis=cost.axis, points=cost.points, refusal="beyond", limit=limit)
     for _ in range(ITERATIONS):
         half_way = _slope_at(parabola, -theta / 2.0)
         if _refusal(half_way, level) is not None:
@@ -155,15 +155,15 @@ def _cost(cost: TokensCost, window: BinnedCurves, delta: Estimate, parabola: Fit
         slope, theta = half_way, delta.value / half_way.value
     bounds = fieller(delta, slope, level)
     if bounds is None:
-        return TokensCost(cost.axis, points=cost.points, refusal="level")
+        return TokensCost(axis=cost.axis, points=cost.points, refusal="level")
     low, high = bounds
     if max(abs(low), abs(high)) > WIDEST_LOGARITHM:
-        return TokensCost(cost.axis, points=cost.points, refusal="wide")
+        return TokensCost(axis=cost.axis, points=cost.points, refusal="wide")
     return TokensCost(
-        cost.axis,
-        float(np.expm1(theta)),
-        (float(np.expm1(low)), float(np.expm1(high))),
-        cost.points,
+        axis=cost.axis,
+        more=float(np.expm1(theta)),
+        interval=(float(np.expm1(low)), float(np.expm1(high))),
+        points=cost.points,
         has_seeds=cost.has_seeds,
     )
 

@@ -38,7 +38,7 @@ class Discordant:
     n: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ScoreDifference:
     """Score of the run minus score of the baseline, over items.
 
@@ -222,12 +222,12 @@ def paired(
     error = error_of_mean(differences, clusters)
     nonzero = differences[np.abs(differences) > 1e-12]
     result = ScoreDifference(
-        "paired differences" if clusters is None else "paired differences, clustered",
-        float(differences.mean()),
-        error.value**2,
-        error.freedom,
-        error.units,
-        1.0 if proportion else float(max(np.ptp(run), np.ptp(baseline), np.abs(differences).max())),
+        method="paired differences" if clusters is None else "paired differences, clustered",
+        mean=float(differences.mean()),
+        variance=error.value**2,
+        freedom=error.freedom,
+        units=error.units,
+        span=1.0 if proportion else float(max(np.ptp(run), np.ptp(baseline), np.abs(differences).max())),
         skewness=_skewness(
             error.skewness, error.units, proportion=proportion, clustered=clusters is not None
         ),
@@ -286,12 +286,12 @@ def unpaired(
     skew = third / sum(variances) ** 1.5 if sum(variances) > 0.0 else 0.0
     clustered = any(names is not None for names in clusters)
     return ScoreDifference(
-        "difference of means, other items",
-        difference,
-        sum(variances),
-        sum(variances) ** 2 / parts if parts else min(error.freedom for error in errors),
-        min(error.units for error in errors),
-        1.0 if proportion else float(max(np.ptp(run), np.ptp(baseline), abs(difference))),
+        method="difference of means, other items",
+        mean=difference,
+        variance=sum(variances),
+        freedom=sum(variances) ** 2 / parts if parts else min(error.freedom for error in errors),
+        units=min(error.units for error in errors),
+        span=1.0 if proportion else float(max(np.ptp(run), np.ptp(baseline), abs(difference))),
         skewness=_skewness(
             skew, min(error.units for error in errors), proportion=proportion, clustered=clustered
         ),

@@ -22,7 +22,7 @@ from fp8scope_dashboard.text import score_verdicts as text
 from fp8scope_dashboard.text.numbers import count, usable
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TaskEvidence:
     """A task's difference and seed spread, before the tasks are pooled and adjusted."""
 
@@ -72,7 +72,9 @@ def prepare(task: TaskScores, alpha: float, loss_margin: float) -> TaskEvidence 
     run = task.arm[0]
     sound = [score for score in task.baselines if len(score.items) >= ITEMS and usable(score.items).all()]
     arm = [score for score in task.arm if len(score.items) >= ITEMS and usable(score.items).all()]
-    nothing = ScoreComparison("cannot_tell", "", n=len(run.items), k_run=len(arm), k_baseline=len(sound))
+    nothing = ScoreComparison(
+        verdict="cannot_tell", explanation="", n=len(run.items), k_run=len(arm), k_baseline=len(sound)
+    )
     broken = int(np.count_nonzero(~usable(run.items)))
     if broken:
         explanation = f"{broken} of {count(len(run.items), 'item')} scored NaN or infinite."
@@ -126,7 +128,13 @@ def _evidence(
         warnings=measured.warnings,
     )
     return TaskEvidence(
-        task, base, difference, measured.spread, measured.prior, margin, (len(arm), len(sound))
+        task=task,
+        base=base,
+        difference=difference,
+        spread=measured.spread,
+        prior=measured.prior,
+        margin=margin,
+        arms=(len(arm), len(sound)),
     )
 
 
@@ -193,7 +201,7 @@ def _measured(task: TaskScores, arm: Sequence[RunScore], sound: Sequence[RunScor
     return _Measured(
         baselines=sound,
         difference=difference,
-        spread=spread or ScoreSpread("unknown"),
+        spread=spread or ScoreSpread(source="unknown"),
         prior=prior,
         own=own,
         warnings=[],

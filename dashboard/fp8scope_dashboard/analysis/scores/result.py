@@ -38,7 +38,7 @@ class RunScore:
     name: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TaskScores:
     """The scores of one evaluation: the judged run first, then others of its seed group, and the baseline's.
 
@@ -60,7 +60,7 @@ class TaskScores:
     groups: Sequence[SeedGroup] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ScoreComparison:
     """The verdict on a score.
 

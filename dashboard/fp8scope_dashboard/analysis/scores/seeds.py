@@ -34,7 +34,7 @@ NATS_FROM_ZERO: Final = 0.02
 OUTLYING = 0.05
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ScoreSpread:
     """The spread of a score between seeds.
 
@@ -96,12 +96,12 @@ def own_spread(arms: Sequence[Floats], clusters: Sequence[str] | None = None) ->
         squares = 0.0
     variance = squares / freedom
     return ScoreSpread(
-        "own",
-        variance**0.5,
-        variance,
-        by_items / freedom,
-        freedom,
-        sum(len(arm) for arm in repeated),
+        source="own",
+        value=variance**0.5,
+        variance=variance,
+        by_items=by_items / freedom,
+        freedom=freedom,
+        seeds=sum(len(arm) for arm in repeated),
         own=(variance, freedom),
     )
 
@@ -128,7 +128,15 @@ def public_spread(task: str, variance_of_items: float) -> ScoreSpread | None:
         return None
     value = fact.seed_sd / 100.0
     by_items = variance_of_items / 2.0 / fact.items
-    return ScoreSpread("public", value, value**2, by_items, SEEDS - 1, SEEDS, fact.benchmark)
+    return ScoreSpread(
+        source="public",
+        value=value,
+        variance=value**2,
+        by_items=by_items,
+        freedom=SEEDS - 1,
+        seeds=SEEDS,
+        benchmark=fact.benchmark,
+    )
 
 
 def pooled(spreads: Sequence[ScoreSpread]) -> list[ScoreSpread]:
@@ -212,7 +220,9 @@ def with_prior(spread: ScoreSpread | None, prior: Prior) -> ScoreSpread:
     """
     if spread is None or spread.source == "unknown":
         source: Source = "project" if prior.source == "project" else "public"
-        return ScoreSpread(source, prior.spread, prior.spread**2, 0.0, prior.freedom)
+        return ScoreSpread(
+            source=source, value=prior.spread, variance=prior.spread**2, by_items=0.0, freedom=prior.freedom
+        )
     if spread.source != "own":
         return spread
     # The spread of other tasks says no more about this one than that of so many seeds.

@@ -38,7 +38,7 @@ METHOD_VERSION: Final = 1
 Verdict = Literal["ready", "finer", "bf16", "unknown"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TensorReadiness:
     """The verdict on one tensor.
 
@@ -83,7 +83,14 @@ def judge(tensors: Tensors, target: Target) -> Readiness:
             verdict = "finer" if names[i] else "bf16"
         worst = float(np.max(ratios[:, i])) if known[i] else 0.0
         judged.append(
-            TensorReadiness(i, name, verdict, _reason(tensors, effect, ratios, known, i), names[i], worst)
+            TensorReadiness(
+                index=i,
+                name=name,
+                verdict=verdict,
+                reason=_reason(tensors, effect, ratios, known, i),
+                finer=names[i],
+                worst=worst,
+            )
         )
     return Readiness(target, effect, judged)
 

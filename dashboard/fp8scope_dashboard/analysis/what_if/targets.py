@@ -26,7 +26,7 @@ MAX_MARGIN: Final = 64
 MAX_BLOCK: Final = 2**20
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TargetFormat:
     """A choice of formats: one for gradients and one for other tensors, and the scales that belong to them.
 
@@ -47,16 +47,44 @@ class TargetFormat:
 TARGET_FORMATS: Final[Mapping[str, TargetFormat]] = {
     target.name: target
     for target in (
-        TargetFormat("hybrid", "FP8 (E4M3, gradients E5M2)", E4M3, E5M2),
-        TargetFormat("e4m3", "FP8 E4M3", E4M3, E4M3),
-        TargetFormat("e5m2", "FP8 E5M2", E5M2, E5M2),
-        TargetFormat("mxfp8", "MXFP8 (E4M3, blocks of 32)", E4M3, E4M3, "e8m0", 32),
-        TargetFormat("e3m2", "FP6 E3M2", E3M2, E3M2),
-        TargetFormat("e2m3", "FP6 E2M3", E2M3, E2M3),
-        TargetFormat("mxfp6", "MXFP6 (E3M2, blocks of 32)", E3M2, E3M2, "e8m0", 32),
-        TargetFormat("e2m1", "FP4 E2M1", E2M1, E2M1),
-        TargetFormat("mxfp4", "MXFP4 (E2M1, blocks of 32)", E2M1, E2M1, "e8m0", 32),
-        TargetFormat("nvfp4", "NVFP4 (E2M1, blocks of 16)", E2M1, E2M1, "e4m3", 16),
+        TargetFormat(name="hybrid", title="FP8 (E4M3, gradients E5M2)", forward=E4M3, backward=E5M2),
+        TargetFormat(name="e4m3", title="FP8 E4M3", forward=E4M3, backward=E4M3),
+        TargetFormat(name="e5m2", title="FP8 E5M2", forward=E5M2, backward=E5M2),
+        TargetFormat(
+            name="mxfp8",
+            title="MXFP8 (E4M3, blocks of 32)",
+            forward=E4M3,
+            backward=E4M3,
+            rule="e8m0",
+            block=32,
+        ),
+        TargetFormat(name="e3m2", title="FP6 E3M2", forward=E3M2, backward=E3M2),
+        TargetFormat(name="e2m3", title="FP6 E2M3", forward=E2M3, backward=E2M3),
+        TargetFormat(
+            name="mxfp6",
+            title="MXFP6 (E3M2, blocks of 32)",
+            forward=E3M2,
+            backward=E3M2,
+            rule="e8m0",
+            block=32,
+        ),
+        TargetFormat(name="e2m1", title="FP4 E2M1", forward=E2M1, backward=E2M1),
+        TargetFormat(
+            name="mxfp4",
+            title="MXFP4 (E2M1, blocks of 32)",
+            forward=E2M1,
+            backward=E2M1,
+            rule="e8m0",
+            block=32,
+        ),
+        TargetFormat(
+            name="nvfp4",
+            title="NVFP4 (E2M1, blocks of 16)",
+            forward=E2M1,
+            backward=E2M1,
+            rule="e4m3",
+            block=16,
+        ),
     )
 }
 

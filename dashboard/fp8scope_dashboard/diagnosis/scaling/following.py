@@ -46,7 +46,7 @@ LONG_STRETCH: Final = LONG_HISTORY + 64
 SEVERAL: Final = 1.5
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ScaleFault:
     """A scale that does not follow its amax.
 
@@ -156,13 +156,21 @@ def _off_formula(a: Floats, s: Floats, largest: float, scaling: Scaling, begins:
     frozen = _constant_run(a, s, first, last, scaling, begins)
     if frozen is not None:
         begin, end = frozen
-        return ScaleFault("frozen", begin, end, end >= len(a) - 1, worst)
+        return ScaleFault(kind="frozen", first=begin, last=end, lasts=end >= len(a) - 1, bits=worst)
     if float(here.max() - here.min()) <= 2.0 * TOLERANCE:
-        return ScaleFault("offset", first, last, lasts, float(np.median(here)))
+        return ScaleFault(kind="offset", first=first, last=last, lasts=lasts, bits=float(np.median(here)))
     if scaling.kind == "delayed" and _is_reset(a, s, largest, scaling, first, last):
-        return ScaleFault("reset", first, last, lasts, worst)
+        return ScaleFault(kind="reset", first=first, last=last, lasts=lasts, bits=worst)
     lag = _lag(a, s, largest, scaling, first, last, begins)
-    return ScaleFault("stale", first, last, lasts, worst, lag, 0 if lag else _every(s, first, last))
+    return ScaleFault(
+        kind="stale",
+        first=first,
+        last=last,
+        lasts=lasts,
+        bits=worst,
+        lag=lag,
+        every=0 if lag else _every(s, first, last),
+    )
 
 
 def _constant_run(
@@ -255,7 +263,13 @@ def _frozen_by_constancy(a: Floats, s: Floats, largest: float, scaling: Scaling)
     if not moved:
         return None
     shift = smooth[0] - smooth
-    return ScaleFault("frozen", begin, end, end == len(s) - 1, float(shift[np.argmax(np.abs(shift))]))
+    return ScaleFault(
+        kind="frozen",
+        first=begin,
+        last=end,
+        lasts=end == len(s) - 1,
+        bits=float(shift[np.argmax(np.abs(shift))]),
+    )
 
 
 def _longest_run(marked: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> tuple[int, int]:

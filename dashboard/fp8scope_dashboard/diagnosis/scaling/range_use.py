@@ -39,7 +39,7 @@ WARM_UP: Final = 16
 SMALLEST_SHARE: Final = 1e-7
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Leaving:
     """A tensor that leaves its range.
 
@@ -92,7 +92,14 @@ def _leaving(kind: LeavingKind, rows: TensorSeries, shares: Floats, limits: Floa
         if share > limit:
             begin, low, high = _onset(kind, values, float(limit))
             tensors.append(
-                Leaving(kind, position, int(steps[begin]), int(steps[low]), int(steps[high]), share)
+                Leaving(
+                    kind=kind,
+                    tensor=position,
+                    onset=int(steps[begin]),
+                    low=int(steps[low]),
+                    high=int(steps[high]),
+                    share=share,
+                )
             )
     return sorted(tensors, key=lambda tensor: (tensor.onset, -tensor.share))
 

@@ -68,7 +68,9 @@ def examine(
         reference: the tensors of a BF16 run of the same model; None if there is none.
     """
     if not len(rows.steps) or not np.isfinite(rows.scale).any():
-        return Finding("scaling", "unknown", "The run has no FP8 tensor telemetry to look at.")
+        return Finding(
+            step="scaling", outcome="unknown", sentence="The run has no FP8 tensor telemetry to look at."
+        )
     scalings = {role: scaling_of(recipe, role) for role in set(rows.roles.tolist())}
     faults = scale_faults(rows, scalings)
     saturated, flushed = saturating(rows), flushing(rows)
@@ -158,15 +160,17 @@ def _common_step(faults: Mapping[int, ScaleFault], rows: TensorSeries) -> tuple[
 
 def _reset(step: int, positions: Sequence[int], rows: TensorSeries) -> Finding:
     return Finding(
-        "scaling",
-        "cause",
-        f"The amax histories were reset at step {step:,}: the scales of {count(len(positions), 'tensor')} "
-        "were made only from the steps after it, not from their whole history.",
-        "history_reset",
-        step,
-        _names(positions, rows),
-        "Save and load the scaling state (scale, amax history, number of calls) with the checkpoint.",
-        _tensor_links(positions, rows, "scale"),
+        step="scaling",
+        outcome="cause",
+        sentence=f"The amax histories were reset at step {step:,}: the scales of "
+        f"{count(len(positions), 'tensor')} were made only from the steps after it, not from their "
+        "whole history.",
+        cause="history_reset",
+        onset=step,
+        tensors=_names(positions, rows),
+        suggestion="Save and load the scaling state (scale, amax history, number of calls) with the "
+        "checkpoint.",
+        links=_tensor_links(positions, rows, "scale"),
         is_proven=True,
     )
 
@@ -205,9 +209,16 @@ def _not_following(
             _bad_layer(module, onset, f"{what[0].lower()}{what[1:]}", order, rows, "scale"), is_proven=True
         )
     return Finding(
-        "scaling", "cause", f"{what}.", cause, onset, _names(order, rows), suggestion,
-        _tensor_links(order, rows, "scale"), is_proven=True,
-    )  # fmt: skip
+        step="scaling",
+        outcome="cause",
+        sentence=f"{what}.",
+        cause=cause,
+        onset=onset,
+        tensors=_names(order, rows),
+        suggestion=suggestion,
+        links=_tensor_links(order, rows, "scale"),
+        is_proven=True,
+    )
 
 
 def _offset(
@@ -232,10 +243,18 @@ def _offset(
     else:
         what = f"the margin is too {'small' if bits < 0 else 'large'} (effectively {margin:.0f}): {what}"
     return Finding(
-        "scaling", "cause", f"{what[0].upper()}{what[1:]}.", cause, onset, _names(order, rows),
-        "Set the margin to 0 or more, or use current scaling." if bits < 0 else "Set the margin to 0.",
-        _tensor_links(order, rows, "scale"), is_proven=True,
-    )  # fmt: skip
+        step="scaling",
+        outcome="cause",
+        sentence=f"{what[0].upper()}{what[1:]}.",
+        cause=cause,
+        onset=onset,
+        tensors=_names(order, rows),
+        suggestion="Set the margin to 0 or more, or use current scaling."
+        if bits < 0
+        else "Set the margin to 0.",
+        links=_tensor_links(order, rows, "scale"),
+        is_proven=True,
+    )
 
 
 def _of_ranges(
@@ -269,13 +288,13 @@ def _of_ranges(
         bad = _bad_layer(module, saturated[0].onset, what, positions, rows, "saturation_rate")
         return replace(bad, earliest=saturated[0].low)
     return Finding(
-        "scaling", "cause",
-        f"The margin is too small ({min(margins):.0f}): up to {share:.1%} of the elements of "
+        step="scaling", outcome="cause",
+        sentence=f"The margin is too small ({min(margins):.0f}): up to {share:.1%} of the elements of "
         f"{_counted(positions, rows)} saturate, {_first(saturated[0], rows)}, though the scales follow "
         "the recipe.",
-        "margin", saturated[0].onset, _names(positions, rows),
-        "Use a margin of 1 or more, or current scaling, which needs no head room.",
-        _tensor_links(positions, rows, "saturation_rate"), earliest=saturated[0].low,
+        cause="margin", onset=saturated[0].onset, tensors=_names(positions, rows),
+        suggestion="Use a margin of 1 or more, or current scaling, which needs no head room.",
+        links=_tensor_links(positions, rows, "saturation_rate"), earliest=saturated[0].low,
     )  # fmt: skip
 
 
@@ -283,12 +302,12 @@ def _underflow(vanishing: Sequence[Leaving], gradients: int, rows: TensorSeries)
     positions = [each.tensor for each in vanishing]
     share = float(np.median([each.share for each in vanishing]))
     return Finding(
-        "scaling", "cause",
-        f"The gradients underflow: {share:.0%} of the elements of {len(positions)} of {gradients} "
+        step="scaling", outcome="cause",
+        sentence=f"The gradients underflow: {share:.0%} of the elements of {len(positions)} of {gradients} "
         f"grad_output tensors become zero, {_first(vanishing[0], rows)}.",
-        "underflow", vanishing[0].onset, _names(positions, rows),
-        "Use E5M2 or block scaling for the gradients, or a larger loss scale.",
-        _tensor_links(positions, rows, "underflow_rate"), earliest=vanishing[0].low,
+        cause="underflow", onset=vanishing[0].onset, tensors=_names(positions, rows),
+        suggestion="Use E5M2 or block scaling for the gradients, or a larger loss scale.",
+        links=_tensor_links(positions, rows, "underflow_rate"), earliest=vanishing[0].low,
     )  # fmt: skip
 
 
@@ -308,12 +327,12 @@ def _of_forward(
     if margin <= 0:
         return None
     return Finding(
-        "scaling", "cause",
-        f"The margin is too large ({margin:.0f}): up to {share:.0%} of the elements of "
+        step="scaling", outcome="cause",
+        sentence=f"The margin is too large ({margin:.0f}): up to {share:.0%} of the elements of "
         f"{_counted(positions, rows)} become zero, {_first(forward[0], rows)}.",
-        "margin_too_large", forward[0].onset, _names(positions, rows),
-        "Set the margin to 0.",
-        _tensor_links(positions, rows, "underflow_rate"), earliest=forward[0].low,
+        cause="margin_too_large", onset=forward[0].onset, tensors=_names(positions, rows),
+        suggestion="Set the margin to 0.",
+        links=_tensor_links(positions, rows, "underflow_rate"), earliest=forward[0].low,
     )  # fmt: skip
 
 
@@ -407,14 +426,18 @@ def _loss_scale(
         verb = "saturate" if leaving[0].kind == "saturation" else "underflow"
         then = f", and {count(len(leaving), 'gradient')} {verb} together"
     return Finding(
-        "scaling", "cause",
-        f"The loss scale is wrong: since step {factor.onset:,} all gradients are {size} than in "
+        step="scaling",
+        outcome="cause",
+        sentence=f"The loss scale is wrong: since step {factor.onset:,} all gradients are {size} than in "
         f"{factor.against}, "
         f"while inputs and weights are not{then}.",
-        "loss_scale", factor.onset, _names(positions, rows),
-        "Use the loss scale of the BF16 run, and divide it out of the gradients before the optimizer's step.",
-        _tensor_links(positions, rows, "amax"),
-    )  # fmt: skip
+        cause="loss_scale",
+        onset=factor.onset,
+        tensors=_names(positions, rows),
+        suggestion="Use the loss scale of the BF16 run, and divide it out of the gradients before the "
+        "optimizer's step.",
+        links=_tensor_links(positions, rows, "amax"),
+    )
 
 
 def _bad_layer(
@@ -422,11 +445,11 @@ def _bad_layer(
 ) -> Finding:
     """A finding about one layer. `statistic`: what the evidence shows; it is what was found, and recorded."""
     return Finding(
-        "scaling", "cause",
-        f"One layer is bad, {module}: {what}.",
-        "bad_layer", onset, _names(positions, rows),
-        "Compute this layer in BF16, and check its weights and its scaling state.",
-        _tensor_links(positions, rows, statistic),
+        step="scaling", outcome="cause",
+        sentence=f"One layer is bad, {module}: {what}.",
+        cause="bad_layer", onset=onset, tensors=_names(positions, rows),
+        suggestion="Compute this layer in BF16, and check its weights and its scaling state.",
+        links=_tensor_links(positions, rows, statistic),
         observation=f"The layer {module} stands out: {what}.",
     )  # fmt: skip
 
@@ -445,7 +468,7 @@ def _clear(
         sentence = (
             f"No scale was observed in {LEAST_ROWS} steps or more, so that nothing can be said of them."
         )
-        return Finding("scaling", "unknown", sentence)
+        return Finding(step="scaling", outcome="unknown", sentence=sentence)
     stated = np.array([scalings[tensor.role].kind in ("delayed", "current") for tensor in rows.tensors])
     stated &= rows.calls <= SEVERAL
     steps = rows.steps[seen.any(axis=0)]
@@ -472,7 +495,7 @@ def _clear(
             f" Up to {share:.1%} of the elements of {_counted([each.tensor for each in saturated], rows)} "
             f"saturate, {_first(saturated[0], rows)}; nothing shows that this does harm."
         )
-    return Finding("scaling", "clear", f"{what}{range_use}{note}")
+    return Finding(step="scaling", outcome="clear", sentence=f"{what}{range_use}{note}")
 
 
 def _only_module(positions: Sequence[int], rows: TensorSeries) -> str:

@@ -40,7 +40,7 @@ CHECKS: Mapping[str, Callable[[Mapping[str, Any]], object]] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ChannelRow:
     """A channel, prepared for the page."""
 
@@ -103,12 +103,12 @@ def _rows(project: Project) -> list[ChannelRow]:
     counted = Channel.objects.filter(project=project).annotate(waiting=waiting, failed=failed).order_by("id")
     return [
         ChannelRow(
-            channel,
-            CHANNELS[channel.kind].label,
-            channel.address,
-            channel.waiting,
-            channel.failed,
-            tests.get(channel.pk),
+            channel=channel,
+            kind=CHANNELS[channel.kind].label,
+            address=channel.address,
+            waiting=channel.waiting,
+            failed=channel.failed,
+            test=tests.get(channel.pk),
         )
         for channel in counted
     ]

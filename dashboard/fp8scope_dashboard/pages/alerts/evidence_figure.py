@@ -94,4 +94,4 @@ def _curve(series: Mapping[str, Any], arm: str, slot: Slot, *, quiet: bool = Fal
     # The wire format writes "NaN" and "Infinity"; float() accepts both.
     values = np.array([float(value) for value in series["values"]], np.float64)
     steps = np.asarray(series["steps"], np.float64)
-    return Curve(str(series["name"]), arm, slot, steps, values, quiet=quiet)
+    return Curve(name=str(series["name"]), arm=arm, slot=slot, x=steps, y=values, quiet=quiet)

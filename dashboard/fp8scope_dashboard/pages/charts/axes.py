@@ -92,14 +92,14 @@ def axis_of(figure: go.Figure, name: str, pixels: float) -> Axis:
     shown = any(each.showticklabels is not False and each.visible is not False for each in (layout, *shared))
     most = TICKS_ACROSS if letter == "x" else layout.nticks or max(2, round(pixels / PIXELS_PER_TICK))
     return Axis(
-        start,
-        end,
-        is_log,
-        _ticks(layout, start, end, is_log, most) if shown else (),
-        title,
-        layout.visible is not False,
-        layout.showgrid is not False,
-        float(layout.tickfont.size or 11),
+        start=start,
+        end=end,
+        is_log=is_log,
+        ticks=_ticks(layout, start, end, is_log, most) if shown else (),
+        title=title,
+        visible=layout.visible is not False,
+        grid=layout.showgrid is not False,
+        font_size=float(layout.tickfont.size or 11),
     )
 
 

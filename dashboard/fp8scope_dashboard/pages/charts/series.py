@@ -171,7 +171,16 @@ def _curve(
         averaged = centred_average(y, span)
         smooth_x, smooth_y = downsampled(x, averaged, options.points)
     raw_x, raw_y = downsampled(x, y, options.points)
-    return Curve(run.name, label, arms.of(run).slot, raw_x, raw_y, smooth_x, smooth_y, quiet)
+    return Curve(
+        name=run.name,
+        arm=label,
+        slot=arms.of(run).slot,
+        x=raw_x,
+        y=raw_y,
+        smooth_x=smooth_x,
+        smooth_y=smooth_y,
+        quiet=quiet,
+    )
 
 
 def downsampled(

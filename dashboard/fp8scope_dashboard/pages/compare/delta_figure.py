@@ -29,7 +29,7 @@ FARTHEST, ROOM = 40.0, 1.15
 MAX_BANDS: Final = 3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DeltaCurve:
     """Difference of a run's loss to the baseline, float64[N] each: fractions of it, or nats.
 

@@ -129,12 +129,12 @@ def _delta_curve(run: Run, arms: ArmReader, result: dict[str, Any], curve: dict[
     x, delta, low, high = (np.asarray(curve[key], np.float64) for key in ("x", "delta", "low", "high"))
     window = result.get("window")
     return DeltaCurve(
-        run.name,
-        arms.of(run).slot,
-        x,
-        delta,
-        low,
-        high,
+        name=run.name,
+        slot=arms.of(run).slot,
+        x=x,
+        delta=delta,
+        low=low,
+        high=high,
         tolerance=result.get("tolerance"),
         window=(window[0], window[1]) if window else None,
     )

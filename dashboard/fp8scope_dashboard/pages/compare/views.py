@@ -53,7 +53,7 @@ class Offer:
     runs: list[Run]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Card:
     """The verdict on one selected run; `costs` is its speed, memory and tokens in one line.
 
@@ -96,7 +96,13 @@ def compare(request: HttpRequest, project: Project) -> HttpResponse:
     arms = ComparedArms(Arms(project), chosen.runs)
     baselines = baseline_groups(project.pk)
     cards = [
-        Card(run, arms.of(run), verdict_of(run, baselines), result, cost_line(result.get("quantities") or {}))
+        Card(
+            run=run,
+            arm=arms.of(run),
+            verdict=verdict_of(run, baselines),
+            result=result,
+            costs=cost_line(result.get("quantities") or {}),
+        )
         for run in chosen.runs
         if run.baseline
         for result in [result_of(run)]

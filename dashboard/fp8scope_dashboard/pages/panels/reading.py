@@ -110,7 +110,7 @@ def _curve(name: str, slot: Slot, x: Floats, y: Floats, panel: Panel, options: O
     if len(smoothed := _smoothed(y, panel)):
         smooth_x, smooth_y = downsampled(x, smoothed, options.points)
     raw_x, raw_y = downsampled(x, y, options.points)
-    return Curve(name, name, slot, raw_x, raw_y, smooth_x, smooth_y)
+    return Curve(name=name, arm=name, slot=slot, x=raw_x, y=raw_y, smooth_x=smooth_x, smooth_y=smooth_y)
 
 
 def _smoothed(y: Floats, panel: Panel) -> Floats:

@@ -12,7 +12,7 @@ from fp8scope_dashboard.edge.quotas import QUOTAS, Quota, counts
 from fp8scope_dashboard.pages import formatting
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Use:
     """The use of one quota, in words. `percent` is of the project's, 0 to 100; 0 without a limit."""
 

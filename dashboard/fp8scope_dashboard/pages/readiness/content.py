@@ -47,7 +47,7 @@ SCALING_TITLES: Final[Mapping[str, str]] = {
 FORMAT_TITLES: Final = {name: target.title for name, target in TARGET_FORMATS.items()}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ReadinessQuery:
     """What the address asks for. `problems` says which parts of it were not valid and are ignored."""
 
@@ -78,12 +78,12 @@ class ReadinessQuery:
             target = make_target()
         error = _error(query.get("error", ""), problems)
         return cls(
-            target,
-            None if step is None or not 0 <= step <= LARGEST_STEP else step,
-            error,
-            query.get("q", "").strip()[:SEARCH_LENGTH],
-            query.get("tensor", "")[:SEARCH_LENGTH],
-            problems,
+            target=target,
+            step=None if step is None or not 0 <= step <= LARGEST_STEP else step,
+            error=error,
+            search=query.get("q", "").strip()[:SEARCH_LENGTH],
+            tensor=query.get("tensor", "")[:SEARCH_LENGTH],
+            problems=problems,
         )
 
     def address(self, **changes: str) -> str:
@@ -104,7 +104,7 @@ class ReadinessQuery:
         return urlencode({name: value for name, value in values.items() if value})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ReadinessRow:
     """One tensor of the table."""
 
@@ -119,7 +119,7 @@ class ReadinessRow:
     is_chosen: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Answer:
     """The readiness of a run under a question."""
 
@@ -157,16 +157,16 @@ class Answer:
         """A tensor prepared for the table."""
         effect, i = self.readiness.effect, tensor.index
         return ReadinessRow(
-            tensor.name,
-            BADGES[tensor.verdict],
-            tensor.reason,
-            tensor.finer,
+            name=tensor.name,
+            badge=BADGES[tensor.verdict],
+            reason=tensor.reason,
+            finer=tensor.finer,
             # The bounds of blocks are as wide as can be; the API has them.
-            share(effect.saturated, i, exact=self.question.target.per_tensor),
-            share(effect.flushed, i),
-            share(effect.error, i, exact=False),
-            self.question.address(tensor=tensor.name),
-            self.chosen is tensor,
+            saturated=share(effect.saturated, i, exact=self.question.target.per_tensor),
+            flushed=share(effect.flushed, i),
+            error=share(effect.error, i, exact=False),
+            address=self.question.address(tensor=tensor.name),
+            is_chosen=self.chosen is tensor,
         )
 
 
@@ -181,13 +181,13 @@ def answer(run_id: UUID, question: ReadinessQuery) -> Answer | None:
     kept = smallest_set(readiness.effect.error.estimate, budget)
     search = question.search.lower()
     return Answer(
-        question,
-        sampled,
-        readiness,
-        [tensor for tensor in worst_first(readiness) if search in tensor.name.lower()],
-        budget,
-        [sampled.tensors.names[i] for i in kept],
-        judged.note,
+        question=question,
+        sampled=sampled,
+        readiness=readiness,
+        rows=[tensor for tensor in worst_first(readiness) if search in tensor.name.lower()],
+        budget=budget,
+        kept=[sampled.tensors.names[i] for i in kept],
+        note=judged.note,
     )
 
 
@@ -214,12 +214,12 @@ def exponents_of(answer: Answer, tensor: TensorReadiness) -> Exponents:
     if not np.isfinite(scale):
         scale = typical_scale(tensors, target, format, i)
     return Exponents(
-        MIN_EXPONENT,
-        counts,
-        float(distribution.zeros[i]),
-        float(distribution.nonfinite[i]),
-        scale,
-        format,
+        first=MIN_EXPONENT,
+        counts=counts,
+        zeros=float(distribution.zeros[i]),
+        nonfinite=float(distribution.nonfinite[i]),
+        scale=scale,
+        format=format,
         in_blocks=not target.per_tensor,
         amax=float(distribution.amax[i]),
     )

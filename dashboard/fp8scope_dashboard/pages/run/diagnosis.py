@@ -43,7 +43,7 @@ class ShownLink:
     address: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ShownFinding:
     """A step of the diagnosis on the page."""
 
@@ -69,15 +69,16 @@ def shown_findings(run: Run, result: Mapping[str, Any]) -> list[ShownFinding]:
     """The findings of a stored result in the order of the steps."""
     return [
         ShownFinding(
-            *STEPS[finding["step"]],
-            OUTCOMES[finding["outcome"]],
-            finding["sentence"],
-            finding["suggestion"],
-            [
+            title=STEPS[finding["step"]][0],
+            purpose=STEPS[finding["step"]][1],
+            badge=OUTCOMES[finding["outcome"]],
+            sentence=finding["sentence"],
+            suggestion=finding["suggestion"],
+            evidence=[
                 *(ShownLink(link["label"], address_of(run, link)) for link in finding["links"]),
                 *_steps_around(run, finding.get("onset")),
             ],
-            finding["step"] == result["decided_by"],
+            decisive=finding["step"] == result["decided_by"],
         )
         for finding in result["findings"]
     ]

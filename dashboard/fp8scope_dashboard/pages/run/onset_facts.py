@@ -201,10 +201,18 @@ def _marks(run: Run) -> list[ChangeFact]:
     for report in reports[:MOST_CHANGES]:
         name, text = str(report.document.get("name", "")), str(report.document.get("text", ""))
         if name in CALM_MARKS:
-            changes.append(ChangeFact(step_of(report), name, "an incident is kept", text, address))
+            changes.append(
+                ChangeFact(
+                    step=step_of(report), kind=name, text="an incident is kept", detail=text, address=address
+                )
+            )
         else:
             kind = "mark" if name == "fallback" else name
-            changes.append(ChangeFact(report.step, kind, _short(text), str(report.document.get("why", ""))))
+            changes.append(
+                ChangeFact(
+                    step=report.step, kind=kind, text=_short(text), detail=str(report.document.get("why", ""))
+                )
+            )
     return changes
 
 
@@ -218,12 +226,12 @@ def _windows(run: Run) -> list[ChangeFact]:
     detail = f"The same batches in BF16 from the same state: FP8 − BF16 is {delta}."
     return [
         ChangeFact(
-            first.step,
-            "window",
-            "reference window over its tolerance",
-            detail,
-            _on_page(run, "reports"),
-            True,
+            step=first.step,
+            kind="window",
+            text="reference window over its tolerance",
+            detail=detail,
+            address=_on_page(run, "reports"),
+            is_bad=True,
         )
     ]
 
@@ -241,7 +249,16 @@ def _commands(run: Run) -> list[ChangeFact]:
         failed = ResultState.FAILED in states
         text = f"command fails: {kind.label.lower()}" if failed else f"command: {kind.label.lower()}"
         address = _on_page(run, "commands")
-        changes.append(ChangeFact(min(steps), kind.value, text, command.reason, address, failed))
+        changes.append(
+            ChangeFact(
+                step=min(steps),
+                kind=kind.value,
+                text=text,
+                detail=command.reason,
+                address=address,
+                is_bad=failed,
+            )
+        )
     return changes
 
 

@@ -57,7 +57,7 @@ _LOSS_DOES: Final = {
 _ENDS: Final = frozenset({"run_silent", "run_failed", "run_finished"})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AlertFact:
     """An alert. Its evidence names `tensors` of all `tensors_over`; `name` says what its rule reports."""
 
@@ -95,7 +95,7 @@ class DepartureFact:
     address: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ChangeFact:
     """A change to the run at a step: a mark of the training process, or the result of a command."""
 
@@ -116,7 +116,7 @@ class StartFact:
     before: int | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StripFacts:
     """What is stored about a run.
 
@@ -137,7 +137,7 @@ class StripFacts:
     ending_detail: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StripOnset:
     """One thing that happened.
 
@@ -260,10 +260,17 @@ def _of_alert(alert: AlertFact) -> StripOnset:
     tone: Tone = "danger" if alert.severity == "critical" else "warning"
     detail = alert.message + (" Resolved since." if alert.is_resolved else "")
     return StripOnset(
-        alert.onset, title, tone, order, detail, alert.address, "Alert", earliest,
+        step=alert.onset,
+        title=title,
+        tone=tone,
+        order=order,
+        detail=detail,
+        address=alert.address,
+        label="Alert",
+        earliest=earliest,
         # The first steps, in which scales settle, are not judged.
         or_before=alert.after is not None and alert.after < 0 and alert.onset > 1,
-    )  # fmt: skip
+    )
 
 
 def _tensors(alert: AlertFact) -> str:
@@ -293,12 +300,26 @@ def _of_loss(facts: StripFacts) -> list[StripOnset]:
         title = "loss leaves BF16" if departure.is_above else "loss falls below BF16"
         tone: Tone = "danger" if departure.is_above else "neutral"
         onsets.append(
-            StripOnset(departure.step, title, tone, LOSS, departure.detail, departure.address, "Comparison")
+            StripOnset(
+                step=departure.step,
+                title=title,
+                tone=tone,
+                order=LOSS,
+                detail=departure.detail,
+                address=departure.address,
+                label="Comparison",
+            )
         )
     known = [alert.onset for alert in facts.alerts if alert.kind == "loss_not_finite"]
     if step is not None and not any(onset <= step for onset in known):
         onsets.append(
-            StripOnset(step, "loss is not finite", "danger", LOSS, "The first NaN or infinite loss.")
+            StripOnset(
+                step=step,
+                title="loss is not finite",
+                tone="danger",
+                order=LOSS,
+                detail="The first NaN or infinite loss.",
+            )
         )
     return onsets
 
@@ -309,7 +330,17 @@ def _of_diagnosis(facts: StripFacts) -> list[StripOnset]:
         return []
     tone: Tone = "danger" if finding.outcome == "cause" else "warning"
     title = f"diagnosis: {finding.cause[:1].lower()}{finding.cause[1:]}"
-    return [StripOnset(finding.onset, title, tone, FINDING, finding.sentence, finding.address, "Diagnosis")]
+    return [
+        StripOnset(
+            step=finding.onset,
+            title=title,
+            tone=tone,
+            order=FINDING,
+            detail=finding.sentence,
+            address=finding.address,
+            label="Diagnosis",
+        )
+    ]
 
 
 def _of_changes(facts: StripFacts) -> list[StripOnset]:
@@ -321,7 +352,15 @@ def _of_changes(facts: StripFacts) -> list[StripOnset]:
             continue
         tone: Tone = "warning" if change.is_bad else "neutral"
         onsets.append(
-            StripOnset(change.step, change.text, tone, CHANGE, change.detail, change.address, "Details")
+            StripOnset(
+                step=change.step,
+                title=change.text,
+                tone=tone,
+                order=CHANGE,
+                detail=change.detail,
+                address=change.address,
+                label="Details",
+            )
         )
     return onsets
 
@@ -334,14 +373,18 @@ def _of_starts(facts: StripFacts) -> list[StripOnset]:
             detail = f"Start {start.number} replaces what was stored from step {count(start.first)} on."
         else:
             title, detail = "resumes", f"Start {start.number} goes on from here."
-        onsets.append(StripOnset(start.first, title, "neutral", START, detail))
+        onsets.append(StripOnset(step=start.first, title=title, tone="neutral", order=START, detail=detail))
     return onsets
 
 
 def _of_end(facts: StripFacts) -> list[StripOnset]:
     if not facts.ending or facts.last_step is None:
         return []
-    return [StripOnset(facts.last_step, facts.ending, "danger", END, facts.ending_detail)]
+    return [
+        StripOnset(
+            step=facts.last_step, title=facts.ending, tone="danger", order=END, detail=facts.ending_detail
+        )
+    ]
 
 
 def _joined(onsets: Sequence[StripOnset]) -> list[StripOnset]:

@@ -37,7 +37,7 @@ LOST = Badge("Not reporting", "danger", "question")
 LAGGING = Badge("Lagging", "warning", "clock")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Rank:
     """One rank of the latest attempt.
 
@@ -54,7 +54,7 @@ class Rank:
     children: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Attempt:
     """One attempt. A later attempt replaced its data from step `replaced_from` on."""
 
@@ -140,14 +140,14 @@ def _ranks(run: Run, writers: Sequence[Writer]) -> list[Rank]:
         error = main.error.strip().rpartition("\n")[2][:300] if main.failed else ""
         ranks.append(
             Rank(
-                number,
-                main.hostname,
-                main.last_step,
-                lag,
-                main.seen_at,
-                _badge(run, main, lag),
-                error,
-                len(children),
+                rank=number,
+                hostname=main.hostname,
+                last_step=main.last_step,
+                lag=lag,
+                seen_at=main.seen_at,
+                badge=_badge(run, main, lag),
+                error=error,
+                children=len(children),
             )
         )
     return ranks
@@ -172,13 +172,13 @@ def _attempts(run: Run, attempts: Sequence[tuple[int, list[Writer]]]) -> list[At
         worst = next((badge for badge in (FAILED, LOST, WRITING) if badge in badges), FINISHED)
         listed.append(
             Attempt(
-                number + 1,
-                min(firsts, default=None),
-                max(lasts, default=None),
-                replaced_from if is_replaced else None,
-                min(writer.created_at for writer in writers),
-                len({writer.rank for writer in writers}),
-                worst,
+                number=number + 1,
+                first_step=min(firsts, default=None),
+                last_step=max(lasts, default=None),
+                replaced_from=replaced_from if is_replaced else None,
+                began_at=min(writer.created_at for writer in writers),
+                ranks=len({writer.rank for writer in writers}),
+                badge=worst,
             )
         )
         if firsts:

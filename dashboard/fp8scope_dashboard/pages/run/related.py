@@ -34,7 +34,7 @@ class RelatedLink:
     text: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RelatedRuns:
     """The related runs of a run, and what is suggested."""
 

@@ -29,7 +29,7 @@ HOW_TO_SET_BASELINE = 'baseline="bf16" in fp8scope.attach or fp8scope.init, or f
 """How to set a run's baseline, for messages."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ShownVerdict:
     """The verdict on a run's loss, prepared for the page."""
 
@@ -149,7 +149,7 @@ class Overflow:
     badge: Badge
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunHead:
     """What the head of the page shows."""
 
@@ -221,7 +221,9 @@ def verdict_of(run: Run, baselines: Collection[str]) -> ShownVerdict:
     if comparison is None:
         is_baseline = bool(run.group) and not run.baseline and run.group in baselines
         badge = loss_badge(None, has_baseline=bool(run.baseline), is_baseline=is_baseline)
-        return ShownVerdict(badge, _missing_verdict_reason(run, is_baseline), baseline=run.baseline)
+        return ShownVerdict(
+            badge=badge, explanation=_missing_verdict_reason(run, is_baseline), baseline=run.baseline
+        )
     result: Mapping[str, Any] = comparison.result
     interval = result.get("interval")
     judgement = judged_now(run, comparison)

@@ -26,7 +26,7 @@ VERDICT_ORDER: Final = ("worse", "incomplete", "cannot_tell", "pending", "better
 Source = Literal["", "scalar", "config", "recipe", "summary", "environment"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunColumn:
     """One column. `key` names it in addresses; `order` is what sorts the list, None if nothing does."""
 
@@ -52,23 +52,25 @@ def verdict_rank() -> Case:
 BUILT_IN: Final[Mapping[str, RunColumn]] = {
     column.key: column
     for column in (
-        RunColumn("name", "Run", Lower("name")),
-        RunColumn("state", "State", F("state")),
-        RunColumn("verdict", "FP8 against BF16", verdict_rank()),
-        RunColumn("difference", "Own difference", F("comparison__own_difference"), is_number=True),
-        RunColumn("spark", "Loss"),
-        RunColumn("loss", "Last loss", finite_scalar("loss"), is_number=True),
-        RunColumn("step", "Step", F("last_step"), is_number=True),
-        RunColumn("points", "Points", F("points_stored"), is_number=True),
-        RunColumn("created", "Started", F("created_at"), is_number=True),
-        RunColumn("ended", "Ended", F("finished_at"), is_number=True),
-        RunColumn("duration", "Duration", duration_expression(), is_number=True),
-        RunColumn("precision", "Precision", F("precision")),
-        RunColumn("recipe", "Recipe", F("recipe_name")),
-        RunColumn("group", "Seed group", F("group")),
-        RunColumn("baseline", "Baseline", F("baseline")),
-        RunColumn("seed", "Seed", F("seed"), is_number=True),
-        RunColumn("planned", "Planned steps", F("total_steps"), is_number=True),
+        RunColumn(key="name", title="Run", order=Lower("name")),
+        RunColumn(key="state", title="State", order=F("state")),
+        RunColumn(key="verdict", title="FP8 against BF16", order=verdict_rank()),
+        RunColumn(
+            key="difference", title="Own difference", order=F("comparison__own_difference"), is_number=True
+        ),
+        RunColumn(key="spark", title="Loss"),
+        RunColumn(key="loss", title="Last loss", order=finite_scalar("loss"), is_number=True),
+        RunColumn(key="step", title="Step", order=F("last_step"), is_number=True),
+        RunColumn(key="points", title="Points", order=F("points_stored"), is_number=True),
+        RunColumn(key="created", title="Started", order=F("created_at"), is_number=True),
+        RunColumn(key="ended", title="Ended", order=F("finished_at"), is_number=True),
+        RunColumn(key="duration", title="Duration", order=duration_expression(), is_number=True),
+        RunColumn(key="precision", title="Precision", order=F("precision")),
+        RunColumn(key="recipe", title="Recipe", order=F("recipe_name")),
+        RunColumn(key="group", title="Seed group", order=F("group")),
+        RunColumn(key="baseline", title="Baseline", order=F("baseline")),
+        RunColumn(key="seed", title="Seed", order=F("seed"), is_number=True),
+        RunColumn(key="planned", title="Planned steps", order=F("total_steps"), is_number=True),
     )
 }
 DEFAULT: Final = ("state", "verdict", "difference", "spark", "loss", "step", "points", "created")
@@ -84,10 +86,12 @@ def column_named(key: str) -> RunColumn | None:
         return None
     if source == "scalar":
         title = glossary.title(entry)
-        return RunColumn(key, title, finite_scalar(entry), is_number=True, source="scalar", entry=entry)
+        return RunColumn(
+            key=key, title=title, order=finite_scalar(entry), is_number=True, source="scalar", entry=entry
+        )
     values = [PathValue(source, path) for path in entry_paths(entry)]
     order = values[0] if len(values) == 1 else Coalesce(*values)
-    return RunColumn(key, entry, order, source=source, entry=entry)  # type: ignore[arg-type]
+    return RunColumn(key=key, title=entry, order=order, source=source, entry=entry)  # type: ignore[arg-type]
 
 
 def columns_named(keys: Sequence[str]) -> list[RunColumn]:

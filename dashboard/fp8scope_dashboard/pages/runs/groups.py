@@ -56,7 +56,7 @@ class _AsText(Func):
     output_field = CharField()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunGroup:
     """The runs with one value.
 

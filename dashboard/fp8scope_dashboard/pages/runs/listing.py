@@ -43,7 +43,7 @@ GROUPS: Final[Mapping[str, str]] = {
 GROUP_ORDERS: Final = ("name", "count", "loss", "created")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ListState:
     """What the address of the list says. `columns` is empty for the default columns."""
 

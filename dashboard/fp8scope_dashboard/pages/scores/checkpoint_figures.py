@@ -17,7 +17,7 @@ SYMBOLS: Final[Mapping[Slot, str]] = {"bf16": "circle", "fp8-1": "diamond"}
 SPREAD: Final = 0.52
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CheckpointPoint:
     """One run at one checkpoint: its score or difference, with its interval if there is one.
 

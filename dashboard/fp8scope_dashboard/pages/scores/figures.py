@@ -107,7 +107,16 @@ def _differences(
             (row.run.group, f"{row.run.group} {row.run.baseline}") if len(runs) > 1 else (row.run.name, run)
         )
         points.append(
-            CheckpointPoint(row.step, name, labels[run], arm.slot, float(difference), low, high, line)
+            CheckpointPoint(
+                step=row.step,
+                name=name,
+                arm=labels[run],
+                slot=arm.slot,
+                value=float(difference),
+                low=low,
+                high=high,
+                run=line,
+            )
         )
         margins[row.step] = max(margins.get(row.step, 0.0), float(margin))
     return points, [Zone(step, -margin, margin) for step, margin in margins.items()]
@@ -132,14 +141,14 @@ def _points(evaluations: Sequence[Evaluation], arms: Arms, alpha: float) -> list
             # Too few items for an interval: the point is drawn without one, as where none is reliable.
             pass
         points[str(evaluation.run_id), evaluation.step] = CheckpointPoint(
-            evaluation.step,
-            evaluation.run.name,
-            labels[str(evaluation.run_id)],
-            arms.of(evaluation.run).slot,
-            float(score.items.mean()),
-            low,
-            high,
-            str(evaluation.run_id),
+            step=evaluation.step,
+            name=evaluation.run.name,
+            arm=labels[str(evaluation.run_id)],
+            slot=arms.of(evaluation.run).slot,
+            value=float(score.items.mean()),
+            low=low,
+            high=high,
+            run=str(evaluation.run_id),
         )
     return list(points.values())
 

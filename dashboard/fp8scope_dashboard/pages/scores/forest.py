@@ -57,7 +57,7 @@ class Positions:
     REACH = 3.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ForestRow:
     """One task of one group at its last compared checkpoint; the figures are text, ready to be shown.
 

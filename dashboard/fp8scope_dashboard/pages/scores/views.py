@@ -62,7 +62,7 @@ VERDICT_WORDS: Final[Mapping[str, str]] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ScoreQuery:
     """What the address asks for; empty or None: everything. Unknown values become the defaults."""
 
@@ -104,7 +104,7 @@ class ScoreQuery:
         return query.urlencode()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Overall:
     """One group's verdict over all tasks of its last compared checkpoint."""
 
@@ -125,7 +125,7 @@ class TaskRow:
     is_chosen: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Checkpoint:
     """One group at one checkpoint of the chosen task; figures as text."""
 
@@ -154,7 +154,7 @@ class Pairs:
     items: Agreement
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Power:
     """What one task can show, from the comparison of one run at its last checkpoint; as text."""
 
@@ -166,7 +166,7 @@ class Power:
     baseline_monotonicity: float | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ShownTask:
     """The chosen task."""
 
@@ -301,7 +301,16 @@ def _overall(project: Project, arms: Arms) -> list[Overall]:
         badge = VERDICTS.get(summary.verdict) or (score_badge(in_part) if in_part else UNKNOWN)
         runs = max(len((row.result.get("group") or {}).get("runs", ())) for row in last)
         name = arm_name(run, range(runs) if runs > 1 else ())
-        overall.append(Overall(run, name, arms.of(run), last[0].step, badge, summary.explanation))
+        overall.append(
+            Overall(
+                run=run,
+                name=name,
+                arm=arms.of(run),
+                step=last[0].step,
+                badge=badge,
+                sentence=summary.explanation,
+            )
+        )
     return overall
 
 

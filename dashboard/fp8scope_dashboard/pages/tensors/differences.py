@@ -31,7 +31,7 @@ RATE: Final = 1e-3
 FARTHEST: Final = 24.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DifferenceMap:
     """The largest values of run B against those of run A.
 
@@ -86,12 +86,12 @@ def difference_map(
     values = compared(ours, theirs, subtract=is_rate(statistic))
     chosen = most_different(values, MOST_ROWS)
     return DifferenceMap(
-        [names[i] for i in chosen],
-        maps[0].step_edges,
-        values[chosen],
-        is_rate(statistic),
-        len(names),
-        len(most_different(values, len(names))),
+        names=[names[i] for i in chosen],
+        step_edges=maps[0].step_edges,
+        values=values[chosen],
+        is_rate=is_rate(statistic),
+        compared=len(names),
+        different=len(most_different(values, len(names))),
     )
 
 

@@ -127,12 +127,12 @@ def _exponents(run: Run, query: QueryDict, options: Options) -> AnyChart:
         for statistic in ("scale", "amax", "blocks")
     )
     exponents = Exponents(
-        MIN_EXPONENT,
-        histogram.counts,
-        histogram.zeros,
-        histogram.nonfinite,
-        float(scales.values[0]) if len(scales) else float("nan"),
-        format_named(tensor.format),
+        first=MIN_EXPONENT,
+        counts=histogram.counts,
+        zeros=histogram.zeros,
+        nonfinite=histogram.nonfinite,
+        scale=float(scales.values[0]) if len(scales) else float("nan"),
+        format=format_named(tensor.format),
         in_blocks=len(blocks) > 0,
         amax=float(amax.values[0]) if len(amax) else float("nan"),
     )
@@ -153,13 +153,13 @@ def _history(run: Run, query: QueryDict, options: Options) -> AnyChart:
     in_blocks = "scale_median" in known and len(_series(run, tensor, "scale_median", ends, options)) > 0
     scales = _series(run, tensor, "scale_median" if in_blocks else "scale", ends, options)
     history = History(
-        np.array([each.step for each in histograms]),
-        MIN_EXPONENT,
-        np.array([each.counts / each.total for each in histograms]),
-        scales.steps,
-        scales.values,
-        format_named(tensor.format),
-        in_blocks,
+        steps=np.array([each.step for each in histograms]),
+        first=MIN_EXPONENT,
+        shares=np.array([each.counts / each.total for each in histograms]),
+        scale_steps=scales.steps,
+        scales=scales.values,
+        format=format_named(tensor.format),
+        in_blocks=in_blocks,
     )
     drawn = history_figure(history, options.theme, compact=options.compact)
     return Chart(drawn, history_summary(history, tensor.name))

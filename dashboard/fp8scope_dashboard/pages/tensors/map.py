@@ -23,7 +23,7 @@ from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry.queries import Heatmap
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TensorMap:
     """Rows of groups and tensors over columns of steps.
 
@@ -73,7 +73,14 @@ def tensor_map(
     rows = visible(_folded(tensors, question), opened_in(question.open))
     signed = question.mode != "value"
     folded_values = modes.extremes(values, [row.group.positions for row in rows], signed=signed)
-    return TensorMap(rows, heatmap.step_edges, folded_values, _scale(values, question), indices, len(tensors))
+    return TensorMap(
+        rows=rows,
+        step_edges=heatmap.step_edges,
+        values=folded_values,
+        scale=_scale(values, question),
+        indices=indices,
+        tensors=len(tensors),
+    )
 
 
 def document(shown: TensorMap, question: TensorQuery, note: str) -> dict[str, Any]:

@@ -48,7 +48,7 @@ MOST_STEPS: Final = 50
 MOST_RANKS: Final = 16
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Sample:
     """What is stored of one tensor in one sampled step.
 
@@ -94,7 +94,9 @@ def sample_of(run: Run, tensor: Tensor, step: int | None = None) -> Sample | Non
     current = None
     if format is not None and isfinite(scale) and scale > 0:
         current = Current(format, scale, 0 if in_blocks else margin_of(run.recipe))
-    return Sample(at, ranks, histogram, tensors, current, in_blocks)
+    return Sample(
+        step=at, ranks=ranks, histogram=histogram, tensors=tensors, current=current, in_blocks=in_blocks
+    )
 
 
 def margin_of(recipe: Any) -> int:

@@ -43,7 +43,7 @@ FOLD_TITLES: Final[Mapping[Fold, str]] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TensorQuery:
     """The choices of the card of tensors; invalid ones become the defaults.
 
@@ -74,18 +74,18 @@ class TensorQuery:
             preferred = (queries.overflow_name(statistics), *STATISTICS, *statistics)
             statistic = next((name for name in preferred if name in statistics), None) or "overflow_rate"
         return cls(
-            statistic,
-            cast("Mode", _one_of(query.get("mode", ""), MODES)),
-            uuid_in(query.get("against", "")),
-            cast("Fold", _one_of(query.get("fold", ""), FOLDS)),
-            query.get("role", "")[:FILTER_LENGTH],
-            query.get("filter", "").strip()[:FILTER_LENGTH],
-            query.get("open", "")[:OPEN_LENGTH],
-            _one_of(query.get("sort", ""), tuple(SORTS)),
-            _limit(query.get("limit", ""), statistic)
+            statistic=statistic,
+            mode=cast("Mode", _one_of(query.get("mode", ""), MODES)),
+            against=uuid_in(query.get("against", "")),
+            fold=cast("Fold", _one_of(query.get("fold", ""), FOLDS)),
+            role=query.get("role", "")[:FILTER_LENGTH],
+            filter=query.get("filter", "").strip()[:FILTER_LENGTH],
+            open=query.get("open", "")[:OPEN_LENGTH],
+            sort=_one_of(query.get("sort", ""), tuple(SORTS)),
+            limit=_limit(query.get("limit", ""), statistic)
             if query.get("limit_of", statistic) == statistic
             else None,
-            _page(query.get("page", "")),
+            page=_page(query.get("page", "")),
         )
 
     @property

@@ -36,7 +36,7 @@ MOST_CELLS: Final = 2_000_000
 SPARK_WIDTH, SPARK_HEIGHT, SPARK_POINTS = 120, 22, 60
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RankedTensor:
     """One row of the ranking, prepared for the page. `onset` and `until` are steps; None without an onset."""
 
@@ -54,7 +54,7 @@ class RankedTensor:
         return self.onset == self.until
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TensorRanking:
     """All chosen tensors in order: `order` are positions in `indices`."""
 
@@ -95,14 +95,14 @@ class TensorRanking:
         elif column >= 0:
             onset, until = int(edges[column]), int(edges[column + 1]) - 1
         return RankedTensor(
-            self.indices[i],
-            self.names[i],
-            onset,
-            until,
-            shown(self.facts.now[i], self.statistic),
-            shown(self.facts.ever[i], self.statistic),
-            self._change(i),
-            spark(self.values[i], self.statistic),
+            index=self.indices[i],
+            name=self.names[i],
+            onset=onset,
+            until=until,
+            now=shown(self.facts.now[i], self.statistic),
+            ever=shown(self.facts.ever[i], self.statistic),
+            change=self._change(i),
+            spark=spark(self.values[i], self.statistic),
         )
 
     def _change(self, i: int) -> str:
@@ -131,15 +131,15 @@ def rank(
     exact = exact_onsets(run, statistic, indices, edges, facts, limit) if is_rate(statistic) else {}
     observed = np.flatnonzero(~np.isnan(values).all(axis=1))
     return TensorRanking(
-        statistic,
-        limit,
-        heatmap,
-        indices,
-        names,
-        values,
-        facts,
-        observed[_order(facts, exact, edges, observed, sort)],
-        exact,
+        statistic=statistic,
+        limit=limit,
+        heatmap=heatmap,
+        indices=indices,
+        names=names,
+        values=values,
+        facts=facts,
+        order=observed[_order(facts, exact, edges, observed, sort)],
+        exact=exact,
     )
 
 

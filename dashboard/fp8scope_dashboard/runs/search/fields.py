@@ -51,7 +51,7 @@ _COMPARED: Final = {
 _MIRRORED: Final[Mapping[Operator, Operator]] = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", ":": ":"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SearchField:
     """A field that searches may name.
 
@@ -198,65 +198,128 @@ def _tag(_: Operator, value: str) -> Q:
 
 _BUILT_IN: Final = (
     SearchField(
-        "precision", "bf16, fp8, ...", lambda _, value: Q(precision=value.lower()[:32]), "precision:fp8"
+        name="precision",
+        help="bf16, fp8, ...",
+        condition=lambda _, value: Q(precision=value.lower()[:32]),
+        example="precision:fp8",
     ),
-    SearchField("recipe", "beginning of the recipe’s name", _recipe, "recipe:delayed"),
     SearchField(
-        "margin",
-        "margin of the recipe",
-        lambda operator, value: _recipe_entry("margin", operator, value),
-        "margin:2",
+        name="recipe", help="beginning of the recipe’s name", condition=_recipe, example="recipe:delayed"
+    ),
+    SearchField(
+        name="margin",
+        help="margin of the recipe",
+        condition=lambda operator, value: _recipe_entry("margin", operator, value),
+        example="margin:2",
         compares=True,
     ),
     SearchField(
-        "format",
-        "FP8 format of the recipe",
-        lambda operator, value: _recipe_entry("fp8_format", operator, value),
-        "format:hybrid",
+        name="format",
+        help="FP8 format of the recipe",
+        condition=lambda operator, value: _recipe_entry("fp8_format", operator, value),
+        example="format:hybrid",
     ),
     SearchField(
-        "state",
-        "running, finished, failed or silent",
-        _choice("state", tuple(RunState.values)),
-        "state:failed",
+        name="state",
+        help="running, finished, failed or silent",
+        condition=_choice("state", tuple(RunState.values)),
+        example="state:failed",
         values=tuple(RunState.values),
     ),
-    SearchField("verdict", "verdict of FP8 against BF16", _verdict, "verdict:worse", values=VERDICTS),
-    SearchField("delta", "difference of the loss to BF16", _delta, "delta>0.25%", compares=True),
     SearchField(
-        "alerts",
-        "open alerts: yes, no, critical, warning or a number",
-        _alerts,
-        "alerts:yes",
+        name="verdict",
+        help="verdict of FP8 against BF16",
+        condition=_verdict,
+        example="verdict:worse",
+        values=VERDICTS,
+    ),
+    SearchField(
+        name="delta",
+        help="difference of the loss to BF16",
+        condition=_delta,
+        example="delta>0.25%",
+        compares=True,
+    ),
+    SearchField(
+        name="alerts",
+        help="open alerts: yes, no, critical, warning or a number",
+        condition=_alerts,
+        example="alerts:yes",
         compares=True,
         values=("yes", "no", *SEVERITIES),
     ),
-    SearchField("tag", "a tag; several must all match", _tag, "tag:prod", every=True),
-    SearchField("name", "part of the name", lambda _, value: Q(name__icontains=value), "name:gpt"),
-    SearchField("group", "seed group", _text("group", 128), "group:bf16"),
-    SearchField("baseline", "what the run is compared with", _text("baseline", 128), "baseline:bf16"),
-    SearchField("parent", "id of the parent", _text("parent", 128), "parent:ID"),
-    SearchField("seed", "seed", _whole_number("seed"), "seed:3", compares=True),
-    SearchField("step", "last step", _whole_number("last_step"), "step>10k", compares=True),
     SearchField(
-        "planned", "planned number of steps", _whole_number("total_steps"), "planned>=10k", compares=True
+        name="tag", help="a tag; several must all match", condition=_tag, example="tag:prod", every=True
     ),
-    SearchField("points", "points stored", _whole_number("points_stored"), "points>1M", compares=True),
     SearchField(
-        "loss",
-        "last loss",
-        lambda operator, value: scalar_matches("loss", operator, value),
-        "loss<2.5",
+        name="name",
+        help="part of the name",
+        condition=lambda _, value: Q(name__icontains=value),
+        example="name:gpt",
+    ),
+    SearchField(name="group", help="seed group", condition=_text("group", 128), example="group:bf16"),
+    SearchField(
+        name="baseline",
+        help="what the run is compared with",
+        condition=_text("baseline", 128),
+        example="baseline:bf16",
+    ),
+    SearchField(name="parent", help="id of the parent", condition=_text("parent", 128), example="parent:ID"),
+    SearchField(name="seed", help="seed", condition=_whole_number("seed"), example="seed:3", compares=True),
+    SearchField(
+        name="step", help="last step", condition=_whole_number("last_step"), example="step>10k", compares=True
+    ),
+    SearchField(
+        name="planned",
+        help="planned number of steps",
+        condition=_whole_number("total_steps"),
+        example="planned>=10k",
         compares=True,
     ),
-    SearchField("duration", "time from start to end", _duration, "duration>2h", compares=True),
-    SearchField("age", "time since the start", _age, "age<7d", compares=True),
-    SearchField("created", "start, in UTC", _moment("created_at"), "created>2026-10-01", compares=True),
-    SearchField("ended", "end, in UTC", _moment("finished_at"), "ended<2026-10-01", compares=True),
     SearchField(
-        "archived", "yes, or all with the others", _archived, "archived:yes", values=("yes", "no", "all")
+        name="points",
+        help="points stored",
+        condition=_whole_number("points_stored"),
+        example="points>1M",
+        compares=True,
     ),
-    SearchField("id", "beginning of the id", _id, "id:1f3a"),
+    SearchField(
+        name="loss",
+        help="last loss",
+        condition=lambda operator, value: scalar_matches("loss", operator, value),
+        example="loss<2.5",
+        compares=True,
+    ),
+    SearchField(
+        name="duration",
+        help="time from start to end",
+        condition=_duration,
+        example="duration>2h",
+        compares=True,
+    ),
+    SearchField(name="age", help="time since the start", condition=_age, example="age<7d", compares=True),
+    SearchField(
+        name="created",
+        help="start, in UTC",
+        condition=_moment("created_at"),
+        example="created>2026-10-01",
+        compares=True,
+    ),
+    SearchField(
+        name="ended",
+        help="end, in UTC",
+        condition=_moment("finished_at"),
+        example="ended<2026-10-01",
+        compares=True,
+    ),
+    SearchField(
+        name="archived",
+        help="yes, or all with the others",
+        condition=_archived,
+        example="archived:yes",
+        values=("yes", "no", "all"),
+    ),
+    SearchField(name="id", help="beginning of the id", condition=_id, example="id:1f3a"),
 )
 FIELDS: Final[Mapping[str, SearchField]] = {field.name: field for field in _BUILT_IN}
 
@@ -295,7 +358,9 @@ def field_named(name: str) -> SearchField | None:
             return _recipe_entry(rest, operator, value)
         return matches(prefix, entry_paths(rest), operator, value)
 
-    return SearchField(name, PREFIXES[prefix], condition, f"{name}:1", compares=True)
+    return SearchField(
+        name=name, help=PREFIXES[prefix], condition=condition, example=f"{name}:1", compares=True
+    )
 
 
 def read(text: str, vocabulary: Vocabulary | None = None) -> Query:

@@ -104,7 +104,9 @@ def test_the_claim_of_a_difference_keeps_its_level_at_any_margin() -> None:
 def test_seeds_that_agree_by_chance_get_the_spread_of_other_runs(delta: float, verdict: str) -> None:
     """Identical losses in an arm gave an interval of zero width."""
     run, baseline = np.full(2, 3.0 * (1 + delta)), np.full(2, 3.0)
-    result = two_one_sided_tests(run, baseline, MARGIN, ALPHA, Spread(0.0005, 5.0, "public", 2), scale=3.0)
+    result = two_one_sided_tests(
+        run, baseline, MARGIN, ALPHA, Spread(value=0.0005, freedom=5.0, source="public", seeds=2), scale=3.0
+    )
     assert result.verdict == verdict
     assert result.interval[1] - result.interval[0] == pytest.approx(2 * stats.t.isf(ALPHA, 5.0) * 0.0005)
 

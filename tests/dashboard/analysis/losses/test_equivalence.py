@@ -21,14 +21,15 @@ def compare(
     batches = 2.0 * (1.0 + 0.03 * chance.normal(size=points))
     curves = [
         LossCurve(
-            steps,
-            batches * (1.0 + spread * chance.normal() + 0.0004 * chance.normal(size=points)),
+            steps=steps,
+            losses=batches * (1.0 + spread * chance.normal() + 0.0004 * chance.normal(size=points)),
             planned=points - 1,
         )
         for _ in range(sum(mode))
     ]
     runs = [
-        LossCurve(each.steps, each.losses * (1.0 + harm), planned=points - 1) for each in curves[: mode[0]]
+        LossCurve(steps=each.steps, losses=each.losses * (1.0 + harm), planned=points - 1)
+        for each in curves[: mode[0]]
     ]
     return compare_losses(runs, curves[mode[0] :], margin=MARGIN, alpha=0.05)
 

@@ -25,7 +25,7 @@ def arms(seed: int, runs: int, *, noise: float = 0.002) -> np.ndarray:
 
 
 def compare(losses: np.ndarray, runs: int, until: int = POINTS) -> LossComparison:
-    curves = [LossCurve(STEPS[:until], each[:until], planned=POINTS - 1) for each in losses]
+    curves = [LossCurve(steps=STEPS[:until], losses=each[:until], planned=POINTS - 1) for each in losses]
     return compare_losses(curves[:runs], curves[runs:], margin=0.0025, alpha=0.05)
 
 
@@ -125,10 +125,16 @@ def test_long_runs_are_averaged_and_their_onset_is_that_of_their_points() -> Non
     baseline = 2.0 * (1.0 + 0.002 * chance.normal(size=10_000))
     losses = 2.0 * (1.0 + 0.002 * chance.normal(size=10_000)) * np.where(steps >= 6000, 1.02, 1.0)
     result = compare_losses(
-        [LossCurve(steps, losses)], [LossCurve(steps, baseline)], margin=0.0025, alpha=0.05
+        [LossCurve(steps=steps, losses=losses)],
+        [LossCurve(steps=steps, losses=baseline)],
+        margin=0.0025,
+        alpha=0.05,
     )
     part = compare_losses(
-        [LossCurve(steps[:6500], losses[:6500])], [LossCurve(steps, baseline)], margin=0.0025, alpha=0.05
+        [LossCurve(steps=steps[:6500], losses=losses[:6500])],
+        [LossCurve(steps=steps, losses=baseline)],
+        margin=0.0025,
+        alpha=0.05,
     )
     assert result.verdict == part.verdict == "worse"
     assert part.onset is not None and abs(part.onset.since_step - 6000) <= 20
@@ -140,7 +146,10 @@ def test_a_short_run_that_lost_a_nat_is_worse_at_once() -> None:
     ours, theirs = 1.4 * (1.0 + 0.03 * chance.normal(size=(2, 38)))
     ours[20:] += 1.0
     result = compare_losses(
-        [LossCurve(steps[:28], ours[:28])], [LossCurve(steps, theirs)], margin=0.0025, alpha=0.05
+        [LossCurve(steps=steps[:28], losses=ours[:28])],
+        [LossCurve(steps=steps, losses=theirs)],
+        margin=0.0025,
+        alpha=0.05,
     )
     assert result.verdict == "worse" and result.onset is not None and result.onset.since_step == 20
     assert result.interval is not None and result.tolerance is not None

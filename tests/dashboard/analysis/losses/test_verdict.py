@@ -26,7 +26,8 @@ def curve(seed: int, factor: float = 1.0, spread: float = 0.001, steps: np.ndarr
     chance = np.random.default_rng(seed)
     level = 2.0 + 3.0 * np.exp(-steps / 60.0) + BATCHES[: len(steps)]
     return LossCurve(
-        steps, factor * (1.0 + spread * chance.normal()) * level + chance.normal(0, 0.002, len(steps))
+        steps=steps,
+        losses=factor * (1.0 + spread * chance.normal()) * level + chance.normal(0, 0.002, len(steps)),
     )
 
 
@@ -64,7 +65,9 @@ def test_short_noisy_runs_of_one_configuration_get_no_wrong_verdict(baselines: i
     steps, wrong = np.arange(38), 0
     chance = np.random.default_rng(5)
     for _ in range(60):
-        runs = [LossCurve(steps, 1.2 + 0.06 * chance.normal(size=38)) for _ in range(baselines + 1)]
+        runs = [
+            LossCurve(steps=steps, losses=1.2 + 0.06 * chance.normal(size=38)) for _ in range(baselines + 1)
+        ]
         result = compare(runs[:1], runs[1:])
         wrong += result.verdict in ("worse", "better")
         if result.verdict == "cannot_tell":
@@ -75,7 +78,7 @@ def test_short_noisy_runs_of_one_configuration_get_no_wrong_verdict(baselines: i
 def test_the_needed_steps_decide() -> None:
     def noisy(points: int, factor: float, seed: int) -> LossCurve:
         noise = 0.03 * np.random.default_rng(seed).normal(size=points)
-        return LossCurve(np.arange(points), factor * (3.0 + noise))
+        return LossCurve(steps=np.arange(points), losses=factor * (3.0 + noise))
 
     short = compare([noisy(400, 1.03, 1)], [noisy(400, 1.0, 2)])
     assert short.verdict == "worse"
@@ -89,8 +92,11 @@ def test_looking_twenty_times_is_free() -> None:
     chance = np.random.default_rng(6)
     wrong = 0
     for _ in range(30):
-        pair = [LossCurve(STEPS, 2.0 + 0.05 * chance.normal(size=300)) for _ in range(2)]
-        looks = [[LossCurve(each.steps[:n], each.losses[:n]) for each in pair] for n in range(30, 301, 15)]
+        pair = [LossCurve(steps=STEPS, losses=2.0 + 0.05 * chance.normal(size=300)) for _ in range(2)]
+        looks = [
+            [LossCurve(steps=each.steps[:n], losses=each.losses[:n]) for each in pair]
+            for n in range(30, 301, 15)
+        ]
         wrong += any(compare([run], [base]).verdict in ("worse", "better") for run, base in looks)
     assert wrong <= 1
 
@@ -166,7 +172,7 @@ def test_a_run_that_diverges_is_worse_although_its_loss_still_rises() -> None:
     rise = 1.0 + np.maximum(steps - 240, 0) * 0.002
     level = 1.5 + np.exp(-steps / 100.0)
     faulty, *baselines = (
-        LossCurve(steps, level * factor * (1.0 + 0.02 * chance.normal(size=600)), planned=599)
+        LossCurve(steps=steps, losses=level * factor * (1.0 + 0.02 * chance.normal(size=600)), planned=599)
         for factor in (rise, 1.0, 1.0, 1.0)
     )
     assert compare([faulty], baselines).verdict == compare([faulty], baselines[:1]).verdict == "worse"
@@ -180,7 +186,7 @@ def test_schedules_of_other_lengths(length: int, ended: bool) -> None:
         steps = np.arange(done)
         decay = 0.5 * (1.0 + np.cos(np.pi * steps / planned))
         losses = 3.0 + 0.4 * decay + np.random.default_rng(seed).normal(0.0, 0.004, done)
-        return LossCurve(steps, losses, planned=planned)
+        return LossCurve(steps=steps, losses=losses, planned=planned)
 
     result = compare([trained(0, length, length if ended else 290)], [trained(1, 300, 300)])
     assert result.verdict in ("equivalent", "cannot_tell")
@@ -199,7 +205,10 @@ def test_a_loss_near_zero_is_compared_in_nats() -> None:
     """The relative delta was -1,150 % and 'within'."""
     steps = np.arange(200)
     chance = np.random.default_rng(7)
-    curves = [LossCurve(steps, np.exp(-steps / 20.0) + 0.002 * chance.normal(size=200)) for _ in range(2)]
+    curves = [
+        LossCurve(steps=steps, losses=np.exp(-steps / 20.0) + 0.002 * chance.normal(size=200))
+        for _ in range(2)
+    ]
     result = compare(curves[:1], curves[1:])
     assert result.unit == "nats" and result.delta is not None and abs(result.delta) < 0.005
     assert (
@@ -221,18 +230,18 @@ def test_a_run_that_diverged_is_worse_with_the_reason(value: float) -> None:
 def test_a_run_that_stopped_at_its_nan_is_worse() -> None:
     losses = curve(0).losses[:120].copy()
     losses[119] = math.nan
-    result = compare([LossCurve(STEPS[:120], losses)], [curve(1)])
+    result = compare([LossCurve(steps=STEPS[:120], losses=losses)], [curve(1)])
     assert result.verdict == "worse" and "since step 119" in result.explanation
 
 
 def test_one_diverged_seed_makes_the_arm_worse() -> None:
-    broken = LossCurve(STEPS[:100], np.full(100, math.nan))
+    broken = LossCurve(steps=STEPS[:100], losses=np.full(100, math.nan))
     result = compare([curve(0), curve(1), broken], [curve(2), curve(3)])
     assert result.verdict == "worse" and "1 of 3 runs" in result.explanation
 
 
 def test_a_sibling_that_died_at_step_5_does_not_block_the_verdict() -> None:
-    dead = LossCurve(STEPS[:5], np.array([5.0, 5.0, 5.0, 5.0, math.nan]), name="fp8 seed 2")
+    dead = LossCurve(steps=STEPS[:5], losses=np.array([5.0, 5.0, 5.0, 5.0, math.nan]), name="fp8 seed 2")
     result = compare([curve(0), dead], [curve(1), curve(2), curve(3)])
     assert result.verdict == "equivalent" and result.k_run == 1
     assert any("fp8 seed 2" in warning for warning in result.warnings)
@@ -271,8 +280,8 @@ def test_a_running_run_is_compared_up_to_its_last_step() -> None:
     ("runs", "baselines", "words"),
     [
         ([curve(0)], [], "no run with a loss yet"),
-        ([LossCurve(STEPS[:0], np.empty(0))], [curve(1)], "not logged a loss"),
-        ([LossCurve(STEPS[:0], np.empty(0))], [], "not logged a loss"),
+        ([LossCurve(steps=STEPS[:0], losses=np.empty(0))], [curve(1)], "not logged a loss"),
+        ([LossCurve(steps=STEPS[:0], losses=np.empty(0))], [], "not logged a loss"),
         ([curve(0, steps=STEPS[:10])], [curve(1)], "10 points of loss in common; a verdict needs 20"),
     ],
 )
@@ -299,8 +308,8 @@ def test_pairing_cancels_the_noise_of_the_batches() -> None:
 def test_runs_on_different_batch_sizes_are_aligned_on_tokens() -> None:
     tokens = 1000.0 * np.arange(1.0, 301.0)
     level = 2.0 + 3.0 * np.exp(-tokens / 60_000.0)
-    run = LossCurve(STEPS[:150], level[1::2] * 1.001, tokens[1::2])
-    result = compare([run], [LossCurve(STEPS, level, tokens)])
+    run = LossCurve(steps=STEPS[:150], losses=level[1::2] * 1.001, tokens=tokens[1::2])
+    result = compare([run], [LossCurve(steps=STEPS, losses=level, tokens=tokens)])
     assert result.aligned_on == "tokens" and result.paired == "steps"
     assert result.delta == pytest.approx(0.001, abs=1e-6)
 
@@ -308,7 +317,7 @@ def test_runs_on_different_batch_sizes_are_aligned_on_tokens() -> None:
 def test_the_curve_is_bounded_and_shows_the_difference() -> None:
     steps = np.arange(20_000)
     levels = 2.0 + np.exp(-steps / 3000.0)
-    result = compare([LossCurve(steps, levels * 1.01)], [LossCurve(steps, levels)])
+    result = compare([LossCurve(steps=steps, losses=levels * 1.01)], [LossCurve(steps=steps, losses=levels)])
     shown = result.curve
     assert len(shown["x"]) == len(shown["delta"]) == len(shown["low"]) == len(shown["high"]) <= CURVE_POINTS
     assert shown["delta"] == pytest.approx([0.01] * len(shown["x"]), abs=3e-4) and shown["x_name"] == "steps"
@@ -322,7 +331,7 @@ levels = st.sampled_from([0.0, 1e-100, 3e-100, 1e-30, 1.0, 8.2e76, 1e100]).flatm
 
 @given(st.lists(losses, min_size=2, max_size=5), st.integers(1, 3))
 def test_any_input_gives_a_verdict_in_strict_json(values: list[np.ndarray], split: int) -> None:
-    curves = [LossCurve(np.arange(len(losses)), losses) for losses in values]
+    curves = [LossCurve(steps=np.arange(len(losses)), losses=losses) for losses in values]
     cut = min(split, len(curves) - 1)
     compare(curves[:cut], curves[cut:])
 
@@ -339,7 +348,8 @@ def test_any_input_gives_a_verdict_in_strict_json(values: list[np.ndarray], spli
 )
 def test_an_ill_conditioned_ratio_of_means_is_undecided(runs: list[float], baselines: list[float]) -> None:
     ours, theirs = (
-        [LossCurve(np.arange(20), np.full(20, mean)) for mean in arm] for arm in (runs, baselines)
+        [LossCurve(steps=np.arange(20), losses=np.full(20, mean)) for mean in arm]
+        for arm in (runs, baselines)
     )
     result = compare(ours, theirs)
     assert result.verdict == "cannot_tell"
@@ -348,7 +358,7 @@ def test_an_ill_conditioned_ratio_of_means_is_undecided(runs: list[float], basel
 @given(st.lists(levels, min_size=2, max_size=6), st.integers(1, 3))
 def test_means_of_very_different_magnitudes_give_a_verdict(values: list[float], split: int) -> None:
     wave = 1.0 + 0.1 * np.sin(np.arange(20))
-    curves = [LossCurve(np.arange(20), np.clip(value * wave, -1e100, 1e100)) for value in values]
+    curves = [LossCurve(steps=np.arange(20), losses=np.clip(value * wave, -1e100, 1e100)) for value in values]
     cut = min(split, len(curves) - 1)
     compare(curves[:cut], curves[cut:])
 

@@ -43,7 +43,10 @@ def test_seeds_that_wander_are_neither_worse_nor_better(seeds: int) -> None:
     chance, wrong, said = np.random.default_rng(35), 0, 0
     for _ in range(20):
         losses = wanderers(chance, 1 + seeds, 0.006)
-        curves = [[LossCurve(np.arange(n), row[:n]) for row in losses] for n in range(120, POINTS + 1, 120)]
+        curves = [
+            [LossCurve(steps=np.arange(n), losses=row[:n]) for row in losses]
+            for n in range(120, POINTS + 1, 120)
+        ]
         results = [compare_losses(runs[:1], runs[1:], margin=0.0025, alpha=0.05) for runs in curves]
         wrong += any(result.verdict in ("worse", "better") for result in results)
         sentences = [result.explanation for result in results if result.wanders]

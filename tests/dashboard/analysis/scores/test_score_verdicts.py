@@ -28,13 +28,20 @@ def answers(right: int, n: int = 100, **fields: Any) -> RunScore:
 
 def proportion(arm: list[RunScore], baselines: list[RunScore], **fields: Any) -> TaskScores:
     task = TaskScores(
-        "heldout", "accuracy", "proportion", higher_is_better=True, arm=arm, baselines=baselines
+        name="heldout",
+        metric="accuracy",
+        kind="proportion",
+        higher_is_better=True,
+        arm=arm,
+        baselines=baselines,
     )
     return replace(task, **fields)
 
 
 def mean(arm: list[RunScore], baselines: list[RunScore], **fields: Any) -> TaskScores:
-    task = TaskScores("heldout", "nll", "mean", higher_is_better=False, arm=arm, baselines=baselines)
+    task = TaskScores(
+        name="heldout", metric="nll", kind="mean", higher_is_better=False, arm=arm, baselines=baselines
+    )
     return replace(task, **fields)
 
 

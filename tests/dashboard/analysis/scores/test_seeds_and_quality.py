@@ -60,15 +60,17 @@ def test_single_runs_have_no_spread() -> None:
 
 
 def test_pools_the_spread_over_tasks() -> None:
-    spreads = [ScoreSpread("own", variance=v, by_items=1.0, freedom=2, seeds=3) for v in (0.5, 1.5, 1.0)]
+    spreads = [
+        ScoreSpread(source="own", variance=v, by_items=1.0, freedom=2, seeds=3) for v in (0.5, 1.5, 1.0)
+    ]
     result = pooled(spreads)
     assert [each.variance for each in result] == pytest.approx([1.0] * 3)
     assert {each.freedom for each in result} == {6}
 
 
 def test_a_task_with_a_larger_spread_keeps_its_own() -> None:
-    spreads = [ScoreSpread("own", variance=1.0, by_items=1.0, freedom=2, seeds=3)] * 9
-    wide = ScoreSpread("own", variance=400.0, by_items=1.0, freedom=2, seeds=3)
+    spreads = [ScoreSpread(source="own", variance=1.0, by_items=1.0, freedom=2, seeds=3)] * 9
+    wide = ScoreSpread(source="own", variance=400.0, by_items=1.0, freedom=2, seeds=3)
     result = pooled([*spreads, wide])
     assert result[-1] is wide and result[0].freedom == 20
     assert pooled([wide]) == [wide]

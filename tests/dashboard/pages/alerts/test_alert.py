@@ -116,7 +116,7 @@ def test_shows_what_the_rule_ordered_and_what_came_of_it(admin: Visitor, action:
     rule.action = action
     rule.save()
     event = make_event(admin, rule=rule)
-    writer = Recorder(event.run, tensors=())
+    writer = Recorder(run=event.run, tensors=())
     send_report(writer, kind="accepts", accepts=[action])
     carry_out_rule_action(event)
     command = Command.objects.get(event=event)

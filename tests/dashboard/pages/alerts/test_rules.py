@@ -250,7 +250,7 @@ def test_a_trial_reports_what_the_evaluation_reports(member: Visitor) -> None:
     loss[100:104] = np.nan
     loss[300:] = np.nan
     run = make_run(member.project)
-    Recorder(run).rows(np.arange(400), {"loss": loss}, rows_per_batch=37)
+    Recorder(run=run).rows(np.arange(400), {"loss": loss}, rows_per_batch=37)
     evaluate(run.id)
     rule = Rule.objects.get(project=member.project, kind="loss_not_finite")
     opened = list(

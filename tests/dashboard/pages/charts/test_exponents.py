@@ -26,7 +26,9 @@ def exponents(scale: float = 1.0, **counts: float) -> Exponents:
     values = np.zeros(EXPONENT_BINS - 2)
     for name, count in counts.items():
         values[int(name[1:].replace("m", "-")) - MIN_EXPONENT] = count
-    return Exponents(MIN_EXPONENT, values, 0.0, 0.0, scale, format_named("E4M3"))
+    return Exponents(
+        first=MIN_EXPONENT, counts=values, zeros=0.0, nonfinite=0.0, scale=scale, format=format_named("E4M3")
+    )
 
 
 def bars(histogram: Exponents, **options: Any) -> dict[str, dict[float, float]]:
@@ -132,7 +134,7 @@ def figure_of(visitor: Visitor, run: Run, **query: str) -> Any:
 
 def test_the_page_shows_the_histogram_of_a_step(admin: Visitor) -> None:
     run = make_run(admin.project, "sampled", precision="fp8")
-    recorder = Recorder(run, tensors=["a.input"])
+    recorder = Recorder(run=run, tensors=["a.input"])
     steps = np.arange(1, 21)
     recorder.rows(steps, {}, {"amax": np.ones((20, 1)), "scale": np.full((20, 1), 2.0)})
     assert "run.watch" in figure_of(admin, run, tensor="a.input")["empty"]

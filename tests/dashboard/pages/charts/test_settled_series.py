@@ -29,7 +29,7 @@ def runs(project: Project) -> list[Run]:
     made = []
     for number in range(2):
         run = make_run(project, f"run {number}")
-        recorder = Recorder(run)
+        recorder = Recorder(run=run)
         recorder.rows(STEPS, {"loss": np.where(STEPS == 7, np.nan, STEPS + number)})
         recorder.finish()
         made.append(run)
@@ -65,7 +65,7 @@ def test_it_works(runs: list[Run], reads: list[int]) -> None:
 
 def test_late_rows_are_read(runs: list[Run], reads: list[int]) -> None:
     losses(runs)
-    Recorder(runs[0]).rows(STEPS + 30, {"loss": STEPS + 30.0})
+    Recorder(run=runs[0]).rows(STEPS + 30, {"loss": STEPS + 30.0})
     Run.objects.update(heartbeat_at=timezone.now() - timedelta(hours=1))
     lines = losses(list(Run.objects.order_by("name")))
     assert reads == [2, 1] and lines[runs[0].id].steps[-1] == 59

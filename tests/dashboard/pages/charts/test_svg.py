@@ -34,7 +34,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def a_curve(y: list[float], name: str = "a run") -> Curve:
-    return Curve(name, "FP8", "fp8-1", np.arange(len(y), dtype=float), np.array(y))
+    return Curve(name=name, arm="FP8", slot="fp8-1", x=np.arange(len(y), dtype=float), y=np.array(y))
 
 
 def parsed(figure: go.Figure, width: int | None = 900) -> ElementTree.Element:
@@ -230,7 +230,8 @@ def test_a_logarithmic_axis_has_ticks_at_powers_of_ten() -> None:
 def test_every_colour_of_the_themes_has_a_variable_in_the_page() -> None:
     for theme in THEMES.values():
         figure = curves_figure(
-            [Curve("a", slot, slot, np.arange(2.0), np.arange(2.0)) for slot in theme.arms], theme
+            [Curve(name="a", arm=slot, slot=slot, x=np.arange(2.0), y=np.arange(2.0)) for slot in theme.arms],
+            theme,
         )
         text = svg_of(figure, theme)
         own = [slot for slot in theme.arms if slot not in RUN_SLOTS]
@@ -332,9 +333,9 @@ def test_a_chart_without_data_is_a_picture_of_the_reason(admin: Visitor) -> None
 
 def test_steps_that_are_close_to_each_other_have_all_their_digits() -> None:
     steps = np.arange(1_234_561.0, 1_234_581.0)
-    drawn = curves_figure([Curve("a run", "FP8", "fp8-1", steps, np.ones(20))], LIGHT)
+    drawn = curves_figure([Curve(name="a run", arm="FP8", slot="fp8-1", x=steps, y=np.ones(20))], LIGHT)
     texts = [text.text for text in parsed(drawn).iter(f"{SVG}text") if text.text and "234" in text.text]
     assert "1\u202f234\u202f565" in texts and len(set(texts)) == len(texts) > 2
     assert drawn.layout.separators == ".\u202f" and drawn.layout.xaxis.tickformatstops[0].value == ",d"
-    thousands = Curve("a run", "FP8", "fp8-1", 1_000.0 * np.arange(100.0), np.ones(100))
+    thousands = Curve(name="a run", arm="FP8", slot="fp8-1", x=1_000.0 * np.arange(100.0), y=np.ones(100))
     assert "20k" in [text.text for text in parsed(curves_figure([thousands], LIGHT)).iter(f"{SVG}text")]

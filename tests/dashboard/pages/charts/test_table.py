@@ -29,8 +29,10 @@ def rows(table: Table) -> list[list[str]]:
 
 
 def test_it_works() -> None:
-    first = Curve("fp8", "FP8", "fp8-1", np.array([1.0, 2.0, 3.0]), np.array([4.0, np.nan, np.inf]))
-    second = Curve("bf16", "BF16", "bf16", np.array([2.0, 4.0]), np.array([5.5, 5.25]))
+    first = Curve(
+        name="fp8", arm="FP8", slot="fp8-1", x=np.array([1.0, 2.0, 3.0]), y=np.array([4.0, np.nan, np.inf])
+    )
+    second = Curve(name="bf16", arm="BF16", slot="bf16", x=np.array([2.0, 4.0]), y=np.array([5.5, 5.25]))
     drawn = curves_figure([first, second], LIGHT, y_title="loss", marks=[Mark(2.0, "spike")], y_range=(4, 5))
     assert rows(table_of(drawn)) == [
         ["step", "fp8 [loss]", "bf16 [loss]"],
@@ -42,7 +44,7 @@ def test_it_works() -> None:
 
 
 def test_json_has_names_units_and_words_for_what_json_lacks() -> None:
-    curve = Curve("fp8", "FP8", "fp8-1", np.array([1.0, 2.0]), np.array([-np.inf, 0.5]))
+    curve = Curve(name="fp8", arm="FP8", slot="fp8-1", x=np.array([1.0, 2.0]), y=np.array([-np.inf, 0.5]))
     document = json.loads(table_of(curves_figure([curve], LIGHT, y_title="loss")).json("A loss."))
     assert document == {
         "summary": "A loss.",
@@ -55,7 +57,15 @@ def test_json_has_names_units_and_words_for_what_json_lacks() -> None:
 
 def test_an_interval_is_two_columns() -> None:
     x, delta = np.array([10.0, 20.0]), np.array([0.5, 0.25])
-    drawn = delta_figure([DeltaCurve("a", "fp8-1", x, delta, delta - 0.5, delta + 0.5, None)], 0.5, LIGHT)
+    drawn = delta_figure(
+        [
+            DeltaCurve(
+                name="a", slot="fp8-1", x=x, delta=delta, low=delta - 0.5, high=delta + 0.5, tolerance=None
+            )
+        ],
+        0.5,
+        LIGHT,
+    )
     header, *values = rows(table_of(drawn))
     assert [name.partition(" [")[0] for name in header] == [
         "tokens",
@@ -67,7 +77,10 @@ def test_an_interval_is_two_columns() -> None:
 
 
 def test_scores_have_a_row_for_each_run_and_checkpoint() -> None:
-    points = [CheckpointPoint(step, "a", "FP8", "fp8-1", 0.5, 0.25, 0.75) for step in (100, 200)]
+    points = [
+        CheckpointPoint(step=step, name="a", arm="FP8", slot="fp8-1", value=0.5, low=0.25, high=0.75)
+        for step in (100, 200)
+    ]
     header, *values = rows(table_of(scores_figure(points, [], LIGHT, y_title="accuracy")))
     assert header == ["series", "checkpoint (step)", "accuracy", "low", "high"]
     assert values == [["FP8", step, "0.5", "0.25", "0.75"] for step in ("100", "200")]

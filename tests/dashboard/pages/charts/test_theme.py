@@ -115,7 +115,7 @@ def without_arms(theme: Theme) -> dict[str, go.Figure]:
     ]
     tensors = evidence_figure({"series": series}, theme, slot="fp8-1", onset=1, detected=2, threshold=None)
     assert tensors is not None
-    shade = Curve("a", "", "shade-1", x, x)
+    shade = Curve(name="a", arm="", slot="shade-1", x=x, y=x)
     return {
         "phases": efficiency_figure(times, theme, compact=False),
         "products": ranking_figure(products, 0.4, theme),

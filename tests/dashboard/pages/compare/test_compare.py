@@ -209,12 +209,14 @@ def test_a_line_of_costs_says_what_the_headline_does_not(admin: Visitor) -> None
     arm, verdict = Arms(admin.project).of(run), verdict_of(run, set())
 
     def is_shown(costs: str, **quantities: Any) -> bool:
-        return Card(run, arm, verdict, {"quantities": quantities}, costs).shows_costs
+        return Card(
+            run=run, arm=arm, verdict=verdict, result={"quantities": quantities}, costs=costs
+        ).shows_costs
 
     assert is_shown("1.31 the speed") and not is_shown("")
     assert not is_shown("1.31 the speed", headline="FP8 is faster.")
     assert is_shown("1.31 the speed", headline="FP8 is faster.", memory={"ratio": 0.8})
-    assert not Card(run, arm, verdict, {}, "").shows_costs
+    assert not Card(run=run, arm=arm, verdict=verdict, result={}, costs="").shows_costs
 
 
 def test_the_seeds_of_a_group_share_a_card_with_their_own_differences(admin: Visitor) -> None:
@@ -242,7 +244,7 @@ def test_the_seeds_of_a_group_share_a_card_with_their_own_differences(admin: Vis
 
 def test_many_lines_have_fewer_points(admin: Visitor) -> None:
     for i in range(FEW_RUNS + 1):
-        Recorder(make_run(admin.project, f"run {i}")).rows(
+        Recorder(run=make_run(admin.project, f"run {i}")).rows(
             range(3_000), {"loss": np.arange(3_000.0)[::-1]}, rows_per_batch=1_000
         )
     answer = admin.client.get(admin.address("compare/figures/loss.json"), {"q": "run"}).json()
@@ -277,7 +279,7 @@ def many_groups(admin: Visitor, groups: int, seeds: int = 1) -> list[Run]:
             precision = "fp16" if number < 2 else "fp8"
             name, group = f"run {number} {seed}", f"g{number}"
             run = make_run(admin.project, name, precision=precision, group=group, seed=seed)
-            Recorder(run).rows(np.arange(5), {"loss": 3.0 - 0.1 * np.arange(5)})
+            Recorder(run=run).rows(np.arange(5), {"loss": 3.0 - 0.1 * np.arange(5)})
             runs.append(run)
     return runs
 

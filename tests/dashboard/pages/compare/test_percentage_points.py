@@ -22,7 +22,9 @@ def test_a_sentence_about_shares() -> None:
 
 
 def test_the_figure() -> None:
-    shown = [CheckpointPoint(10, "fp8", "FP8", "fp8-1", -0.012, -0.02, None)]
+    shown = [
+        CheckpointPoint(step=10, name="fp8", arm="FP8", slot="fp8-1", value=-0.012, low=-0.02, high=None)
+    ]
     margins = [Zone(10, -0.01, 0.01)]
     shares = differences_figure(shown, margins, theme_named("light"), in_percent=True)
     assert shares.layout.yaxis.title.text == "FP8 − BF16 (percentage points)"

@@ -32,7 +32,7 @@ def run(admin: Visitor) -> Run:
         "train/acc": RISING / STEPS,
     }
     scalars |= {"reward": RISING - 100.0, "tokens": 10.0 * RISING, "time_forward": np.full(STEPS, 0.1)}
-    Recorder(run).rows(np.arange(STEPS), scalars, rows_per_batch=100)
+    Recorder(run=run).rows(np.arange(STEPS), scalars, rows_per_batch=100)
     return run
 
 
@@ -81,7 +81,7 @@ def test_a_panel_of_several_metrics_and_a_formula(viewer: Visitor, run: Run) -> 
 
 
 def test_a_formula_has_the_steps_that_its_metrics_share(viewer: Visitor, run: Run) -> None:
-    Recorder(run, rank=1).rows(np.arange(0, STEPS, 20), {"rare": np.arange(0, STEPS, 20)})
+    Recorder(run=run, rank=1).rows(np.arange(0, STEPS, 20), {"rare": np.arange(0, STEPS, 20)})
     drawn = traces(figure(viewer, run, formula="rare - reward", smoothing="none"))["rare - reward"]
     assert trace_values(drawn["x"]).tolist() == list(range(0, STEPS, 20))
     assert set(trace_values(drawn["y"])) == {100.0}
@@ -118,7 +118,7 @@ def test_the_time_of_day_is_that_of_the_reader(viewer: Visitor, run: Run) -> Non
 
 def test_smoothing_has_a_strength(viewer: Visitor, run: Run) -> None:
     run_noise = {"noise": np.random.default_rng(0).normal(size=STEPS)}
-    Recorder(run, rank=1).rows(np.arange(STEPS), run_noise)
+    Recorder(run=run, rank=1).rows(np.arange(STEPS), run_noise)
 
     def spread(**query: str) -> float:
         return float(np.std(trace_values(traces(figure(viewer, run, metric="noise", **query))["noise"]["y"])))

@@ -31,7 +31,7 @@ def measured(visitor: Visitor) -> dict[str, Any]:
 
 
 def test_it_works(superuser: Visitor) -> None:
-    recorder = Recorder(make_run(superuser.project, "r"))
+    recorder = Recorder(run=make_run(superuser.project, "r"))
     recorder.rows([0, 1], {"loss": [2.0, 1.0]})
     page = superuser.client.get("/server/").content.decode()
     assert "Server status" in page and superuser.project.name in page

@@ -21,7 +21,7 @@ NAMES = ["a.input", "a.weight", "a.grad_output", "b.weight_grad"]
 def run(admin: Visitor) -> Run:
     """A BF16 run with two sampled steps. In the second, the gradients of `a` span 60 powers of two."""
     run = make_run(admin.project, "bf16 watched", precision="bf16")
-    recorder = Recorder(run, tensors=NAMES)
+    recorder = Recorder(run=run, tensors=NAMES)
     Tensor.objects.filter(run=run).update(shape=[-1, 64])
     generator = np.random.default_rng(0)
     normal = generator.normal(size=4096).astype(np.float32).astype(np.float64)
@@ -149,7 +149,7 @@ def test_the_api_says_that_there_are_no_histograms(admin: Visitor) -> None:
 def test_a_broken_stretch_is_not_judged(admin: Visitor, broken: float) -> None:
     """After NaN or a divergence, the tensors do not show what a working training needs."""
     run = make_run(admin.project, "bf16 watched", precision="bf16")
-    recorder = Recorder(run, tensors=NAMES)
+    recorder = Recorder(run=run, tensors=NAMES)
     steps = np.arange(1, 121)
     losses = 2.0 + np.exp(-steps / 20.0) + np.random.default_rng(0).normal(0.0, 0.01, len(steps))
     losses[80:] = broken

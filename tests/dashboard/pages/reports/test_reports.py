@@ -20,7 +20,7 @@ from fp8scope_dashboard.runs.models import Run
 @pytest.fixture
 def writer(admin: Visitor) -> Recorder:
     run = make_run(admin.project)
-    recorder = Recorder(run, tensors=["blocks.0.up.input", "blocks.0.up.weight", "blocks.1.down.input"])
+    recorder = Recorder(run=run, tensors=["blocks.0.up.input", "blocks.0.up.weight", "blocks.1.down.input"])
     recorder.rows(range(1, 60), {"loss": [2.0] * 59})
     return recorder
 

@@ -170,12 +170,16 @@ def test_the_paragraph_can_be_copied_in_three_forms(viewer: Visitor, seeded: See
 
 def test_a_failed_run_is_not_called_good() -> None:
     facts = RunFacts(
-        "r_1", "FP8", baseline="3 BF16 runs", loss="It is equivalent.", incomplete="The run failed at step 3."
+        name="r_1",
+        precision="FP8",
+        baseline="3 BF16 runs",
+        loss="It is equivalent.",
+        incomplete="The run failed at step 3.",
     )
     text = paragraph(facts, "text")
     assert text.index("failed at step 3") < text.index("equivalent")
     assert r"r\_1" in paragraph(facts, "markdown") and r"r\_1" in paragraph(facts, "latex")
-    assert r"50 \%" in paragraph(RunFacts("50 %", "FP8"), "latex")
+    assert r"50 \%" in paragraph(RunFacts(name="50 %", precision="FP8"), "latex")
 
 
 def test_says_when_runs_are_left_out(member: Visitor) -> None:
@@ -225,11 +229,15 @@ def test_charts_have_the_colours_of_the_reader(member: Visitor, seeded: Seeded) 
 
 
 def test_a_run_without_a_baseline_says_so() -> None:
-    text = paragraph(RunFacts("r", "FP8", unpaired=True, reached=500, planned=500), "text")
+    text = paragraph(RunFacts(name="r", precision="FP8", unpaired=True, reached=500, planned=500), "text")
     assert "It was not compared with a BF16 run." in text and "for 500 steps" in text
-    waiting = paragraph(RunFacts("r", "FP8", baseline="3 BF16 runs", reached=3, planned=500), "text")
+    waiting = paragraph(
+        RunFacts(name="r", precision="FP8", baseline="3 BF16 runs", reached=3, planned=500), "text"
+    )
     assert (
         "not been compared with its baseline yet (3 BF16 runs)" in waiting and "3 of 500 planned" in waiting
     )
-    alerts = paragraph(RunFacts("r", "FP8", alerts=[("Loss spike", 1), ("FP8 above baseline", 2)]), "text")
+    alerts = paragraph(
+        RunFacts(name="r", precision="FP8", alerts=[("Loss spike", 1), ("FP8 above baseline", 2)]), "text"
+    )
     assert "loss spike, FP8 above baseline (2 times)" in alerts

@@ -12,7 +12,7 @@ from fp8scope_dashboard.runs.models import ConsoleLine, Run, Writer
 
 
 def write(run: Run, *texts: str, rank: int = 0) -> None:
-    writer = Writer.objects.get(uuid=Recorder(run, rank=rank).uuid)
+    writer = Writer.objects.get(uuid=Recorder(run=run, rank=rank).uuid)
     lines = [NewLine(number, run.created_at, 1, "stdout", text) for number, text in enumerate(texts)]
     console.store(run, writer, lines)
 

@@ -25,7 +25,7 @@ FORM = {
 
 @pytest.fixture
 def writer(admin: Visitor) -> Recorder:
-    recorder = Recorder(make_run(admin.project), tensors=["blocks.0.up.input", "blocks.1.down.input"])
+    recorder = Recorder(run=make_run(admin.project), tensors=["blocks.0.up.input", "blocks.1.down.input"])
     send_report(recorder, kind="accepts", accepts=["checkpoint", "fallback", "pause", "resume"])
     return recorder
 

@@ -15,7 +15,7 @@ from fp8scope_dashboard.telemetry import deletion
 @pytest.fixture
 def run(admin: Visitor) -> Run:
     run = make_run(admin.project, "the <run>")
-    recorder = Recorder(run, tensors=["a.input"])
+    recorder = Recorder(run=run, tensors=["a.input"])
     recorder.rows(range(40), {"loss": [1.0] * 40}, {"amax": [[2.0]] * 40})
     return run
 
@@ -28,7 +28,7 @@ def test_it_works(member: Visitor, run: Run) -> None:
 
 
 def test_shows_missing_messages(member: Visitor, run: Run) -> None:
-    recorder = Recorder(run, rank=1, seq=5)
+    recorder = Recorder(run=run, rank=1, seq=5)
     recorder.rows([41], {"loss": [1.0]})
     shown = html(member, f"runs/{run.pk}/data/")
     assert "5 missing" in shown and "None missing" not in shown

@@ -42,7 +42,7 @@ def running(recorder: Recorder) -> None:
 
 def record(visitor: Visitor, name: str, steps: int, ending: Ending, **fields: object) -> Run:
     run = make_run(visitor.project, name, total_steps=PLANNED, **fields)
-    recorder = Recorder(run, tensors=["mlp.up.input"])
+    recorder = Recorder(run=run, tensors=["mlp.up.input"])
     step_numbers = np.arange(1, steps + 1)
     counts = {"numel": 1000.0, "saturated": 0.0, "nonfinite": 0.0}
     statistics = {key: np.full((steps, 1), value) for key, value in counts.items()}

@@ -13,20 +13,20 @@ from fp8scope_dashboard.runs.models import Run
 
 def stored(run: Run) -> Diagnosis:
     scaling = Finding(
-        "scaling",
-        "cause",
-        "The scales are frozen.",
-        "frozen_scale",
-        240,
-        ("a.input",),
-        "Update them.",
-        (
+        step="scaling",
+        outcome="cause",
+        sentence="The scales are frozen.",
+        cause="frozen_scale",
+        onset=240,
+        tensors=("a.input",),
+        suggestion="Update them.",
+        links=(
             EvidenceLink("tensor", "a.input", {"tensor": "a.input"}),
             EvidenceLink("ranks", "Ranks"),
             EvidenceLink("reports", "Reports"),
         ),
     )
-    clear = Finding("software", "clear", "All versions are fine.")
+    clear = Finding(step="software", outcome="clear", sentence="All versions are fine.")
     result = {
         "findings": [scaling.as_dict(), clear.as_dict()],
         "decided_by": "scaling",

@@ -52,7 +52,7 @@ def measures(steps: int = STEPS) -> dict[str, np.ndarray[tuple[int], np.dtype[np
 @pytest.fixture
 def measured(admin: Visitor) -> Run:
     run = make_run(admin.project, "measured")
-    Recorder(run).rows(np.arange(STEPS), measures())
+    Recorder(run=run).rows(np.arange(STEPS), measures())
     run.refresh_from_db()
     return run
 
@@ -78,7 +78,7 @@ def test_a_run_without_measurements_says_how_to_get_them(admin: Visitor) -> None
     run = make_run(admin.project, "bare")
     for steps in (0, 10):
         if steps:
-            Recorder(run).rows(np.arange(steps), {"loss": np.ones(steps)})
+            Recorder(run=run).rows(np.arange(steps), {"loss": np.ones(steps)})
             run.refresh_from_db()
         assert "run.watch" in get_json(admin, f"runs/{run.id}/figures/efficiency.json")["empty"]
         assert recent_figures(run) == []
@@ -100,14 +100,14 @@ def test_reads_only_the_last_steps_of_a_long_run(measured: Run, monkeypatch: pyt
 
 def test_shows_process_memory_if_there_is_no_device(admin: Visitor) -> None:
     run = make_run(admin.project, "on a CPU")
-    Recorder(run).rows(np.arange(3), {"loss": np.ones(3), "memory_rss": np.full(3, 512.0 * 2**20)})
+    Recorder(run=run).rows(np.arange(3), {"loss": np.ones(3), "memory_rss": np.full(3, 512.0 * 2**20)})
     run.refresh_from_db()
     assert [(figure.term, figure.value) for figure in recent_figures(run)] == [("memory_rss", "512 MiB")]
 
 
 def test_leaves_out_values_that_are_not_finite(admin: Visitor) -> None:
     run = make_run(admin.project, "odd")
-    Recorder(run).rows(np.arange(3), {"mfu": np.full(3, np.nan), "memory_rss": np.full(3, np.inf)})
+    Recorder(run=run).rows(np.arange(3), {"mfu": np.full(3, np.nan), "memory_rss": np.full(3, np.inf)})
     run.refresh_from_db()
     assert recent_figures(run) == []
 

@@ -38,7 +38,7 @@ def test_downsampling_keeps_a_spike_of_one_step(admin: Visitor) -> None:
     run = make_run(admin.project, "long", precision="fp8")
     loss = np.full(20 * POINTS, 2.0)
     loss[777] = 2.9
-    Recorder(run).rows(np.arange(len(loss)), {"loss": loss}, rows_per_batch=5_000)
+    Recorder(run=run).rows(np.arange(len(loss)), {"loss": loss}, rows_per_batch=5_000)
     for query in ({}, {"compact": "1"}):
         line, *_ = get_json(admin, f"runs/{run.id}/figures/loss.json", **query)["figure"]["data"]
         assert len(trace_values(line["y"])) <= POINTS and 2.9 in trace_values(line["y"])
@@ -62,7 +62,7 @@ def test_draws_a_range_of_steps(admin: Visitor, seeded: Seeded) -> None:
 def test_draws_each_step_of_a_range_of_tokens_or_time(admin: Visitor, subtests: pytest.Subtests) -> None:
     run, count = make_run(admin.project, "long", precision="fp8"), 10 * POINTS
     scalars = {"loss": 2.0 + np.arange(count) % 7, "tokens": 512.0 * np.arange(1, count + 1)}
-    Recorder(run).rows(np.arange(count), scalars, rows_per_batch=6_000)
+    Recorder(run=run).rows(np.arange(count), scalars, rows_per_batch=6_000)
     whole = {"smooth": "0", "baseline": "0"}
     for axis in ("tokens", "time"):
         with subtests.test(axis=axis):
@@ -81,7 +81,7 @@ def test_draws_each_step_of_a_range_of_tokens_or_time(admin: Visitor, subtests: 
 
 def test_a_range_of_tokens_of_a_run_without_tokens_is_one_of_steps(admin: Visitor) -> None:
     run = make_run(admin.project, "plain", precision="fp8")
-    Recorder(run).rows(np.arange(50), {"loss": np.linspace(3, 2, 50)})
+    Recorder(run=run).rows(np.arange(50), {"loss": np.linspace(3, 2, 50)})
     query = {"x": "tokens", "from": "20", "to": "30", "smooth": "0"}
     line, *_ = get_json(admin, f"runs/{run.id}/figures/loss.json", **query)["figure"]["data"]
     assert trace_values(line["x"]).tolist() == list(range(20, 31))
@@ -135,7 +135,7 @@ def test_draws_the_heat_map_of_tensors(admin: Visitor, seeded: Seeded) -> None:
 def test_leaves_out_tensors_without_the_statistic(admin: Visitor) -> None:
     """A master gradient has an amax, but is never cast: it cannot overflow."""
     run = make_run(admin.project, "with gradients", precision="fp8")
-    recorder = Recorder(run, tensors=["up.input", "up.weight_grad"])
+    recorder = Recorder(run=run, tensors=["up.input", "up.weight_grad"])
     input_only = [0.0, np.nan]
     recorder.rows(
         [1, 2],

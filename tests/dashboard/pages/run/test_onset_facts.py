@@ -113,7 +113,7 @@ def test_reads_changes_of_the_run(admin: Visitor) -> None:
         )
         CommandResult.objects.create(command=command, writer=writer, state=state, step=step)
     changes = facts_of(run, "running").changes
-    assert ChangeFact(10, "mark", "1 layer to BF16: a", "An alert.") in changes
+    assert ChangeFact(step=10, kind="mark", text="1 layer to BF16: a", detail="An alert.") in changes
     assert {(change.step, change.kind) for change in changes} == {
         (10, "mark"),
         (12, "note"),
@@ -141,7 +141,7 @@ def test_finds_the_first_loss_that_is_not_finite(admin: Visitor, at: int) -> Non
     run = make_run(admin.project, "r")
     loss = np.full(5_000, 2.0)
     loss[at] = np.inf
-    Recorder(run).rows(np.arange(5_000), {"loss": loss}, rows_per_batch=5_000)
+    Recorder(run=run).rows(np.arange(5_000), {"loss": loss}, rows_per_batch=5_000)
     assert facts_of(run, "running").nonfinite_step == at
 
 

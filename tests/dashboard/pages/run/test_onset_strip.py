@@ -25,7 +25,7 @@ from fp8scope_dashboard.pages.run.onset_strip import (
 
 def alert(kind: str, onset: int, **fields: Any) -> AlertFact:
     fields = {"severity": "warning", "message": "A sentence.", "address": "/alert"} | fields
-    return AlertFact(kind, onset, **fields)
+    return AlertFact(kind=kind, onset=onset, **fields)
 
 
 def gradients(number: int) -> tuple[str, ...]:
@@ -75,14 +75,14 @@ def test_a_healthy_run_has_one_calm_line() -> None:
     ],
 )
 def test_names_the_tensors(tensors: tuple[str, ...], over: int, title: str) -> None:
-    facts = StripFacts(9, alerts=[alert("saturation_rate", 5, tensors=tensors, tensors_over=over)])
+    facts = StripFacts(last_step=9, alerts=[alert("saturation_rate", 5, tensors=tensors, tensors_over=over)])
     assert titles(facts) == [("5", title)]
 
 
 def test_a_kind_without_words_of_its_own_has_the_name_of_its_rule() -> None:
     known = alert("threshold", 5, name="norm too large")
     tensors = alert("kurtosis_rise", 7, name="kurtosis rising", tensors=("a.input",), tensors_over=1)
-    assert titles(StripFacts(9, alerts=[tensors, known])) == [
+    assert titles(StripFacts(last_step=9, alerts=[tensors, known])) == [
         ("5", "norm too large"),
         ("7", "kurtosis rising: a.input"),
     ]
@@ -90,19 +90,19 @@ def test_a_kind_without_words_of_its_own_has_the_name_of_its_rule() -> None:
 
 def test_an_onset_between_two_observations_is_a_range() -> None:
     facts = StripFacts(
-        900, alerts=[alert("underflow_rate", 240, tensors=("a.input",), tensors_over=1, after=230)]
+        last_step=900, alerts=[alert("underflow_rate", 240, tensors=("a.input",), tensors_over=1, after=230)]
     )
     (onset,) = strip_of(facts).shown
     assert onset.steps == "231–240" and onset.earliest == 231
     # 900 steps: a twentieth on both sides.
     assert onset.zoom == (231 - 45, 240 + 45)
     known = replace(facts.alerts[0], after=239)
-    assert strip_of(StripFacts(900, alerts=[known])).shown[0].steps == "240"
+    assert strip_of(StripFacts(last_step=900, alerts=[known])).shown[0].steps == "240"
 
 
 def test_an_onset_at_the_first_judged_step_may_be_earlier() -> None:
     facts = StripFacts(
-        900, alerts=[alert("saturation_rate", 11, tensors=("a.input",), tensors_over=1, after=-1)]
+        last_step=900, alerts=[alert("saturation_rate", 11, tensors=("a.input",), tensors_over=1, after=-1)]
     )
     assert strip_of(facts).shown[0].steps == "11 or before"
     assert strip_of(replace(facts, alerts=[replace(facts.alerts[0], onset=1)])).shown[0].steps == "1"
@@ -110,17 +110,17 @@ def test_an_onset_at_the_first_judged_step_may_be_earlier() -> None:
 
 def test_the_alert_replaces_a_later_departure() -> None:
     departure = DepartureFact(284, True, "Outside.", "/compare")
-    facts = StripFacts(400, alerts=[alert("above_baseline", 250)], departure=departure)
+    facts = StripFacts(last_step=400, alerts=[alert("above_baseline", 250)], departure=departure)
     assert titles(facts) == [("250", "loss leaves BF16")]
     later = replace(facts, alerts=[alert("above_baseline", 300)])
     assert [step for step, _ in titles(later)] == ["284", "300"]
-    better = StripFacts(400, departure=replace(departure, is_above=False))
+    better = StripFacts(last_step=400, departure=replace(departure, is_above=False))
     assert titles(better) == [("284", "loss falls below BF16")]
     assert strip_of(better).shown[0].tone == "neutral"
 
 
 def test_a_loss_that_is_not_finite_is_said_once() -> None:
-    facts = StripFacts(400, nonfinite_step=300)
+    facts = StripFacts(last_step=400, nonfinite_step=300)
     assert titles(facts) == [("300", "loss is not finite")]
     reported = replace(facts, alerts=[alert("loss_not_finite", 300)])
     assert titles(reported) == [("300", "loss is not finite")]
@@ -130,23 +130,23 @@ def test_a_loss_that_is_not_finite_is_said_once() -> None:
 
 
 def test_tells_a_return_from_a_resume() -> None:
-    facts = StripFacts(400, starts=[StartFact(2, 250, 310), StartFact(3, 321, 320)])
+    facts = StripFacts(last_step=400, starts=[StartFact(2, 250, 310), StartFact(3, 321, 320)])
     assert titles(facts) == [("250", "goes back from step 310"), ("321", "resumes")]
 
 
 def test_a_fallback_that_was_ordered_is_said_once() -> None:
-    mark = ChangeFact(250, "mark", "3 layers to BF16", "An alert.")
-    ordered = ChangeFact(251, "fallback", "command: change precision")
-    pause = ChangeFact(260, "pause", "command: pause")
-    assert titles(StripFacts(400, changes=[mark, ordered, pause])) == [
+    mark = ChangeFact(step=250, kind="mark", text="3 layers to BF16", detail="An alert.")
+    ordered = ChangeFact(step=251, kind="fallback", text="command: change precision")
+    pause = ChangeFact(step=260, kind="pause", text="command: pause")
+    assert titles(StripFacts(last_step=400, changes=[mark, ordered, pause])) == [
         ("250", "3 layers to BF16"),
         ("260", "command: pause"),
     ]
-    assert titles(StripFacts(400, changes=[ordered])) == [("251", "command: change precision")]
+    assert titles(StripFacts(last_step=400, changes=[ordered])) == [("251", "command: change precision")]
 
 
 def test_a_bad_end_comes_last() -> None:
-    facts = StripFacts(400, ending="the training script fails", ending_detail="ValueError: x")
+    facts = StripFacts(last_step=400, ending="the training script fails", ending_detail="ValueError: x")
     facts = replace(facts, alerts=[alert("run_failed", 400), alert("loss_spike", 400)])
     assert titles(facts) == [("400", "loss spikes"), ("400", "the training script fails")]
     assert strip_of(facts).shown[-1].detail == "ValueError: x"
@@ -155,7 +155,7 @@ def test_a_bad_end_comes_last() -> None:
 
 def test_joins_alike_onsets_if_there_are_too_many() -> None:
     spikes = [alert("loss_spike", 10 * i) for i in range(1, 12)]
-    few = StripFacts(400, alerts=spikes)
+    few = StripFacts(last_step=400, alerts=spikes)
     assert len(strip_of(few).shown) == 11
     many = replace(few, alerts=[*spikes, alert("grad_norm", 15), alert("loss_divergence", 200)])
     strip = strip_of(many)
@@ -169,7 +169,7 @@ def test_joins_alike_onsets_if_there_are_too_many() -> None:
 
 def test_folds_the_least_serious_and_is_bounded() -> None:
     own = [alert("threshold", i, name=f"rule {i}") for i in range(300)]
-    facts = StripFacts(999, alerts=[*own, alert("loss_divergence", 500, severity="critical")])
+    facts = StripFacts(last_step=999, alerts=[*own, alert("loss_divergence", 500, severity="critical")])
     strip = strip_of(facts)
     assert len(strip.shown) == MOST_SHOWN and len(strip.folded) == MOST_FOLDED
     assert strip.more == 301 - MOST_SHOWN - MOST_FOLDED

@@ -15,7 +15,7 @@ STEPS = range(40)
 def without_nonfinite(admin: Visitor) -> Run:
     """A run with the statistics that saturation needs, of which the second tensor saturates."""
     run = make_run(admin.project, "another client", precision="fp8")
-    recorder = Recorder(run, tensors=["a.input", "b.input"])
+    recorder = Recorder(run=run, tensors=["a.input", "b.input"])
     saturated = np.tile([0.0, 30.0], (len(STEPS), 1))
     numel = np.full((len(STEPS), 2), 1000.0)
     losses = np.linspace(3, 2, len(STEPS))
@@ -55,7 +55,7 @@ def test_a_statistic_that_is_missing_is_named(admin: Visitor) -> None:
 
 def test_a_run_without_a_loss_shows_its_scalars(admin: Visitor) -> None:
     run = make_run(admin.project, "rewards")
-    Recorder(run).rows(
+    Recorder(run=run).rows(
         STEPS, {name: np.linspace(0, 1, len(STEPS)) for name in ("time_other", "reward", "kl")}
     )
     answer = get_json(admin, f"runs/{run.id}/figures/panels.json")

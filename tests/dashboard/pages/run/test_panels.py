@@ -86,7 +86,7 @@ def test_the_names_tell_the_panels_apart(admin: Visitor, seeded: Seeded) -> None
 
 def test_the_share_holds_until_tensors_are_observed_again(admin: Visitor) -> None:
     run = make_run(admin.project, "plain", precision="bf16")
-    recorder = Recorder(run, tensors=["a.input", "b.input"])
+    recorder = Recorder(run=run, tensors=["a.input", "b.input"])
     nan = np.nan
     rates = np.array([[5.0, 0.0], [nan, nan], [nan, nan], [0.0, 0.0], [nan, nan]])
     counts: dict[str, Any] = {
@@ -133,14 +133,19 @@ def test_a_run_with_little_data(admin: Visitor) -> None:
     run = make_run(admin.project, "new", precision="fp8", baseline="bf16")
     path = f"runs/{run.id}/figures/panels.json"
     assert "No loss yet" in get_json(admin, path)["empty"]
-    Recorder(run).rows([3], {"loss": [np.nan]})
+    Recorder(run=run).rows([3], {"loss": [np.nan]})
     answer = get_json(admin, path)
     assert titles(answer) == ["loss"] and "1 of the points shown are not finite" in answer["summary"]
 
 
 def test_marks_values_outside_of_a_panel() -> None:
     y = np.array([1.0, np.nan, np.inf, 9.0, -9.0])
-    panel = FigurePanel("loss", 100, (0.0, 2.0), curves=(Curve("a<b", "", "fp8-1", X, y),))
+    panel = FigurePanel(
+        title="loss",
+        height=100,
+        y_range=(0.0, 2.0),
+        curves=(Curve(name="a<b", arm="", slot="fp8-1", x=X, y=y),),
+    )
     figure = panels_figure([panel], THEMES["light"], marks=[Mark(2.0, "Spike", True)])
     # Plotly checks what `unchecked_figure` did not.
     assert go.Figure(figure.to_dict()).to_plotly_json().keys() == figure.to_plotly_json().keys()
@@ -154,7 +159,9 @@ def test_marks_values_outside_of_a_panel() -> None:
 
 
 def test_a_line_has_gaps_where_nothing_is_known() -> None:
-    panel = FigurePanel("x", 60, lines=(PlainLine("l", X, np.array([0.0, np.inf, np.nan, 1.0, 2.0])),))
+    panel = FigurePanel(
+        title="x", height=60, lines=(PlainLine(name="l", x=X, y=np.array([0.0, np.inf, np.nan, 1.0, 2.0])),)
+    )
     (line,) = panels_figure([panel, panel], THEMES["dark"]).data[:1]
     assert np.isnan(line.y[1:3]).all()
     with pytest.raises(ValueError, match="at least one"):
@@ -204,7 +211,7 @@ def test_a_map_read_later_is_moved_to_the_columns_of_the_first() -> None:
 
 def test_a_loss_that_is_never_finite_is_marked(admin: Visitor) -> None:
     run = make_run(admin.project, precision="fp8")
-    Recorder(run).rows(np.arange(5), {"loss": np.full(5, np.nan)})
+    Recorder(run=run).rows(np.arange(5), {"loss": np.full(5, np.nan)})
     answer = get_json(admin, f"runs/{run.id}/figures/panels.json")
     (crosses,) = [each for each in answer["figure"]["data"] if "not finite" in (each.get("name") or "")]
     assert trace_values(crosses["x"]).tolist() == [0.0, 4.0]
@@ -215,9 +222,9 @@ def test_a_loss_that_is_never_finite_is_marked(admin: Visitor) -> None:
 
 def test_a_run_of_one_step_is_shown_beside_its_whole_baseline(admin: Visitor) -> None:
     baseline = make_run(admin.project, "bf16", precision="bf16", group="bf16")
-    Recorder(baseline).rows(np.arange(50), {"loss": np.linspace(3.0, 2.0, 50)})
+    Recorder(run=baseline).rows(np.arange(50), {"loss": np.linspace(3.0, 2.0, 50)})
     run = make_run(admin.project, precision="fp8", baseline="bf16")
-    writer = Recorder(run, tensors=["a.input"])
+    writer = Recorder(run=run, tensors=["a.input"])
     statistics = {name: [[4.0]] for name in ("numel", "saturated", "underflow", "nonfinite")}
     writer.rows([3], {"loss": [2.9]}, statistics)
     figure = get_json(admin, f"runs/{run.id}/figures/panels.json")["figure"]
@@ -227,13 +234,18 @@ def test_a_run_of_one_step_is_shown_beside_its_whole_baseline(admin: Visitor) ->
 
 
 def test_small_losses_have_powers_of_ten() -> None:
-    panel = FigurePanel("loss", 200, (1e-6, 5e-6), (Curve("a", "", "fp8-1", X, X * 1e-6),))
+    panel = FigurePanel(
+        title="loss",
+        height=200,
+        y_range=(1e-6, 5e-6),
+        curves=(Curve(name="a", arm="", slot="fp8-1", x=X, y=X * 1e-6),),
+    )
     assert panels_figure([panel], THEMES["light"]).layout.yaxis.exponentformat == "power"
 
 
 def test_shares_are_read_again_when_rows_or_limits_have_changed(admin: Visitor) -> None:
     run = make_run(admin.project, "r", precision="fp8")
-    recorder = Recorder(run, tensors=["a", "b"])
+    recorder = Recorder(run=run, tensors=["a", "b"])
 
     def rows(first: int, saturated: list[float]) -> None:
         steps = np.arange(first, first + 10)
@@ -258,9 +270,9 @@ def test_shares_are_read_again_when_rows_or_limits_have_changed(admin: Visitor) 
 def test_the_smoothed_difference_ends_before_its_average_becomes_noise(admin: Visitor) -> None:
     x = np.arange(200)
     baseline = make_run(admin.project, "bf16", precision="bf16", group="bf16")
-    Recorder(baseline).rows(x, {"loss": np.full(200, 2.0)}, rows_per_batch=100)
+    Recorder(run=baseline).rows(x, {"loss": np.full(200, 2.0)}, rows_per_batch=100)
     run = make_run(admin.project, precision="fp8", baseline="bf16")
-    Recorder(run).rows(x[:160], {"loss": 2.0 + 0.5 * (-1.0) ** x[:160]}, rows_per_batch=80)
+    Recorder(run=run).rows(x[:160], {"loss": 2.0 + 0.5 * (-1.0) ** x[:160]}, rows_per_batch=80)
     compare(run.id)
     answer = get_json(admin, f"runs/{run.id}/figures/panels.json")
     fine = trace_values(trace(answer, "difference, smoothed")["y"])

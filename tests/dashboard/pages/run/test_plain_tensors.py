@@ -12,7 +12,7 @@ from fp8scope_dashboard.pages import glossary
 
 def head(admin: Visitor, scalars: dict[str, float]) -> str:
     run = make_run(admin.project, "thinned")
-    Recorder(run).rows(np.arange(3), {name: np.full(3, value) for name, value in scalars.items()})
+    Recorder(run=run).rows(np.arange(3), {name: np.full(3, value) for name, value in scalars.items()})
     answer = admin.client.get(admin.address(f"runs/{run.id}/"))
     assert answer.status_code == 200
     return " ".join(answer.content.decode().split())

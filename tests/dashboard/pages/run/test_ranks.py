@@ -29,7 +29,7 @@ def write(
     run: Run, rank: int, last: int, *, attempt: int = 0, first: int = 1, scale: float = 2.0
 ) -> Recorder:
     """Record the steps of a rank. The scale of its weight is `scale`; that of its input differs per rank."""
-    writer = Recorder(run, rank, TENSORS)
+    writer = Recorder(run=run, rank=rank, tensors=TENSORS)
     Writer.objects.filter(uuid=writer.uuid).update(hostname=f"node{rank}", attempt=attempt)
     steps = np.arange(first, last + 1)
     scales = np.tile([scale, 1.0 + rank], (len(steps), 1))

@@ -30,7 +30,12 @@ from fp8scope_dashboard.pages.run.summary import (
 from fp8scope_dashboard.runs.models import Run, RunState
 
 FULL = Coverage(
-    "finished", 600.0, 600.0, plan="total_steps", reached=600, baseline=BaselineArm(("finished",), 600)
+    standing="finished",
+    judged=600.0,
+    planned=600.0,
+    plan="total_steps",
+    reached=600,
+    baseline=BaselineArm(("finished",), 600),
 )
 
 
@@ -90,7 +95,7 @@ def test_positions_on_the_gauge() -> None:
 
 
 def test_differences_in_words() -> None:
-    verdict = ShownVerdict(VERDICTS["worse"], delta=0.01, tolerance=0.0025, own=-0.02)
+    verdict = ShownVerdict(badge=VERDICTS["worse"], delta=0.01, tolerance=0.0025, own=-0.02)
     assert verdict.gauge_label == "Delta +1.00\u202f%, tolerance plus or minus 0.25\u202f%"
     assert verdict.own_in_words == "\u22122.00\u202f%"
     without = replace(verdict, own=None)
@@ -209,7 +214,7 @@ def test_seeds_are_counted_in_the_legend(admin: Visitor) -> None:
 
 def test_counts_of_tensors_of_an_ended_run_are_those_of_a_running_one(project: Project) -> None:
     run = make_run(project, precision="fp8")
-    recorder = Recorder(run, tensors=["a.input", "b.input"])
+    recorder = Recorder(run=run, tensors=["a.input", "b.input"])
     statistics = {"saturated": np.tile([5.0, 0.0], (10, 1)), "nonfinite": np.zeros((10, 2))}
     recorder.rows(np.arange(10), {"loss": np.ones(10)}, {**statistics, "numel": np.full((10, 2), 1000.0)})
     recorder.finish()

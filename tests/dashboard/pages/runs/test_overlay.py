@@ -20,7 +20,7 @@ CURVES = "find/curves.json"
 
 def logged(visitor: Visitor, name: str, scalar: str = "loss", **fields: object) -> Run:
     run = make_run(visitor.project, name, **fields)
-    Recorder(run).rows(np.arange(20), {scalar: np.linspace(3.0, 2.0, 20)})
+    Recorder(run=run).rows(np.arange(20), {scalar: np.linspace(3.0, 2.0, 20)})
     run.refresh_from_db()
     return run
 

@@ -48,7 +48,7 @@ def test_the_first_run_that_arrives_is_announced(member: Visitor) -> None:
     run = make_run(member.project, "gpt <fp8>")
     page = html(member, **{"HX-Request": "true", "HX-Target": "runs"})
     assert "“gpt &lt;fp8&gt;” has registered. It waits for its first row." in page and "Open the run" in page
-    Recorder(run).rows(np.arange(3), {"loss": np.ones(3)})
+    Recorder(run=run).rows(np.arange(3), {"loss": np.ones(3)})
     assert "The first rows of “gpt &lt;fp8&gt;” have arrived." in html(member)
     Run.objects.filter(pk=run.pk).update(created_at=timezone.now() - timedelta(hours=1))
     assert "have arrived" not in html(member)
@@ -163,7 +163,7 @@ def test_explains_failed_and_silent_runs(admin: Visitor) -> None:
 
 def test_shows_lost_data(admin: Visitor) -> None:
     run = make_run(admin.project, "r")
-    Recorder(run).rows(np.arange(3), {"loss": np.ones(3)})
+    Recorder(run=run).rows(np.arange(3), {"loss": np.ones(3)})
     Run.objects.filter(pk=run.pk).update(rows_dropped=7, agent_errors=2, points_sent=10)
     page = html(admin, f"runs/{run.id}/")
     assert "Dropped" in page and '<span class="badge badge--warning">7</span>' in page
@@ -181,7 +181,7 @@ def test_serves_the_sparkline(admin: Visitor, seeded: Seeded) -> None:
 def test_a_deleted_run_has_an_empty_sparkline(admin: Visitor, stranger: Visitor) -> None:
     """Pages that were open before ask for it; an error would be on their consoles."""
     run = make_run(admin.project, "r")
-    Recorder(run).rows(np.arange(3), {"loss": np.arange(3.0)})
+    Recorder(run=run).rows(np.arange(3), {"loss": np.arange(3.0)})
     address = admin.address(f"runs/{run.id}/loss.svg")
     bulk.change(admin.project, Run.objects.filter(pk=run.pk), BulkAction.Kind.DELETE, admin.user)
     for gone in (False, True):

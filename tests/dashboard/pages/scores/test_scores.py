@@ -65,7 +65,7 @@ def test_warns_of_other_precisions(admin: Visitor) -> None:
         ("fp8", {"precision": "fp8", "baseline": "bf16"}, "fp16"),
     ):
         run = make_run(admin.project, name, **fields)
-        Recorder(run).evaluation(10, [1.0, 0.0] * 5, precision=precision)
+        Recorder(run=run).evaluation(10, [1.0, 0.0] * 5, precision=precision)
         compare_evaluations(run.id)
     page = html(admin)
     assert "values above 65\u202f504 overflow there" in page and "the baseline in BF16" in page
@@ -84,14 +84,17 @@ def test_empty_states(admin: Visitor) -> None:
 
 
 def test_scores_without_a_baseline_have_no_verdict(admin: Visitor) -> None:
-    Recorder(make_run(admin.project, "r")).evaluation(10, [1.0, 0.0, 1.0])
+    Recorder(run=make_run(admin.project, "r")).evaluation(10, [1.0, 0.0, 1.0])
     assert "No verdict yet" in html(admin)
     (drawn,) = scores(admin)["figure"]["data"]
     assert drawn["error_y"]["array"] != [0.0]
 
 
 def test_a_single_item_has_no_interval_and_nan_is_not_drawn(admin: Visitor) -> None:
-    single, broken = Recorder(make_run(admin.project, "one")), Recorder(make_run(admin.project, "broken"))
+    single, broken = (
+        Recorder(run=make_run(admin.project, "one")),
+        Recorder(run=make_run(admin.project, "broken")),
+    )
     single.evaluation(10, [2.5], metric="nll", kind="mean")
     broken.evaluation(10, [2.5, float("nan")], metric="nll", kind="mean")
     (drawn,) = scores(admin, metric="nll")["figure"]["data"]
@@ -99,7 +102,7 @@ def test_a_single_item_has_no_interval_and_nan_is_not_drawn(admin: Visitor) -> N
 
 
 def test_escapes_names(admin: Visitor) -> None:
-    Recorder(make_run(admin.project, "r")).evaluation(1, [1.0, 0.0], name='<img src="x">', metric="a&b")
+    Recorder(run=make_run(admin.project, "r")).evaluation(1, [1.0, 0.0], name='<img src="x">', metric="a&b")
     page = html(admin)
     assert '<img src="x"' not in page
     assert "%3Cimg%20src%3D%22x%22%3E&amp;metric=a%26b" in page
@@ -147,7 +150,7 @@ def test_shows_the_chosen_task(admin: Visitor, seeded: Seeded) -> None:
 def test_many_tasks(admin: Visitor) -> None:
     for name, fields in (("bf16", {"group": "bf16"}), ("fp8", {"baseline": "bf16"})):
         run = make_run(admin.project, name, precision=name, **fields)
-        recorder = Recorder(run)
+        recorder = Recorder(run=run)
         for task in range(100):
             recorder.evaluation(10, [1.0, 0.0] * 4, name=f"task {task:03}")
         compare_evaluations(run.id)

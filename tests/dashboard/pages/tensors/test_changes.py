@@ -19,7 +19,7 @@ def record(visitor: Visitor, steps: int) -> Run:
     amax = np.exp(0.1 * np.random.default_rng(1).normal(size=(steps, len(TENSORS))))
     amax[3 * steps // 4 :, 3] *= 2.0
     amax[3 * steps // 4 :, 7] /= 2.0
-    Recorder(run, tensors=TENSORS).rows(np.arange(1, steps + 1), {}, {"amax": amax}, rows_per_batch=100)
+    Recorder(run=run, tensors=TENSORS).rows(np.arange(1, steps + 1), {}, {"amax": amax}, rows_per_batch=100)
     return run
 
 

@@ -39,7 +39,7 @@ def pair(db: None) -> tuple[Run, Run]:
             amax[20:, 0] = 8.0
         saturated = np.zeros((steps, 3))
         saturated[:, 0] = 10.0 * number
-        Recorder(run, tensors=names).rows(
+        Recorder(run=run, tensors=names).rows(
             np.arange(steps), {"loss": np.ones(steps)},
             {"amax": amax, "saturated": saturated, "nonfinite": 0 * amax, "numel": 0 * amax + 1000.0},
         )  # fmt: skip
@@ -72,7 +72,7 @@ def test_runs_without_common_steps_or_tensors_have_no_map(pair: tuple[Run, Run])
     empty = make_run(pair[0].project, "empty")
     assert difference_map(pair[0], empty, "amax") is None
     other = make_run(pair[0].project, "other")
-    Recorder(other, tensors=("z",)).rows([1], {"loss": [1.0]}, {"amax": [[1.0]]})
+    Recorder(run=other, tensors=("z",)).rows([1], {"loss": [1.0]}, {"amax": [[1.0]]})
     assert difference_map(pair[0], other, "amax") is None
 
 

@@ -39,7 +39,7 @@ def run(admin: Visitor) -> Run:
         admin.project, "sampled", precision="fp8", recipe={"recipe": "DelayedScaling", "margin": 1}
     )
     for rank in range(2):
-        recorder = Recorder(run, rank=rank, tensors=["blocks.0.up.input", "blocks.0.up.weight"])
+        recorder = Recorder(run=run, rank=rank, tensors=["blocks.0.up.input", "blocks.0.up.weight"])
         Tensor.objects.filter(run=run, index=1).update(format="")
         Tensor.objects.filter(run=run).update(shape=[-1, 64])
         amax = np.abs([normal(rank)] * 21).max(axis=1)
@@ -168,7 +168,7 @@ def test_a_tensor_is_found_by_its_name(admin: Visitor, run: Run) -> None:
 
 def test_a_run_without_histograms_says_how_to_get_them(admin: Visitor) -> None:
     run = make_run(admin.project, "plain")
-    Recorder(run, tensors=["a.input"]).rows([1], {}, {"amax": [[1.0]]})
+    Recorder(run=run, tensors=["a.input"]).rows([1], {}, {"amax": [[1.0]]})
     assert "readiness=True" in shown(admin, run)
 
 
@@ -197,7 +197,7 @@ def test_histories_read_a_limited_number_of_messages(run: Run) -> None:
 
 
 def test_a_later_attempt_replaces_what_it_wrote_again(run: Run) -> None:
-    recorder = Recorder(run, rank=0, tensors=["blocks.0.up.input"], attempt=1)
+    recorder = Recorder(run=run, rank=0, tensors=["blocks.0.up.input"], attempt=1)
     recorder.rows([11, 12], {}, {"amax": [[1.0]] * 2})
     store_histograms(run, 11, {0: histogram_of(np.ones(10))}, writer=Writer.objects.get(uuid=recorder.uuid))
     kept = queries.tensor_histograms(run.id, 0)
@@ -206,7 +206,7 @@ def test_a_later_attempt_replaces_what_it_wrote_again(run: Run) -> None:
 
 
 def steerable(run: Run) -> None:
-    send_report(Recorder(run, tensors=[], attempt=0), kind="accepts", accepts=["fallback"])
+    send_report(Recorder(run=run, tensors=[], attempt=0), kind="accepts", accepts=["fallback"])
     Run.objects.filter(pk=run.pk).update(state=RunState.RUNNING)
 
 

@@ -59,7 +59,7 @@ def deep(admin: Visitor) -> Run:
     shape = saturated.shape
     amax = np.ones(shape)
     amax[15:, names.index("blocks.30.mlp.up.weight")] = 64.0
-    Recorder(run, tensors=names).rows(
+    Recorder(run=run, tensors=names).rows(
         np.arange(30),
         {},
         {
@@ -156,7 +156,7 @@ def test_the_table_has_the_same_rows_as_the_map(admin: Visitor, deep: Run) -> No
 
 def test_a_spreadsheet_runs_no_name_as_a_formula(admin: Visitor) -> None:
     run = make_run(admin.project, "hostile", precision="fp8")
-    Recorder(run, tensors=["=1+1"]).rows([1, 2], {}, {"amax": [[1.0]] * 2})
+    Recorder(run=run, tensors=["=1+1"]).rows([1, 2], {}, {"amax": [[1.0]] * 2})
     answer = admin.client.get(admin.address(f"runs/{run.id}/tensors/map.csv"), {"statistic": "amax"})
     assert list(csv.reader(io.StringIO(answer.content.decode())))[1] == ["'=1+1", "1", "1"]
 
@@ -165,7 +165,7 @@ def test_leaves_out_tensors_without_the_statistic(admin: Visitor) -> None:
     run = make_run(admin.project, "with gradients", precision="fp8")
     columns = {"amax": [[1.0, 2.0]] * 2, "numel": [[9.0, 9.0]] * 2}
     columns |= {name: [[0.0, np.nan]] * 2 for name in ("saturated", "nonfinite")}
-    Recorder(run, tensors=["up.input", "up.weight_grad"]).rows([1, 2], {}, columns)
+    Recorder(run=run, tensors=["up.input", "up.weight_grad"]).rows([1, 2], {}, columns)
     assert labels(map_of(admin, run)) == ["up.input"]
     assert "up.weight_grad" in labels(map_of(admin, run, statistic="amax"))
     assert "up.weight_grad" not in ranking_of(admin, run)
@@ -173,7 +173,7 @@ def test_leaves_out_tensors_without_the_statistic(admin: Visitor) -> None:
 
 def test_new_rows_are_shown_at_once(admin: Visitor) -> None:
     run = make_run(admin.project, "live", precision="fp8")
-    recorder = Recorder(run, tensors=["up.input"])
+    recorder = Recorder(run=run, tensors=["up.input"])
     recorder.rows([1, 2], {}, {"amax": [[1.0]] * 2})
     assert map_of(admin, run, statistic="amax")["edges"][-1] == 3
     recorder.rows([3, 4], {}, {"amax": [[1.0]] * 2})
@@ -239,7 +239,7 @@ def test_onsets_in_one_column_are_told_apart_by_step(admin: Visitor) -> None:
     saturated[602:, 0], saturated[601:, 1], saturated[900:, 2] = 500, 10, 1
     numel = np.full((steps, 3), 1_000.0)
     columns = {"saturated": saturated, "nonfinite": 0 * numel, "numel": numel}
-    Recorder(run, tensors=["late.input", "early.input", "third.input"]).rows(
+    Recorder(run=run, tensors=["late.input", "early.input", "third.input"]).rows(
         np.arange(steps), {}, columns, rows_per_batch=steps
     )
     page = ranking_of(admin, run)
@@ -256,7 +256,7 @@ def test_says_that_alerts_leave_out_the_first_steps(admin: Visitor) -> None:
         steps = np.arange(60)
         saturated = np.where(steps >= onset, 500.0, 0.0)[:, None]
         columns = {"saturated": saturated, "nonfinite": 0 * saturated, "numel": 0 * saturated + 1_000.0}
-        Recorder(run, tensors=["a.input"]).rows(steps, {}, columns)
+        Recorder(run=run, tensors=["a.input"]).rows(steps, {}, columns)
         pages.append(ranking_of(admin, run))
     assert "The first 10 steps count here." in pages[0] and "step 2<" in pages[0]
     assert "count here" not in pages[1]

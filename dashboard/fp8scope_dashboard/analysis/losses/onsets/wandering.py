@@ -193,11 +193,18 @@ def _stretch(
     points = count - last * state["length"]
     latest = float(own[last:].sum()) * state["length"] + (state["block"][2][0] if state["block"][0] else 0.0)
     usual = PRIOR_SPREADS**2 * spread**2 * (1.0 / runs + 1.0 / seeds) * state["length"] / count
-    record = _Record(own, deviations, factor, usual, count / state["length"], points / state["length"])
+    record = _Record(
+        own=own,
+        deviations=deviations,
+        factor=factor,
+        usual=usual,
+        count=count / state["length"],
+        window=points / state["length"],
+    )
     return record, latest / points, last
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Record:
     """The blocks, own float64[M] and of seeds float64[K, M], and in blocks the points so far and the window.
 

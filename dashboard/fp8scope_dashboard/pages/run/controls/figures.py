@@ -32,7 +32,13 @@ def window_figure(
         ("FP8", "fp8", "fp8-1"),
     )
     curves = [
-        Curve(name, name, slot, steps, np.array([float(value) for value in document[key]], np.float64))
+        Curve(
+            name=name,
+            arm=name,
+            slot=slot,
+            x=steps,
+            y=np.array([float(value) for value in document[key]], np.float64),
+        )
         for name, key, slot in arms
     ]
     y_range = loss_range([curve.y for curve in curves])

@@ -160,7 +160,12 @@ def _band(run: Run, arms: Arms, baselines: Sequence[Run], read: Sequence[Smooth]
     name = f"{label} ({len(known)} seeds)" if len(known) > 1 else label
     slot: Slot = arms.of(known[0][0]).slot
     return Band(
-        name, slot, x, np.nanmean(values, axis=0), np.nanmin(values, axis=0), np.nanmax(values, axis=0)
+        name=name,
+        slot=slot,
+        x=x,
+        mean=np.nanmean(values, axis=0),
+        low=np.nanmin(values, axis=0),
+        high=np.nanmax(values, axis=0),
     )
 
 
@@ -192,11 +197,11 @@ def _loss(
         y_range = _positive_extent(seen)
         log = y_range is not None
     panel = FigurePanel(
-        "loss",
-        190 if options.compact else 230,
-        y_range or BLANK_RANGE,
-        (curve,),
-        (band,) if band is not None else (),
+        title="loss",
+        height=190 if options.compact else 230,
+        y_range=y_range or BLANK_RANGE,
+        curves=(curve,),
+        bands=(band,) if band is not None else (),
         log=log,
         is_blank=y_range is None,
     )
@@ -219,7 +224,13 @@ def _curve(run: Run, arms: Arms, options: Options, name: str, smooth: Smooth | N
     if smooth is not None and options.smooth and default_span(len(smooth.steps)) > 1:
         smooth_x, smooth_y = smooth.steps, smooth.values
     return Curve(
-        run.name, "", arms.of(run).slot, series.steps.astype(np.float64), series.values, smooth_x, smooth_y
+        name=run.name,
+        arm="",
+        slot=arms.of(run).slot,
+        x=series.steps.astype(np.float64),
+        y=series.values,
+        smooth_x=smooth_x,
+        smooth_y=smooth_y,
     )
 
 
@@ -239,9 +250,9 @@ def _delta(
         return None
     judged = [interval.middle] if interval is not None else [fine.y] if fine is not None else []
     panel = FigurePanel(
-        "difference to the baseline (FP8 − BF16)" if nats else "difference to the baseline",
-        110,
-        _delta_range(judged, float(tolerance)),
+        title="difference to the baseline (FP8 − BF16)" if nats else "difference to the baseline",
+        height=110,
+        y_range=_delta_range(judged, float(tolerance)),
         lines=(fine,) if fine is not None else (),
         interval=interval,
         zone=(-float(tolerance), float(tolerance)),
@@ -264,9 +275,12 @@ def _interval(run: Run, arms: Arms, curve: dict[str, Any], options: Options) -> 
     if inside.sum() < 2:
         return None
     return ShownInterval(
-        "difference, with its interval",
-        arms.of(run).slot,
-        *(each[inside] for each in (steps, middle, low, high)),
+        name="difference, with its interval",
+        slot=arms.of(run).slot,
+        x=steps[inside],
+        middle=middle[inside],
+        low=low[inside],
+        high=high[inside],
     )
 
 
@@ -285,7 +299,9 @@ def _fine_difference(own: Smooth, band: Band | None, nats: bool) -> PlainLine | 
     if not nats:
         with np.errstate(divide="ignore", invalid="ignore"):
             values = values / np.abs(theirs)
-    return PlainLine("difference, smoothed", x, values, unit="+.3~g" if nats else "+.3~%", is_faint=True)
+    return PlainLine(
+        name="difference, smoothed", x=x, y=values, unit="+.3~g" if nats else "+.3~%", is_faint=True
+    )
 
 
 def _delta_range(values: Sequence[Floats], tolerance: float) -> Range:
@@ -313,15 +329,15 @@ def _trouble(run: Run, options: Options) -> tuple[FigurePanel, str] | None:
 
     def line(values: Floats, name: str, tone: str) -> PlainLine:
         drawn = np.append(values[known], values[known[-1]]) if is_wide else values[known]
-        return PlainLine(name, x, drawn, tone, ".2~%", is_area=tone == "danger")
+        return PlainLine(name=name, x=x, y=drawn, tone=tone, unit=".2~%", is_area=tone == "danger")
 
     overflow = line(shares.overflow, f"overflow ≥ {percent(limits[OVERFLOW])}", "danger")
     underflow = line(shares.underflow, f"underflow ≥ {percent(limits[UNDERFLOW])}", "warning")
     highest = float(np.nanmax(shares.either))
     panel = FigurePanel(
-        "share of tensors in trouble",
-        80,
-        (0.0, max(0.05, min(1.0, 1.15 * highest))),
+        title="share of tensors in trouble",
+        height=80,
+        y_range=(0.0, max(0.05, min(1.0, 1.15 * highest))),
         lines=(overflow, underflow),
         tick_format=".2~%",
     )
@@ -344,11 +360,11 @@ def _scalar(
             y_range, log = positive, True
     title = glossary.title(name).lower()
     panel = FigurePanel(
-        title,
-        height,
-        y_range or BLANK_RANGE,
-        (curve,),
-        (band,) if band is not None else (),
+        title=title,
+        height=height,
+        y_range=y_range or BLANK_RANGE,
+        curves=(curve,),
+        bands=(band,) if band is not None else (),
         log=log,
         is_blank=y_range is None,
     )
@@ -363,8 +379,10 @@ def _learning_rate(run: Run, options: Options) -> tuple[FigurePanel, str] | None
     )
     if not len(series):
         return None
-    line = PlainLine("learning rate", series.steps.astype(np.float64), series.values, unit=".3~g")
-    panel = FigurePanel("learning rate", 56, _extent([series.values]), lines=(line,), tick_format=".2~g")
+    line = PlainLine(name="learning rate", x=series.steps.astype(np.float64), y=series.values, unit=".3~g")
+    panel = FigurePanel(
+        title="learning rate", height=56, y_range=_extent([series.values]), lines=(line,), tick_format=".2~g"
+    )
     return panel, f"Learning rate: {series.values[-1]:.3g} at the last step shown."
 
 

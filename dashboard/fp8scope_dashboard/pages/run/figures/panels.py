@@ -34,7 +34,7 @@ TITLE: Final = 20
 SMALL: Final = 1e-3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Band:
     """The mean of several runs and the range that they span, float64[N] each."""
 
@@ -50,7 +50,7 @@ class Band:
         return bool((self.high > self.low).any())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PlainLine:
     """A line without an arm: `tone` is danger, warning or muted. `unit` is a d3 format of its values."""
 
@@ -63,7 +63,7 @@ class PlainLine:
     is_faint: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ShownInterval:
     """A confidence sequence, float64[N] each, drawn with the colour of an arm."""
 
@@ -75,7 +75,7 @@ class ShownInterval:
     high: Floats
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FigurePanel:
     """One panel.
 
