@@ -183,7 +183,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--step",
         type=int,
-        help="the step to replay alone (default: the first in which FP8 and BF16 part)",
+        help="the step to replay alone (default: the first in which FP8 and BF16 diverge)",
     )
     parser.add_argument(
         "--from-start", action="store_true", help="begin with the script, even if there is a snapshot"

@@ -141,7 +141,7 @@ class RunSource:
                 if finding["onset"] is not None
             ],
             alerts=[_alert(alert) for alert in alerts],
-            orders=_orders(history),
+            orders=_commands(history),
             cause=[text for text in (diagnosis["sentence"], diagnosis["suggestion"]) if text],
             products=_products(_latest(history, "bisect")),
             figures=[chart for name in ("loss", "grad_norm") if (chart := self._chart(name, mark))],
@@ -192,7 +192,7 @@ def _unknown(run: Mapping[str, Any], diagnosis: Mapping[str, Any]) -> list[str]:
     return gaps
 
 
-def _orders(history: Mapping[str, Any]) -> list[DocumentEvent]:
+def _commands(history: Mapping[str, Any]) -> list[DocumentEvent]:
     """Commands with their results, and changes to the run, by step."""
     events = [
         DocumentEvent(

@@ -7,7 +7,7 @@ The batches lead the way. `Run.batches` asks the engine for them, on the trainin
 * from the start, the script trains on its own batches, as it did in the run (`fp8scope.replay.from_start`).
 
 If one step is asked for, the way leads to it, and it is studied (`fp8scope.replay.study`). Else the way leads
-to the end of the incident, and the first step in which FP8 and BF16 part is searched for on it
+to the end of the incident, and the first step in which FP8 and BF16 diverge is searched for on it
 (`fp8scope.replay.search`). Then the script is ended.
 """
 
@@ -34,7 +34,7 @@ class ReplayPath(Protocol):
     def turns(self, flight: FlightRecorder, source: Iterator[Any], *, searches: bool) -> Iterator[Any]:
         """Yield the batches of an epoch, or of all that is to be trained.
 
-        `searches`: whether to search for the first step in which FP8 and BF16 part.
+        `searches`: whether to search for the first step in which FP8 and BF16 diverge.
         """
 
     is_over: bool
@@ -45,7 +45,7 @@ class Engine:
     """Replays an incident.
 
     Args:
-        step: The step to study alone; None to search for the first in which FP8 and BF16 part.
+        step: The step to study alone; None to search for the first in which FP8 and BF16 diverge.
         snapshots: The steps to begin after. The first from which the recorded losses are reproduced is taken,
             else the last. Empty for the script's beginning.
         on_progress: Called with the number of batches that were searched, or of products that were studied,

@@ -1,4 +1,4 @@
-"""Searches the steps of an incident for the first in which FP8 and BF16 part.
+"""Searches the steps of an incident for the first in which FP8 and BF16 diverge.
 
 The training was replayed over these steps once before, in FP8, and gave the recorded losses. Now each step is
 trained twice from the state that FP8 has reached: in FP8, which the search goes on from, and in BF16. So each
@@ -14,10 +14,10 @@ from fp8scope.incidents.flight_recorder import FlightRecorder
 from fp8scope.incidents.snapshots import Snapshot, Trained
 from fp8scope.replay.passes import OnProgress, Pass, Passes, gradient_error
 from fp8scope.replay.study import Study
-from fp8scope.replay.verdict import SearchedSteps, loss_in, parts, same_bits
+from fp8scope.replay.verdict import SearchedSteps, diverge, loss_in, same_bits
 
 UNFINISHED = (
-    "The script ended before the search for the first step in which FP8 and BF16 part was over: it needs "
+    "The script ended before the search for the first step in which FP8 and BF16 diverge was over: it needs "
     "three turns of the loop for each step. Use --step for one step alone."
 )
 
@@ -55,7 +55,7 @@ def search(
 ) -> Iterator[Any]:
     """Yield the batches of a search over the stages, which begin in the state `begin`; then study a step.
 
-    That is the first in which FP8 and BF16 part, else the one that was asked for.
+    That is the first in which FP8 and BF16 diverge, else the one that was asked for.
     """
     trained = flight.trained
     assert trained is not None
@@ -134,6 +134,6 @@ def _parting_step(in_fp8: Pass, in_bf16: Pass) -> int | None:
         has_gradient = index == last and bool(in_bf16.gradient)
         if has_gradient and not in_bf16.is_finite:
             continue
-        if parts(loss_fp8, loss_bf16, gradient_error(in_fp8, in_bf16)[0] if has_gradient else 0.0):
+        if diverge(loss_fp8, loss_bf16, gradient_error(in_fp8, in_bf16)[0] if has_gradient else 0.0):
             return index
     return None

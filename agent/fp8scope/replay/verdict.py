@@ -1,4 +1,4 @@
-"""What a replayed step says: whether it is the recorded one, and whether FP8 and BF16 part in it."""
+"""What a replayed step says: whether it is the recorded one, and whether FP8 and BF16 diverge in it."""
 
 import math
 import struct
@@ -10,26 +10,29 @@ from typing import Any
 from fp8scope.control.bisection import Bisection, ProductDeviation
 from fp8scope.recording.records import wire_number
 
-PARTED_LOSS = 0.01
+DIVERGED_LOSS = 0.01
 """A loss that is higher by this share than BF16's, from the same state on the same batches."""
-PARTED_GRADIENT = 0.5
+DIVERGED_GRADIENT = 0.5
 """A relative error of the gradient. Of healthy layers all products together stay far below it."""
 STANDS_OUT = 2.0
 """A product is named alone if its error is so many times the worst of the other layers."""
 
 
-def parts(loss_fp8: float, loss_bf16: float, gradient_error: float) -> bool:
-    """Whether FP8 and BF16 part in a step; `gradient_error` is relative, NaN if a gradient is not finite."""
+def diverge(loss_fp8: float, loss_bf16: float, gradient_error: float) -> bool:
+    """Return whether FP8 and BF16 diverge in a step.
+
+    `gradient_error` is relative; NaN if a gradient is not finite.
+    """
     if not math.isfinite(loss_bf16):
         return False
     if not math.isfinite(loss_fp8) or math.isnan(gradient_error):
         return True
-    return loss_fp8 - loss_bf16 > PARTED_LOSS * abs(loss_bf16) or gradient_error > PARTED_GRADIENT
+    return loss_fp8 - loss_bf16 > DIVERGED_LOSS * abs(loss_bf16) or gradient_error > DIVERGED_GRADIENT
 
 
 @dataclass(frozen=True)
 class SearchedSteps:
-    """The steps `first` to `last` were searched for the first in which FP8 and BF16 part."""
+    """The steps `first` to `last` were searched for the first in which FP8 and BF16 diverge."""
 
     first: int
     last: int
@@ -68,12 +71,15 @@ class ReplayResult:
         return None if self.bisection is None else self.bisection.loss_bf16
 
     @property
-    def parted(self) -> bool | None:
-        """Whether FP8 and BF16 part in this step; None if BF16 was not run, or the step is not repeatable."""
+    def diverges(self) -> bool | None:
+        """Return whether FP8 and BF16 diverge in this step.
+
+        None if BF16 was not run, or the step is not repeatable.
+        """
         if self.bisection is None or self.repeatable is False:
             return None
         bisection = self.bisection
-        return not self._bf16_fails and parts(
+        return not self._bf16_fails and diverge(
             bisection.loss_fp8, bisection.loss_bf16, bisection.total.relative_error
         )
 
@@ -86,8 +92,8 @@ class ReplayResult:
 
     @property
     def product(self) -> ProductDeviation | None:
-        """The product in which they part; None if they do not, or if no layer stands out."""
-        if not self.parted or self.bisection is None or not self.bisection.products:
+        """The product in which they diverge; None if they do not, or if no layer stands out."""
+        if not self.diverges or self.bisection is None or not self.bisection.products:
             return None
         worst = self.bisection.products[0]
         others = [each.relative_error for each in self.bisection.products if each.layer != worst.layer]
@@ -121,7 +127,7 @@ class ReplayResult:
             "search": None
             if self.search is None
             else {"first_step": self.search.first, "last_step": self.search.last},
-            "parted": self.parted,
+            "parted": self.diverges,
             "product": None if product is None else {"layer": product.layer, "product": product.product},
             "bisection": None if self.bisection is None else self.bisection.document(),
             "sentences": self.sentences(),
@@ -133,18 +139,18 @@ class ReplayResult:
             return ""
         if self.repeatable is False:
             return (
-                f"The search for the first step in which FP8 and BF16 part ended at step {self.step}; --step "
-                "studies one step alone."
+                f"The search for the first step in which FP8 and BF16 diverge ended at step {self.step}; "
+                "--step studies one step alone."
             )
-        if not self.parted:
-            return f"FP8 and BF16 part in none of the steps {search.first} to {search.last}."
+        if not self.diverges:
+            return f"FP8 and BF16 diverge in none of the steps {search.first} to {search.last}."
         if self.step > search.first:
-            return f"FP8 and BF16 part first in step {self.step}, of the steps from {search.first} on."
+            return f"FP8 and BF16 diverge first in step {self.step}, of the steps from {search.first} on."
         if search.is_from_start:
-            return f"FP8 and BF16 part in step {self.step}, the first of the script."
+            return f"FP8 and BF16 diverge in step {self.step}, the first of the script."
         return (
-            f"FP8 and BF16 part in step {self.step}, the first that was searched: an earlier one may be the "
-            "first. Use --from-start, or keep snapshots more often."
+            f"FP8 and BF16 diverge in step {self.step}, the first that was searched: an earlier one may be "
+            "the first. Use --from-start, or keep snapshots more often."
         )
 
     def _sameness(self) -> str:
@@ -179,7 +185,7 @@ class ReplayResult:
         losses = f"loss {bisection.loss_fp8:.6g} in FP8, {bisection.loss_bf16:.6g} in BF16"
         if self._bf16_fails:
             return f"BF16 fails in this step too ({losses}): FP8 is not the cause."
-        if not self.parted:
+        if not self.diverges:
             error = bisection.total.relative_error
             return (
                 f"FP8 and BF16 do not part in this step ({losses}, gradient error {error:.1%}): look at the "
@@ -187,14 +193,14 @@ class ReplayResult:
             )
         product = self.product
         if product is None:
-            return f"FP8 and BF16 part in this step ({losses}); no single product stands out."
+            return f"FP8 and BF16 diverge in this step ({losses}); no single product stands out."
         return (
-            f"FP8 and BF16 part in {product.layer} {product.product} ({losses}; gradient error "
+            f"FP8 and BF16 diverge in {product.layer} {product.product} ({losses}; gradient error "
             f"{product.relative_error:.1%} with this product alone in FP8)."
         )
 
     def _ordinary(self) -> str:
-        if not self.parted or self.product is None or self.bisection is None:
+        if not self.diverges or self.product is None or self.bisection is None:
             return ""
         others = [e.relative_error for e in self.bisection.products if e.layer != self.product.layer]
         return f"The median of the products of other layers is {median(others):.1%}." if others else ""

@@ -27,7 +27,7 @@ from fp8scope_dashboard.alerts.models import (
     RuleKind,
     Severity,
 )
-from fp8scope_dashboard.alerts.run_events import RunEvents
+from fp8scope_dashboard.alerts.run_events import RunAlerts
 from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import queries
@@ -92,7 +92,7 @@ def apply(
             and still lasts, opens again.
     """
     opened: list[Event] = []
-    live = RunEvents(run)
+    live = RunAlerts(run)
     # The end of a stream is not the moment to open what has waited in it.
     restored = [each for each in _restored(run, waiting) if each.stream not in (ended or {})]
     queue = [*restored, *sorted(detections, key=_order)]
@@ -128,7 +128,7 @@ def _is_end_of(end: Detection, waiting: Detection) -> bool:
     return (end.rule.pk, end.holder) == (waiting.rule.pk, waiting.holder)
 
 
-def _opened_or_kept(live: RunEvents, each: Detection, opened: list[Event], kept: list[Detection]) -> None:
+def _opened_or_kept(live: RunAlerts, each: Detection, opened: list[Event], kept: list[Detection]) -> None:
     same = _same_cause(live, each)
     if same is not None:
         # Without a detector that sees it, a person has opened it again.
@@ -172,7 +172,7 @@ def _completed(waiting: Detection, update: Detection) -> Detection:
     return Detection(waiting.rule, finding, waiting.stream, waiting.generation)
 
 
-def _same_cause(live: RunEvents, each: Detection) -> Event | None:
+def _same_cause(live: RunAlerts, each: Detection) -> Event | None:
     """The unresolved event that a finding belongs to.
 
     A kind that names tensors may have several causes at once, told apart by their onsets.
@@ -192,7 +192,7 @@ def _same_cause(live: RunEvents, each: Detection) -> Event | None:
     return None
 
 
-def _cause_seen_by_another_rule(live: RunEvents, each: Detection) -> Event | None:
+def _cause_seen_by_another_rule(live: RunAlerts, each: Detection) -> Event | None:
     """The unresolved event of another rule about the same tensors, whose onset is near.
 
     A rule of a person has alerts of its own. So has one that orders something, or whose alerts go elsewhere
@@ -252,7 +252,7 @@ def _join(event: Event, each: Detection) -> None:
         lifecycle.write(event, EntryKind.UPDATED, text=event.message)
 
 
-def _come_back(live: RunEvents, each: Detection) -> Event | None:
+def _come_back(live: RunAlerts, each: Detection) -> Event | None:
     """The rule's last event, reopened, if its condition ended shortly before."""
     if not live.has_any:
         return None
@@ -285,7 +285,7 @@ def _came_back(each: Detection) -> str:
     return f"The condition came back at step {each.finding.onset_step:,}: {each.finding.message}"
 
 
-def _create(live: RunEvents, each: Detection) -> Event | None:
+def _create(live: RunAlerts, each: Detection) -> Event | None:
     run = live.run
     same = {
         "run": run, "kind": each.rule.kind, "rule_name": each.rule.name, "generation": each.generation
@@ -369,7 +369,7 @@ def _begin_earlier(event: Event, finding: ConditionChange) -> None:
     event.onset_step = onset
 
 
-def _leave(live: RunEvents, end: Detection) -> None:
+def _leave(live: RunAlerts, end: Detection) -> None:
     """The detector no longer sees the condition; the event is resolved when none does."""
     for event in live.lasting():
         holders = [end.further_holder, *([end.holder] if event.rule_id == end.rule.pk else [])]
@@ -386,13 +386,13 @@ def held_by(event: Event, rule: int) -> list[Any]:
     return own + [each for each in event.seen_by if len(each) > 2 and each[2] == rule]
 
 
-def _end_streams(live: RunEvents, ended: Mapping[str, str]) -> None:
+def _end_streams(live: RunAlerts, ended: Mapping[str, str]) -> None:
     for event in live.lasting() if ended else ():
         gone = [holder for holder in event.seen_by if holder[0] in ended]
         _without(event, gone, ended[gone[0][0]] if gone else "")
 
 
-def _continue_streams(live: RunEvents, continued: Collection[str]) -> list[Event]:
+def _continue_streams(live: RunAlerts, continued: Collection[str]) -> list[Event]:
     """Open what a person has resolved, and lasts in the next start of the training. Returns these events."""
     return [
         event

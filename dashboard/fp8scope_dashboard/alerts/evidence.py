@@ -8,7 +8,7 @@ from typing import Any
 from fp8scope_dashboard.alerts import rules
 from fp8scope_dashboard.alerts.detectors import NAMED, SAME_CAUSE, ConditionChange
 from fp8scope_dashboard.alerts.models import Event, Rule
-from fp8scope_dashboard.analysis import lineage
+from fp8scope_dashboard.analysis import comparison_runs
 from fp8scope_dashboard.runs.models import Run, Tensor
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry.queries import Series
@@ -48,7 +48,7 @@ def gather(run: Run, rule: Rule, finding: ConditionChange) -> dict[str, Any]:
     ]
     if shown.shows != "loss":
         return gathered
-    baseline = lineage.baseline_runs(run)
+    baseline = comparison_runs.baseline_runs(run)
     if baseline:
         read = queries.scalars([seed.id for seed in baseline], "loss", first=first, last=last, points=POINTS)
         # The finding's own `baseline`, if any, is a number: the baseline's loss.

@@ -48,7 +48,7 @@ MUTED, RESOLVED = EventState.MUTED, EventState.RESOLVED
 UNRESOLVED: Final = (OPEN, ACKNOWLEDGED, MUTED)
 
 
-class LifeError(ValueError):
+class LifecycleError(ValueError):
     """The change is invalid; the message says what to do."""
 
 
@@ -90,13 +90,13 @@ def acknowledge_all(events: QuerySet[Event], user: User) -> int:
         How many were open.
 
     Raises:
-        LifeError: more than MOST_AT_ONCE are open.
+        LifecycleError: more than MOST_AT_ONCE are open.
     """
     chosen = Event.objects.filter(pk__in=events.order_by().values("pk"), state=OPEN)
     locked = chosen.select_for_update().order_by("pk").values_list("pk", flat=True)
     ids = list(locked[: MOST_AT_ONCE + 1])
     if len(ids) > MOST_AT_ONCE:
-        raise LifeError(f"At most {MOST_AT_ONCE:,} alerts can be acknowledged at once: filter the list.")
+        raise LifecycleError(f"At most {MOST_AT_ONCE:,} alerts can be acknowledged at once: filter the list.")
     _set_all(
         ids,
         EntryKind.ACKNOWLEDGED,
@@ -166,11 +166,11 @@ def mute(event: Event, user: User, until: datetime) -> bool:
         False if it is resolved.
 
     Raises:
-        LifeError: if the time is over already, or more than LONGEST_MUTE ahead.
+        LifecycleError: if the time is over already, or more than LONGEST_MUTE ahead.
     """
     now = timezone.now()
     if not now < until <= now + LONGEST_MUTE:
-        raise LifeError(f"Choose a time within the next {LONGEST_MUTE.days} days.")
+        raise LifecycleError(f"Choose a time within the next {LONGEST_MUTE.days} days.")
     text = f"until {until:%Y-%m-%d %H:%M} UTC"
     return _move(event, EntryKind.MUTED, user, text, muted_until=until)
 
@@ -216,14 +216,14 @@ def reopen(event: Event, user: User | None = None, *, text: str = "") -> bool:
         False if the event is not resolved.
 
     Raises:
-        LifeError: if a newer alert of the same rule is unresolved.
+        LifecycleError: if a newer alert of the same rule is unresolved.
     """
     if user is not None:
         # The lock of the evaluation, which opens events.
         DetectorState.objects.get_or_create(run_id=event.run_id, writer=RUN_WIDE)
         DetectorState.objects.select_for_update().get(run_id=event.run_id, writer=RUN_WIDE)
     if same_condition(event).filter(state__in=UNRESOLVED).exclude(pk=event.pk).exists():
-        raise LifeError("A newer alert of this rule is not resolved yet: use that one.")
+        raise LifecycleError("A newer alert of this rule is not resolved yet: use that one.")
     return _open_again(event, TRANSITIONS[EntryKind.REOPENED], user, text)
 
 
@@ -268,13 +268,13 @@ def comment(event: Event, user: User, text: str) -> None:
     """Add a person's comment.
 
     Raises:
-        LifeError: if it is empty or too long, or the event has too many.
+        LifecycleError: if it is empty or too long, or the event has too many.
     """
     text = text.strip()
     if not text or len(text) > LONGEST_COMMENT or "\0" in text:
-        raise LifeError(f"A comment has 1 to {LONGEST_COMMENT:,} characters.")
+        raise LifecycleError(f"A comment has 1 to {LONGEST_COMMENT:,} characters.")
     if event.history.filter(kind=EntryKind.COMMENT).count() >= MOST_COMMENTS:
-        raise LifeError(f"The alert has {MOST_COMMENTS} comments already.")
+        raise LifecycleError(f"The alert has {MOST_COMMENTS} comments already.")
     with transaction.atomic():
         write(event, EntryKind.COMMENT, user, text)
         _announce(event)

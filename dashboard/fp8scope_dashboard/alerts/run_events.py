@@ -11,7 +11,7 @@ from fp8scope_dashboard.alerts.models import Event
 from fp8scope_dashboard.runs.models import Run
 
 
-class RunEvents:
+class RunAlerts:
     """The events of a run that are unresolved or whose condition lasts, oldest first.
 
     Use it under the run's lock and for one transaction: detectors change events only under this lock. What a

@@ -14,9 +14,9 @@ from django.utils import timezone
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.alerts import rules
 from fp8scope_dashboard.alerts.detection.baselines import few_points
-from fp8scope_dashboard.alerts.detection.evaluation import evaluate, state_of
+from fp8scope_dashboard.alerts.detection.run_detection import evaluate, state_of
 from fp8scope_dashboard.alerts.models import RUN_WIDE, DetectorState, Event, Rule
-from fp8scope_dashboard.analysis import lineage
+from fp8scope_dashboard.analysis import comparison_runs
 from fp8scope_dashboard.runs.models import Run, RunState
 
 __all__ = [
@@ -108,7 +108,7 @@ def unread_runs() -> list[UUID]:
     Also runs that have ended or become silent since.
     """
     unread = []
-    for project in lineage.active_projects():
+    for project in comparison_runs.active_projects():
         fields = ("id", "group", "baseline", "rows_stored", "state", "heartbeat_at", "finished_at")
         runs = Run.objects.filter(project=project).values_list(*fields)
         # By group and by id: a baseline is either.

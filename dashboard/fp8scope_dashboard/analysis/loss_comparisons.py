@@ -10,9 +10,8 @@ from uuid import UUID
 import numpy as np
 from django.utils import timezone
 
-from fp8scope_dashboard.analysis import lineage
+from fp8scope_dashboard.analysis import comparison_runs
 from fp8scope_dashboard.analysis.coverage import conclude
-from fp8scope_dashboard.analysis.judging import coverage_of_loss
 from fp8scope_dashboard.analysis.losses.alignment import LossCurve
 from fp8scope_dashboard.analysis.losses.result import LossComparison
 from fp8scope_dashboard.analysis.losses.seeds import Prior, pooled_prior
@@ -28,6 +27,7 @@ from fp8scope_dashboard.analysis.own_differences import (
 from fp8scope_dashboard.analysis.progress import progress
 from fp8scope_dashboard.analysis.quantity_comparisons import quantities_of
 from fp8scope_dashboard.analysis.reading import read_arms
+from fp8scope_dashboard.analysis.verdict_coverage import coverage_of_loss
 from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.runs.models import Run, RunState
 
@@ -45,12 +45,12 @@ def compare(run_id: UUID) -> Comparison | None:
     run = runs.filter(pk=run_id).first()
     if run is None or not run.baseline:
         return None
-    inputs = lineage.inputs_of(run)
+    inputs = comparison_runs.inputs_of(run)
     latest: Comparison | None = getattr(run, "comparison", None)
     if latest is not None and latest.inputs == inputs:
         return latest
     began = time.perf_counter()
-    arm, baseline = [run, *lineage.siblings(run)], lineage.baseline_runs(run)
+    arm, baseline = [run, *comparison_runs.siblings(run)], comparison_runs.baseline_runs(run)
     with progress(run.id, "comparison", expected_seconds=latest.seconds if latest else 0.0) as report:
         report("Reading the losses", 0.0)
         mine, others = read_arms([each.id for each in arm], [each.id for each in baseline])

@@ -24,7 +24,9 @@ class Comparison(models.Model):
         blank=True,
         help_text="This run's own difference, in the unit of the result; null if its loss is not finite.",
     )
-    inputs = models.CharField(max_length=128, default="", help_text="Summary of the inputs; see lineage.")
+    inputs = models.CharField(
+        max_length=128, default="", help_text="Summary of the inputs; see comparison_runs."
+    )
     seconds = models.FloatField(
         default=0.0, help_text="Duration of the computation. Slow comparisons are repeated less often."
     )

@@ -11,9 +11,8 @@ from uuid import UUID
 import numpy as np
 from django.utils import timezone
 
-from fp8scope_dashboard.analysis import lineage
+from fp8scope_dashboard.analysis import comparison_runs
 from fp8scope_dashboard.analysis.coverage import GOOD, BaselineArm, Coverage, conclude
-from fp8scope_dashboard.analysis.judging import coverage_of_score, judged_now
 from fp8scope_dashboard.analysis.losses.seeds import Prior, pooled_prior
 from fp8scope_dashboard.analysis.models import Comparison, EvaluationComparison
 from fp8scope_dashboard.analysis.own_differences import as_dict, sentences
@@ -23,6 +22,7 @@ from fp8scope_dashboard.analysis.scores.seeds import SeedGroup
 from fp8scope_dashboard.analysis.scores.spending import shares
 from fp8scope_dashboard.analysis.scores.summary import ScoreSummary, summarise
 from fp8scope_dashboard.analysis.scores.verdict import judge
+from fp8scope_dashboard.analysis.verdict_coverage import coverage_of_score, judged_now
 from fp8scope_dashboard.evaluations.models import Evaluation
 from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.runs.models import Run, RunState
@@ -67,9 +67,9 @@ def compare_evaluations(run_id: UUID) -> list[EvaluationComparison]:
     run = Run.objects.select_related("project").filter(pk=run_id).first()
     if run is None or not run.baseline:
         return []
-    siblings, baselines = lineage.siblings(run), lineage.baseline_runs(run)
+    siblings, baselines = comparison_runs.siblings(run), comparison_runs.baseline_runs(run)
     latest = _latest_scores([each.id for each in (run, *siblings, *baselines)])
-    reached = lineage.reached_steps([run, *baselines])
+    reached = comparison_runs.reached_steps([run, *baselines])
     rows = EvaluationComparison.objects.filter(run=run).only("name", "metric", "step", "inputs")
     known = {(row.name, row.metric, row.step): row.inputs for row in rows}
     checkpoints = _checkpoints(run, baselines, latest)

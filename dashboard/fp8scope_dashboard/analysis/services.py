@@ -7,7 +7,7 @@ from uuid import UUID
 
 from django.utils import timezone
 
-from fp8scope_dashboard.analysis import lineage
+from fp8scope_dashboard.analysis import comparison_runs
 from fp8scope_dashboard.analysis.loss_comparisons import compare
 from fp8scope_dashboard.analysis.models import Comparison
 from fp8scope_dashboard.analysis.score_comparisons import compare_evaluations
@@ -29,7 +29,7 @@ def refresh(run_id: UUID) -> None:
     run = runs.filter(pk=run_id).first()
     if run is None:
         return
-    affected = [run, *runs.filter(pk__in=lineage.dependents(run))]
+    affected = [run, *runs.filter(pk__in=comparison_runs.dependents(run))]
     for each in affected:
         if each.baseline:
             compare_evaluations(each.id)

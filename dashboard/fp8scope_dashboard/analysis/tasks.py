@@ -5,7 +5,7 @@ from uuid import UUID
 
 from celery import shared_task
 
-from fp8scope_dashboard.analysis import lineage, services
+from fp8scope_dashboard.analysis import comparison_runs, services
 from fp8scope_dashboard.notifications import (
     COMPARE_WAITING,
     COMPARED_RUNS,
@@ -33,12 +33,12 @@ def compare_waiting() -> None:
         taken: Any = client.zpopmin(COMPARED_RUNS, RUNS_AT_ONCE)
         if not taken:
             return
-        for run_id in lineage.compared_among([UUID(member.decode()) for member, _ in taken]):
+        for run_id in comparison_runs.compared_among([UUID(member.decode()) for member, _ in taken]):
             start_once(client, compare_run.name, run_id, delay=None)
 
 
 @shared_task  # type: ignore[untyped-decorator]
 def sweep() -> None:
     """Start the comparisons whose Celery messages were lost."""
-    for run_id in lineage.uncompared_runs():
+    for run_id in comparison_runs.uncompared_runs():
         compare_run.delay(str(run_id))

@@ -11,8 +11,8 @@ from ninja import Query, Router, Status
 
 from fp8scope_dashboard.accounts.addresses import server_address
 from fp8scope_dashboard.alerts.services import alerts_after
-from fp8scope_dashboard.analysis.judging import judged_now
 from fp8scope_dashboard.analysis.score_comparisons import summary_of
+from fp8scope_dashboard.analysis.verdict_coverage import judged_now
 from fp8scope_dashboard.api.auth import (
     ADMINISTRATOR,
     READER,

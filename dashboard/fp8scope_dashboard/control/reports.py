@@ -38,7 +38,7 @@ def store(run: Run, message: dedup.MessageId, body: schemas.ReportIn) -> bool:
     writer = runs.writer_of(run, message.writer)
     if not dedup.record(message):
         return False
-    runs.note_life(run, writer)
+    runs.note_contact(run, writer)
     if isinstance(body, schemas.CommandResultIn):
         _store_result(run, message.writer, body)
     elif isinstance(body, schemas.AcceptsIn):

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from fp8scope_dashboard.analysis import lineage
+from fp8scope_dashboard.analysis import comparison_runs
 from fp8scope_dashboard.analysis.models import EvaluationComparison
 from fp8scope_dashboard.diagnosis.evaluation import Scored
 from fp8scope_dashboard.diagnosis.findings import METHOD_VERSION
@@ -74,7 +74,7 @@ def _grown(run: Run) -> int:
 
 def baselines_of(run: Run) -> list[Run]:
     """The BF16 runs to compare with: that of the same seed first, then the newest."""
-    runs = [each for each in lineage.baseline_runs(run) if each.precision != "fp8"]
+    runs = [each for each in comparison_runs.baseline_runs(run) if each.precision != "fp8"]
     runs.sort(
         key=lambda each: (each.seed == run.seed and run.seed is not None, each.created_at), reverse=True
     )

@@ -9,7 +9,7 @@ from uuid import UUID
 from django.db.models import Q
 from django.utils import timezone
 
-from fp8scope_dashboard.analysis import lineage
+from fp8scope_dashboard.analysis import comparison_runs
 from fp8scope_dashboard.analysis.progress import ReportStage, progress
 from fp8scope_dashboard.diagnosis import (
     baseline_health,
@@ -164,7 +164,7 @@ def undiagnosed_runs() -> list[UUID]:
     In trouble: the verdict is worse, an alert is open, or the run failed. Others are diagnosed when somebody
     opens the page.
     """
-    projects = lineage.active_projects()
+    projects = comparison_runs.active_projects()
     runs = (
         Run.objects.select_related("comparison", "diagnosis")
         .filter(project__in=projects, precision="fp8")

@@ -55,6 +55,6 @@ def store_evaluation(run: Run, message: dedup.MessageId, scores: Scores) -> bool
         precision=scores.precision,
         margin=scores.margin,
     )
-    runs.note_life(run, writer)
+    runs.note_contact(run, writer)
     run_changed(run.id, run.project_id, "evaluation", scores.step)
     return True

@@ -146,6 +146,6 @@ def store_histograms(run: Run, message: dedup.MessageId, histograms: HistogramMe
         return False
     indices = catalogue[histograms.tensors].tolist()
     store.append(run.id, histograms.writer, histograms.seq, histograms.step, indices, histograms.body)
-    runs.note_life(run, writer)
+    runs.note_contact(run, writer)
     run_changed(run.id, run.project_id, "histogram", histograms.step)
     return True

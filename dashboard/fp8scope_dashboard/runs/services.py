@@ -214,7 +214,7 @@ def _lock_creation(key: UUID) -> None:
         cursor.execute("SELECT pg_advisory_xact_lock(%s, %s)", [CREATION, key.int & 0x7FFFFFFF])
 
 
-def note_life(run: Run, writer: Writer) -> None:
+def note_contact(run: Run, writer: Writer) -> None:
     """Record that a writer is alive. A silent run becomes running."""
     now = timezone.now()
     Writer.objects.filter(pk=writer.pk).update(seen_at=now)
@@ -248,7 +248,7 @@ def count_losses(run: Run, writer: Writer, *, dropped: int, errors: int | None =
 def heartbeat(run: Run, writer_uuid: UUID, *, dropped: int, errors: int) -> RunState:
     """Record a heartbeat of a writer. Returns the state of the run."""
     writer = writer_of(run, writer_uuid)
-    note_life(run, writer)
+    note_contact(run, writer)
     count_losses(run, writer, dropped=dropped, errors=errors)
     state = Run.objects.values_list("state", flat=True).get(pk=run.pk)
     if state != run.state:

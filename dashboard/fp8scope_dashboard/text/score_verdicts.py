@@ -44,7 +44,7 @@ def explain(facts: ScoreFacts) -> str:
         )
     sentences = [_difference(facts), _conclusion(facts), _inside(facts), _seeds(facts)]
     if result["needs"] is not None:
-        sentences.append(_needs(facts))
+        sentences.append(_required_sample(facts))
     return " ".join(sentence for sentence in sentences if sentence)
 
 
@@ -139,7 +139,7 @@ def odd_baselines(names: Sequence[str]) -> str:
     )
 
 
-def _needs(facts: ScoreFacts) -> str:
+def _required_sample(facts: ScoreFacts) -> str:
     needs = facts.result["needs"]
     ways = []
     if needs["items"] is not None and needs["items"] > facts.result["n"]:

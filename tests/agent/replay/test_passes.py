@@ -41,7 +41,7 @@ def test_a_finding_says_what_differs() -> None:
         finding = ReplayResult(
             step=37, recorded=replayed, replayed=replayed, repeatable=False, repeated=repeated
         )
-        assert finding.parted is None and finding.product is None
+        assert finding.diverges is None and finding.product is None
         return " ".join(finding.sentences())
 
     assert "loss 2.5, then 1.5" in said(2.5, 1.5)

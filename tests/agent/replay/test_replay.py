@@ -72,7 +72,7 @@ def test_the_first_step_in_which_they_part(
     assert result["step"] == 25 and result["search"] == {"first_step": 21, "last_step": 25}
     assert result["equal"] and result["repeatable"] and result["parted"]
     assert result["product"]["layer"] == layer
-    assert result["sentences"][0] == "FP8 and BF16 part first in step 25, of the steps from 21 on."
+    assert result["sentences"][0] == "FP8 and BF16 diverge first in step 25, of the steps from 21 on."
     assert json.loads((incident / "replay.json").read_text()) == result
     from_start = replay(capsys, incident, path, *options, own=("--from-start",))
     assert from_start["step"] == 25 and from_start["search"] == {"first_step": 1, "last_step": 25}
@@ -89,7 +89,7 @@ def test_no_step_in_which_they_part(tmp_path: Path, capsys: pytest.CaptureFixtur
     result = replay(capsys, incident, path, "--micro", "2")
     assert result["search"] == {"first_step": 21, "last_step": 37}
     assert result["step"] == 37 and result["equal"] and result["repeatable"] and result["parted"] is False
-    assert result["sentences"][0] == "FP8 and BF16 part in none of the steps 21 to 37."
+    assert result["sentences"][0] == "FP8 and BF16 diverge in none of the steps 21 to 37."
 
 
 def test_a_script_that_ends_before_the_search(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

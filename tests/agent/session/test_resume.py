@@ -95,11 +95,11 @@ def test_load_state_dict_after_the_server_was_told(server: WireServer, settings:
     first.finish()
     second = begin(settings)
     record(second, 1)
-    stray = second.id
+    unrelated = second.id
     second.load_state_dict(state)
     record(second, 1)
     assert second.finish().complete
-    assert server.runs[stray].steps == [1] and server.runs[stray].finish["state"] == "finished"
+    assert server.runs[unrelated].steps == [1] and server.runs[unrelated].finish["state"] == "finished"
     assert server.runs[first.id].steps == [1, 2, 3]
 
 

@@ -160,7 +160,7 @@ def test_noise_that_grows_with_the_length_is_taken_to_go_on_growing() -> None:
     assert found is not None and found.white is None and found.whole is not None
     # From 8 points, the longest that are known well, to 256: 5 doublings.
     assert found.whole.variance == pytest.approx(8e-6 * 2.0**5)
-    # Few longer blocks that stray little do not show that the noise falls.
+    # Few longer blocks that vary little do not show that the noise falls.
     quiet = [*walk[:4], noise.Scale(16, 1e-7, 4.0)]
     assert noise.model(quiet, lambda length: 0.0, 2, 256).white is None  # type: ignore[union-attr]
     # It fell once: longer noise is bounded by what longer blocks show.
@@ -232,10 +232,10 @@ def test_a_run_that_strays_and_comes_back_is_healthy(seeds: int) -> None:
     """A small spike that takes a tenth of the run to fade, as in one of seven runs of a 15B model."""
     chance, points = np.random.default_rng(17), 2500
     steps = np.arange(points)
-    strays = 0.0056 * np.exp(-np.clip(steps - 1700, 0, None) / 250.0) * (steps >= 1660)
+    offset = 0.0056 * np.exp(-np.clip(steps - 1700, 0, None) / 250.0) * (steps >= 1660)
     for _ in range(5):
         arms = 5.0 * (steps + 50.0) ** -0.1 * (1.0 + 0.0002 * chance.normal(size=(seeds + 1, points)))
-        arms[0] *= 1.0 + strays
+        arms[0] *= 1.0 + offset
         assert run(arms[0], arms[1:])[1] == []
 
 
@@ -400,7 +400,7 @@ def test_short_runs_of_one_configuration_raise_no_alarm() -> None:
 
 
 def test_seeds_that_agree_do_not_narrow_the_tolerance() -> None:
-    """One run strays by .5 % for a while, and its seeds do not."""
+    """One run varies by .5 % for a while, and its seeds do not."""
     chance = np.random.default_rng(17)
     for seeds in (1, 3, 5):
         arms = 2.5 * (1.0 + 0.0005 * chance.normal(size=(seeds + 1, 2000)))

@@ -30,7 +30,7 @@ GRADIENT = np.arange(TENSORS) % 3 == 2
 def tensors(
     level: Floats | float = 1.0, *, history: int = 16, spread: float = 0.15, phi: float = 0.9
 ) -> Statistics:
-    """Normal elements of a standard deviation that strays about `level`, and the scales of their amaxes.
+    """Normal elements of a standard deviation that varies about `level`, and the scales of their amaxes.
 
     `history` is that of a delayed scale; 0 is the scale of the current amax.
     """

@@ -112,7 +112,7 @@ def test_any_sequence_of_changes(project: Project, moves: list[tuple[str, bool]]
 )
 def test_refuses_a_silence_that_is_over_or_too_long(project: Project, ada: User, ahead: timedelta) -> None:
     event = make_event(project)
-    with pytest.raises(lifecycle.LifeError, match="30 days"):
+    with pytest.raises(lifecycle.LifecycleError, match="30 days"):
         lifecycle.mute(event, ada, timezone.now() + ahead)
     assert kinds(event) == []
 
@@ -141,14 +141,14 @@ def test_refuses_to_reopen_beside_a_newer_alert(project: Project, ada: User) -> 
     old = make_event(project)
     lifecycle.resolve(old, ada)
     make_event(project, run=old.run, onset_step=50)
-    with pytest.raises(lifecycle.LifeError, match="newer"):
+    with pytest.raises(lifecycle.LifecycleError, match="newer"):
         lifecycle.reopen(old, ada)
 
 
 @pytest.mark.parametrize("text", ["", "   ", "x" * 2001, "a\0b"])
 def test_refuses_an_empty_or_long_comment(project: Project, ada: User, text: str) -> None:
     event = make_event(project)
-    with pytest.raises(lifecycle.LifeError):
+    with pytest.raises(lifecycle.LifecycleError):
         lifecycle.comment(event, ada, text)
     assert kinds(event) == []
 

@@ -276,9 +276,9 @@ def compared(
 
 def test_ranks_that_agreed_and_then_differ_are_found() -> None:
     scale = delayed(amaxes(200))
-    parted = scale.copy()
-    parted[100:150, 4] *= 1.5
-    opened, closed = compared({0: scale, 1: parted}, cuts=tuple(range(1, 200)))
+    doubled = scale.copy()
+    doubled[100:150, 4] *= 1.5
+    opened, closed = compared({0: scale, 1: doubled}, cuts=tuple(range(1, 200)))
     assert (opened.onset_step, opened.step, closed.opened) == (1_000, 1_020, False)
     assert opened.evidence["tensors"][0]["name"] == NAMES[4]
     assert "differ by a factor of 1.5" in opened.message
@@ -299,11 +299,11 @@ def test_a_rank_that_sends_nothing_is_not_compared() -> None:
 def test_ranks_of_a_run_are_compared_as_they_arrive() -> None:
     run = make_run(create_project("default", "Default"))
     steps, scale = np.arange(1, 601), delayed(amaxes(600, n=2))
-    parted = scale.copy()
-    parted[400:, 1] *= 2.0
+    doubled = scale.copy()
+    doubled[400:, 1] *= 2.0
     recorders = [Recorder(run=run, rank=rank, tensors=NAMES[:2]) for rank in range(2)]
     for first in range(0, 600, 60):
-        for recorder, scales in zip(recorders, (scale, parted), strict=True):
+        for recorder, scales in zip(recorders, (scale, doubled), strict=True):
             part = slice(first, first + 60)
             amax = 448.0 / scales[part]
             recorder.rows(steps[part], {"loss": np.full(60, 2.0)}, {"scale": scales[part], "amax": amax})

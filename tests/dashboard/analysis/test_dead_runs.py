@@ -9,11 +9,11 @@ import pytest
 from dashboard.helpers.recording import Recorder, make_run
 
 from fp8scope_dashboard.accounts.models import Project
-from fp8scope_dashboard.analysis import lineage
-from fp8scope_dashboard.analysis.judging import judged_now, standing_now
+from fp8scope_dashboard.analysis import comparison_runs
 from fp8scope_dashboard.analysis.loss_comparisons import compare
 from fp8scope_dashboard.analysis.models import Comparison, EvaluationComparison
 from fp8scope_dashboard.analysis.services import refresh
+from fp8scope_dashboard.analysis.verdict_coverage import judged_now, standing_now
 from fp8scope_dashboard.runs.models import Run, Writer
 from fp8scope_dashboard.runs.services import register
 
@@ -108,11 +108,11 @@ def test_a_running_run_is_pending_until_it_finishes(project: Project) -> None:
     recorder = record(run, PLANNED, running)
     loss, score = judged(run)
     assert (loss.verdict, score.verdict) == ("pending", "pending")
-    assert lineage.uncompared_runs() == []
+    assert comparison_runs.uncompared_runs() == []
     recorder.finish()
     # The page shows it at once; the sweeper compares the run again if the notification was lost.
     assert judged_now(recorder.run, Comparison.objects.get(run=run)).verdict == "equivalent"
-    assert lineage.uncompared_runs() == [run.id]
+    assert comparison_runs.uncompared_runs() == [run.id]
     assert judged(run)[0].verdict == "equivalent"
 
 
@@ -223,6 +223,6 @@ def test_comparisons_of_an_earlier_version_are_computed_again(project: Project) 
     record(run, PLANNED)
     refresh(run.id)
     Run.objects.update(heartbeat_at="2020-01-01T00:00:00Z")
-    assert lineage.uncompared_runs() == []
+    assert comparison_runs.uncompared_runs() == []
     Comparison.objects.update(inputs="1800 rows, 3 scores, 0.0025, 0.05", result={"verdict": "equivalent"})
-    assert lineage.uncompared_runs() == [run.id]
+    assert comparison_runs.uncompared_runs() == [run.id]

@@ -11,7 +11,7 @@ from dashboard.helpers.recording import Recorder, make_run
 from dashboard.helpers.seed_groups import a_group_with_a_bad_seed
 
 from fp8scope_dashboard.accounts.models import Project
-from fp8scope_dashboard.analysis import lineage, reading, services
+from fp8scope_dashboard.analysis import comparison_runs, reading, services
 from fp8scope_dashboard.analysis.loss_comparisons import compare
 from fp8scope_dashboard.analysis.models import Comparison, EvaluationComparison
 from fp8scope_dashboard.analysis.reading import read_arms
@@ -149,11 +149,11 @@ def test_new_rows_of_a_baseline_update_its_dependents(arms: tuple[Run, list[Reco
 
 def test_the_sweeper_finds_uncompared_runs(arms: tuple[Run, list[Recorder]]) -> None:
     run, baselines = arms
-    assert lineage.uncompared_runs() == [run.id]
+    assert comparison_runs.uncompared_runs() == [run.id]
     refresh(run.id)
-    assert lineage.uncompared_runs() == []
+    assert comparison_runs.uncompared_runs() == []
     baselines[0].evaluation(200, [1.0, 0.0])
-    assert lineage.uncompared_runs() == [run.id]
+    assert comparison_runs.uncompared_runs() == [run.id]
 
 
 def test_an_expensive_comparison_of_a_running_run_is_postponed(arms: tuple[Run, list[Recorder]]) -> None:
@@ -164,10 +164,10 @@ def test_an_expensive_comparison_of_a_running_run_is_postponed(arms: tuple[Run, 
     before = Comparison.objects.get().computed_at
     baselines[0].rows([201], {"loss": [2.0], "tokens": [201 * 64.0]})
     refresh(run.id)
-    assert Comparison.objects.get().computed_at == before and lineage.uncompared_runs() == [run.id]
+    assert Comparison.objects.get().computed_at == before and comparison_runs.uncompared_runs() == [run.id]
     Comparison.objects.update(computed_at=before - timedelta(seconds=10.0 / services.TIME_SHARE))
     refresh(run.id)
-    assert lineage.uncompared_runs() == []
+    assert comparison_runs.uncompared_runs() == []
 
 
 def test_a_finished_run_is_compared_at_once(arms: tuple[Run, list[Recorder]]) -> None:
@@ -177,7 +177,7 @@ def test_a_finished_run_is_compared_at_once(arms: tuple[Run, list[Recorder]]) ->
     baselines[0].rows([201], {"loss": [2.0], "tokens": [201 * 64.0]})
     Run.objects.filter(pk=run.pk).update(state="finished")
     refresh(run.id)
-    assert lineage.uncompared_runs() == []
+    assert comparison_runs.uncompared_runs() == []
 
 
 def test_without_a_baseline_there_is_no_comparison(project: Project) -> None:
@@ -333,7 +333,7 @@ def test_comparisons_of_an_earlier_version_are_swept(arms: tuple[Run, list[Recor
     refresh(run.id)
     comparison = Comparison.objects.get(run=run)
     Comparison.objects.update(inputs=f"v4{comparison.inputs[2:]}", own_difference=None)
-    assert lineage.uncompared_runs() == [run.id]
+    assert comparison_runs.uncompared_runs() == [run.id]
     refresh(run.id)
     assert Comparison.objects.get(run=run).own_difference is not None
 

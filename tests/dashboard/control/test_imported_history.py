@@ -22,7 +22,7 @@ from fp8scope.cli.export import download
 from fp8scope.cli.import_run import Upload
 from fp8scope.cli.server import TransferError
 from fp8scope_dashboard.accounts.models import Membership, Project, User
-from fp8scope_dashboard.alerts.detection.evaluation import evaluate
+from fp8scope_dashboard.alerts.detection.run_detection import evaluate
 from fp8scope_dashboard.alerts.lifecycle import acknowledge, resolve
 from fp8scope_dashboard.alerts.models import Channel, Delivery, Event, HistoryEntry, Rule
 from fp8scope_dashboard.alerts.services import create_default_rules, unread_runs

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.alerts.detectors import ConditionChange, State, above_baseline, restarted
-from fp8scope_dashboard.analysis import lineage
+from fp8scope_dashboard.analysis import comparison_runs
 from fp8scope_dashboard.analysis.losses.onsets.process import FIRST_POINTS
 from fp8scope_dashboard.analysis.losses.onsets.short_runs import LIMIT
 from fp8scope_dashboard.runs.models import Run, RunState
@@ -55,7 +55,7 @@ def follow(run: Run, state: State, parameters: Mapping[str, float]) -> BaselineP
     point is judged twice. `note` in the state says, for people, what prevents the comparison; it is empty if
     nothing does.
     """
-    seeds = lineage.baseline_runs(run)
+    seeds = comparison_runs.baseline_runs(run)
     if not seeds or run.last_step is None:
         return BaselineProgress(state, [])
     axis = state.get("axis") or _axis([run, *seeds])

@@ -20,7 +20,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from fp8scope_dashboard.alerts.delivery import outbox
-from fp8scope_dashboard.alerts.detection import evaluation
+from fp8scope_dashboard.alerts.detection import run_detection
 from fp8scope_dashboard.notifications import (
     URGENT_RUNS,
     WAITING_RUNS,
@@ -119,7 +119,7 @@ def evaluate_all(run_ids: Sequence[UUID]) -> list[UUID]:
     if not run_ids:
         return []
     try:
-        evaluated = evaluation.evaluate_together(run_ids)
+        evaluated = run_detection.evaluate_together(run_ids)
         return [*evaluated.more, *evaluated.busy]
     except (OperationalError, InterfaceError):
         raise

@@ -1,4 +1,4 @@
-"""The past levels of a loss, in bounded memory, and how far its level strays by itself.
+"""The past levels of a loss, in bounded memory, and how far its level varies by itself.
 
 A level is the median of FINE successive points, so that single outliers do not count. Levels wait until DELAY
 later ones have come: a rise that is being judged must not raise its own limit. Then they enter two rings: the
@@ -158,7 +158,7 @@ def deviation(levels: Sequence[float]) -> float:
 def _spread(residuals: Sequence[float]) -> float:
     """Standard deviation of serially correlated residuals.
 
-    Few correlated levels stray less about their own trend than about the true one. The variance is corrected
+    Few correlated levels vary less about their own trend than about the true one. The variance is corrected
     for that with the number of independent levels n (1 - a) / (1 + a), where a is the correlation of
     successive residuals, with Kendall's (1954) correction of its bias.
     """

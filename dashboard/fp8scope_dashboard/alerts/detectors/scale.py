@@ -32,7 +32,7 @@ FOLLOWS_WITHIN = 16
 # Intervals between observations after which a tensor has been absent.
 ABSENT = np.float32(4.0)
 # Powers of two that the amax of a tensor with a scale per block or row must move further: the known scale is
-# that of the median block, rounded, while the amax is that of the largest and strays more.
+# that of the median block, rounded, while the amax is that of the largest and varies more.
 BLOCK_OCTAVES = 4.0
 
 

@@ -18,9 +18,9 @@ from fp8scope_dashboard.analysis.losses.arms import (
     two_one_sided_tests,
 )
 from fp8scope_dashboard.analysis.losses.harm import Harm
-from fp8scope_dashboard.analysis.losses.needs import seeds_needed, steps_needed
 from fp8scope_dashboard.analysis.losses.onsets import wandering
 from fp8scope_dashboard.analysis.losses.result import LossComparison
+from fp8scope_dashboard.analysis.losses.sample_size import seeds_needed, steps_needed
 from fp8scope_dashboard.analysis.losses.schedules import final_of
 from fp8scope_dashboard.analysis.losses.seeds import Prior, Spread, cautious_spread, spread_of
 from fp8scope_dashboard.analysis.losses.selection import Selection
@@ -279,7 +279,7 @@ def _mean_error(errors: Sequence[float]) -> float:
     return math.hypot(*errors) / len(errors)
 
 
-def with_needs(judged: LossComparison, measured: VerdictInputs, alpha: float) -> LossComparison:
+def with_sample_size(judged: LossComparison, measured: VerdictInputs, alpha: float) -> LossComparison:
     """The comparison with what would decide it, if it is undecided."""
     if judged.verdict != "cannot_tell" or judged.delta is None or judged.interval is None:
         return replace(judged, moving=None)

@@ -17,12 +17,12 @@ from fp8scope_dashboard.analysis.losses.conclusions import (
     of_arms,
     of_finals,
     of_pair,
-    with_needs,
+    with_sample_size,
 )
 from fp8scope_dashboard.analysis.losses.harm import Harm, harm_of
-from fp8scope_dashboard.analysis.losses.needs import movement
 from fp8scope_dashboard.analysis.losses.noise import bootstrap_interval, hac_interval
 from fp8scope_dashboard.analysis.losses.result import Basis, LossComparison, Onset
+from fp8scope_dashboard.analysis.losses.sample_size import movement
 from fp8scope_dashboard.analysis.losses.seeds import PUBLIC, PUBLIC_NATS, Prior, Spread, odd_seeds, spread_of
 from fp8scope_dashboard.analysis.losses.selection import Selection, select
 from fp8scope_dashboard.analysis.losses.sequence import COMMON_POINTS, Looks, last_point, sequence, windows
@@ -145,7 +145,7 @@ def _judged(
         judged = of_pair(common, measured, alpha)
     if chosen.uncertain:
         judged = replace(judged, verdict="cannot_tell", judged_margin=None)
-    return with_needs(judged, measured, alpha)
+    return with_sample_size(judged, measured, alpha)
 
 
 def _became_worse(

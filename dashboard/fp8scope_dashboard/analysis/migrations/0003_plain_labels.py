@@ -13,7 +13,7 @@ class Migration(migrations.Migration):
             model_name="comparison",
             name="inputs",
             field=models.CharField(
-                default="", help_text="Summary of the inputs; see lineage.", max_length=128
+                default="", help_text="Summary of the inputs; see comparison_runs.", max_length=128
             ),
         ),
         migrations.AlterField(

@@ -56,7 +56,7 @@ def half_width(share: float, n: int, alpha: float = 0.05) -> float:
 
 
 @dataclass(frozen=True)
-class Needs:
+class RequiredSample:
     """What would show a difference of a margin: so many items, or so many seeds in each arm.
 
     `items` is None if no number of items is enough, because seeds alone differ too much.
@@ -66,9 +66,9 @@ class Needs:
     seeds: int | None
 
 
-def needs_for(
+def required_sample(
     margin: float, *, variance: float, units: int, further: float, runs: int, critical: float
-) -> Needs:
+) -> RequiredSample:
     """Items, or seeds in each arm, with which a difference of the margin would be found with POWER.
 
     Args:
@@ -78,14 +78,14 @@ def needs_for(
         critical: quantile of the test.
     """
     if not margin > 0.0:
-        return Needs(None, None)
+        return RequiredSample(None, None)
     allowed = (margin / (critical + float(scipy.stats.norm.ppf(POWER)))) ** 2
     rest = allowed - further
     items = math.ceil(units * variance / rest) if rest > 0.0 else None
     if items is not None and items > MOST_ITEMS:
         items = None
     seeds = math.ceil(runs * (variance + further) / allowed) if allowed > 0.0 else None
-    return Needs(None if items is None else max(items, 2), seeds)
+    return RequiredSample(None if items is None else max(items, 2), seeds)
 
 
 def signal_to_noise(score: float, seed_spread: float | None) -> float | None:

@@ -167,7 +167,7 @@ def _decided(each: TaskEvidence, levels: _Levels) -> ScoreComparison:
     if interval.low > 0.0 or interval.high < 0.0:
         is_better = (interval.low > 0.0) == each.task.higher_is_better
         return replace(result, verdict="better" if is_better else "worse")
-    needs = quality.needs_for(
+    needs = quality.required_sample(
         margin,
         variance=difference.error**2 - difference.further,
         units=difference.units,

@@ -10,15 +10,15 @@ from typing import Any, Final
 import numpy as np
 
 from fp8scope_dashboard.diagnosis.findings import EvidenceLink, Finding
-from fp8scope_dashboard.diagnosis.scaling.following import (
+from fp8scope_dashboard.diagnosis.scaling.loss_scale import CommonFactor, amax_ratios, common_factor
+from fp8scope_dashboard.diagnosis.scaling.range_use import LARGE_ERROR, Leaving, flushing, saturating
+from fp8scope_dashboard.diagnosis.scaling.scale_faults import (
     LEAST_ROWS,
     SEVERAL,
     FaultKind,
     ScaleFault,
     scale_fault,
 )
-from fp8scope_dashboard.diagnosis.scaling.loss_scale import CommonFactor, amax_ratios, common_factor
-from fp8scope_dashboard.diagnosis.scaling.range_use import LARGE_ERROR, Leaving, flushing, saturating
 from fp8scope_dashboard.diagnosis.tensors import Scaling, TensorSeries, scaling_of
 from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.text.numbers import as_factor, count
@@ -134,7 +134,7 @@ def _of_scales(
     module = _only_module(list(counted), rows)
     if kind == "offset":
         return _offset(chosen, rows, scalings, module)
-    return _not_following(kind, chosen, rows, module)
+    return _not_matching(kind, chosen, rows, module)
 
 
 def _of_static_gradients(
@@ -175,7 +175,7 @@ def _reset(step: int, positions: Sequence[int], rows: TensorSeries) -> Finding:
     )
 
 
-def _not_following(
+def _not_matching(
     kind: FaultKind, faults: Mapping[int, ScaleFault], rows: TensorSeries, module: str
 ) -> Finding:
     order = sorted(faults, key=lambda p: (faults[p].first, -abs(faults[p].bits)))

@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.time_zones import zone_names
-from fp8scope_dashboard.alerts.lifecycle import LifeError
+from fp8scope_dashboard.alerts.lifecycle import LifecycleError
 
 HOURS: Final = {"1": "1 hour", "2": "2 hours", "4": "4 hours", "24": "1 day", "168": "1 week"}
 TOMORROW: Final = "tomorrow"
@@ -34,7 +34,7 @@ def muted_until(form: Mapping[str, str], now: datetime) -> tuple[datetime, str]:
     `time` is that of a field for a local time, `zone` the time zone of the browser.
 
     Raises:
-        LifeError: the form chooses no time; the message says what to do.
+        LifecycleError: the form chooses no time; the message says what to do.
     """
     choice, zone = form.get("until", ""), _zone(form.get("zone", ""))
     if choice in HOURS:
@@ -43,11 +43,11 @@ def muted_until(form: Mapping[str, str], now: datetime) -> tuple[datetime, str]:
         morning = now.astimezone(zone) + timedelta(days=1)
         return morning.replace(hour=MORNING_HOUR, minute=0, second=0, microsecond=0), CHOICES[TOMORROW]
     if choice != OWN:
-        raise LifeError("Choose how long to mute the alert.")
+        raise LifecycleError("Choose how long to mute the alert.")
     try:
         chosen = datetime.fromisoformat(form.get("time", ""))
     except ValueError:
-        raise LifeError("Enter the time until which the alert is muted.") from None
+        raise LifecycleError("Enter the time until which the alert is muted.") from None
     until = chosen if chosen.tzinfo else chosen.replace(tzinfo=zone)
     return until, f"until {until:%Y-%m-%d %H:%M}"
 

@@ -32,7 +32,7 @@ from fp8scope_dashboard.alerts.models import (
     TrialState,
 )
 from fp8scope_dashboard.alerts.tasks import try_rule
-from fp8scope_dashboard.analysis import lineage
+from fp8scope_dashboard.analysis import comparison_runs
 from fp8scope_dashboard.audit.log import actor_of
 from fp8scope_dashboard.pages.access import POST, in_project, page, person
 from fp8scope_dashboard.pages.address_values import uuids_in
@@ -255,7 +255,7 @@ def _save_address(project: Project, stored: Rule | None) -> str:
 def _runs(project: Project, chosen: str) -> list[Run]:
     """The latest runs, and the chosen one, however old it is."""
     runs = list(Run.objects.filter(project=project).order_by("-created_at")[:RUNS_OFFERED])
-    run_id = lineage.as_run_id(chosen)
+    run_id = comparison_runs.as_run_id(chosen)
     if run_id is not None and run_id not in {run.pk for run in runs}:
         runs += Run.objects.filter(project=project, pk=run_id)
     return runs

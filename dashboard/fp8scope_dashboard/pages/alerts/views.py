@@ -159,7 +159,7 @@ def acknowledge_many(request: HttpRequest, project: Project) -> HttpResponse:
         chosen = events_of(project).filter(pk__in=ids)
     try:
         count = lifecycle.acknowledge_all(chosen, person(request))
-    except lifecycle.LifeError as error:
+    except lifecycle.LifecycleError as error:
         messages.error(request, str(error))
     else:
         if not count:
@@ -196,7 +196,7 @@ def change(request: HttpRequest, project: Project, event_id: int, action: str) -
     event, user = _event(project, event_id), person(request)
     try:
         done = _changed(event, user, action, request.POST)
-    except lifecycle.LifeError as error:
+    except lifecycle.LifecycleError as error:
         messages.error(request, str(error))
     else:
         if done:

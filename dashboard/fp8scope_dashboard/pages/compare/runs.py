@@ -10,7 +10,7 @@ from django.db.models import Q, QuerySet
 from django.http import QueryDict
 
 from fp8scope_dashboard.accounts.models import Project
-from fp8scope_dashboard.analysis import lineage
+from fp8scope_dashboard.analysis import comparison_runs
 from fp8scope_dashboard.analysis.models import Comparison
 from fp8scope_dashboard.pages.address_values import uuids_in
 from fp8scope_dashboard.runs.models import Run
@@ -80,7 +80,7 @@ def suggested_runs(project: Project) -> ComparedRuns:
         .first()
     )
     if newest is not None:
-        runs = runs.filter(lineage.arm_named([newest.baseline]) | Q(baseline=newest.baseline))
+        runs = runs.filter(comparison_runs.arm_named([newest.baseline]) | Q(baseline=newest.baseline))
     listed = _newest(runs, MOST_SUGGESTED)
     return ComparedRuns(listed, len(listed), is_suggestion=True)
 

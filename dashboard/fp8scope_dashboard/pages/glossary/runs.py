@@ -113,7 +113,7 @@ RUN_TERMS: Final[Mapping[str, Term]] = {
         "The last steps in full, kept on the training machine when a critical alert arrives or the run "
         "fails: statistics of all tensors, batches by hash, random state, and snapshots if the script allows "
         "them.",
-        "A replay trains one of these steps again and names the product in which FP8 and BF16 part.",
+        "A replay trains one of these steps again and names the product in which FP8 and BF16 diverge.",
     ),
     "bisection": Term(
         "Bisection",

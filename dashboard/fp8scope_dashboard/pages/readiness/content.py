@@ -26,7 +26,7 @@ from fp8scope_dashboard.diagnosis.healthy_stretch import tensors_to_judge
 from fp8scope_dashboard.pages.badges import Badge
 from fp8scope_dashboard.pages.charts.exponents import Exponents
 from fp8scope_dashboard.pages.formatting import percent
-from fp8scope_dashboard.pages.tensors.picture import typical_scale
+from fp8scope_dashboard.pages.tensors.exponent_picture import typical_scale
 
 SEARCH_LENGTH = 200
 LARGEST_STEP = 2**62

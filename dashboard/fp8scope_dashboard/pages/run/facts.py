@@ -8,10 +8,10 @@ from typing import Any
 from django.db.models import Count
 
 from fp8scope_dashboard.alerts.models import Event, RuleKind
-from fp8scope_dashboard.analysis import lineage
-from fp8scope_dashboard.analysis.judging import standing_now
+from fp8scope_dashboard.analysis import comparison_runs
 from fp8scope_dashboard.analysis.models import EvaluationComparison
 from fp8scope_dashboard.analysis.score_comparisons import summary_of
+from fp8scope_dashboard.analysis.verdict_coverage import standing_now
 from fp8scope_dashboard.pages.charts.arms import precision_label
 from fp8scope_dashboard.pages.formatting import difference
 from fp8scope_dashboard.pages.run.summary import ShownVerdict, summarise
@@ -97,7 +97,7 @@ def own_version() -> str:
 
 
 def _baseline(run: Run) -> str:
-    baselines = lineage.baseline_runs(run)
+    baselines = comparison_runs.baseline_runs(run)
     if not baselines:
         return ""
     precisions = sorted({precision_label(each.precision) for each in baselines})

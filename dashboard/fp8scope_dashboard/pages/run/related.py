@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from django.db.models import Max
 
-from fp8scope_dashboard.analysis import lineage
-from fp8scope_dashboard.analysis.choices import current_choice
+from fp8scope_dashboard.analysis import comparison_runs
+from fp8scope_dashboard.analysis.baseline_choice import current_choice
 from fp8scope_dashboard.analysis.suggestions import (
     SuggestedGroup,
     Suggestion,
@@ -54,14 +54,14 @@ def related_runs_of(run: Run) -> RelatedRuns:
     choice = current_choice(run, Choice.Field.BASELINE)
     differs = choice is not None and run.agent_baseline != run.baseline
     return RelatedRuns(
-        baseline=lineage.baseline_label(run),
+        baseline=comparison_runs.baseline_label(run),
         choice=choice,
         overruled=run.agent_baseline if differs else "",
         suggestion=suggested_baseline(run) if choice is None else None,
         group_choice=current_choice(run, Choice.Field.GROUP),
         suggested_group=suggested_group(run),
         links=links_of(run),
-        seeds=lineage.siblings(run)[-MOST_SEEDS:],
+        seeds=comparison_runs.siblings(run)[-MOST_SEEDS:],
     )
 
 
@@ -69,9 +69,9 @@ def links_of(run: Run) -> list[RelatedLink]:
     """The run that a run comes from, and those that come from it."""
     links = []
     if run.parent:
-        parent = lineage.parent_of(run)
+        parent = comparison_runs.parent_of(run)
         links.append(RelatedLink(FROM.get(Relation(run.relation or "resumed"), ""), parent, run.parent))
-    for child in lineage.children_of(run):
+    for child in comparison_runs.children_of(run):
         links.append(RelatedLink(TO.get(Relation(child.relation or "resumed"), ""), child))
     return links
 

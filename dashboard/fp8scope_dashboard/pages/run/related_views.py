@@ -11,7 +11,7 @@ from django.shortcuts import redirect
 from django.urls import reverse
 
 from fp8scope_dashboard.accounts.models import Project, Role
-from fp8scope_dashboard.analysis import choices, lineage
+from fp8scope_dashboard.analysis import baseline_choice, comparison_runs
 from fp8scope_dashboard.analysis.suggestions import suggested_group
 from fp8scope_dashboard.pages.access import POST, in_project, page, person, run_of
 from fp8scope_dashboard.pages.run.related import offered_groups, offered_runs, related_runs_of
@@ -42,14 +42,16 @@ def baseline_new(request: HttpRequest, project: Project, run_id: UUID) -> HttpRe
     run = run_of(project, run_id)
     value = request.POST.get("baseline", "")
     try:
-        changed = choices.choose_baseline(
+        changed = baseline_choice.choose_baseline(
             run, value, user=person(request), suggested=request.POST.get("suggested") == "1"
         )
-    except choices.ChoiceError as error:
+    except baseline_choice.ChoiceError as error:
         messages.error(request, str(error))
     else:
         run.baseline = value
-        compared = f"compared with “{lineage.baseline_label(run)}”" if value else "compared with no baseline"
+        compared = (
+            f"compared with “{comparison_runs.baseline_label(run)}”" if value else "compared with no baseline"
+        )
         messages.success(request, f"{_count(changed)} {compared} from now on.")
     return _back(run)
 
@@ -64,8 +66,8 @@ def group_new(request: HttpRequest, project: Project, run_id: UUID) -> HttpRespo
         return _back(run)
     runs = list(Run.objects.filter(project=project, pk__in=suggested.ids, group=""))
     try:
-        changed = choices.choose_group(runs, suggested.name, user=person(request))
-    except choices.ChoiceError as error:
+        changed = baseline_choice.choose_group(runs, suggested.name, user=person(request))
+    except baseline_choice.ChoiceError as error:
         messages.error(request, str(error))
     else:
         messages.success(request, f"{_count(changed)} in the group “{suggested.name}” from now on.")
@@ -77,8 +79,8 @@ def choice_undo(request: HttpRequest, project: Project, run_id: UUID, field: str
     """Undo the latest choice of a run's baseline or group."""
     run = run_of(project, run_id)
     try:
-        changed = choices.undo(run, Choice.Field(field), user=person(request))
-    except choices.ChoiceError as error:
+        changed = baseline_choice.undo(run, Choice.Field(field), user=person(request))
+    except baseline_choice.ChoiceError as error:
         messages.error(request, str(error))
     else:
         messages.success(request, f"Undone for {len(changed)} run{'s'[: len(changed) != 1]}.")

@@ -10,10 +10,10 @@ from django.utils import timezone
 
 from fp8scope_dashboard.alerts.models import Event, EventState, Severity
 from fp8scope_dashboard.alerts.services import unjudged
-from fp8scope_dashboard.analysis import lineage
+from fp8scope_dashboard.analysis import comparison_runs
 from fp8scope_dashboard.analysis.coverage import in_full, in_short, is_dead
-from fp8scope_dashboard.analysis.judging import judged_now, standing_now
 from fp8scope_dashboard.analysis.models import EvaluationComparison
+from fp8scope_dashboard.analysis.verdict_coverage import judged_now, standing_now
 from fp8scope_dashboard.pages.badges import Badge, loss_badge
 from fp8scope_dashboard.pages.formatting import NOTHING, difference
 from fp8scope_dashboard.pages.settled import kept_or_read
@@ -268,9 +268,8 @@ def _missing_verdict_reason(run: Run, is_baseline: bool) -> str:
     if is_baseline:
         return "Other runs are compared with this group."
     if run.baseline:
-        return (
-            f"The comparison with “{lineage.baseline_label(run)}” starts once both sides have logged a loss."
-        )
+        label = comparison_runs.baseline_label(run)
+        return f"The comparison with “{label}” starts once both sides have logged a loss."
     if run.precision == "bf16":
         if run.group:
             return f"To compare an FP8 run with this group, set its baseline=“{run.group}”."

@@ -11,7 +11,7 @@ from django.urls import reverse
 from django.utils.safestring import SafeString, mark_safe
 
 from fp8scope_dashboard.accounts.models import User
-from fp8scope_dashboard.analysis import lineage
+from fp8scope_dashboard.analysis import comparison_runs
 from fp8scope_dashboard.control.models import Report, ReportKind
 from fp8scope_dashboard.pages.charts.series import step_of
 from fp8scope_dashboard.pages.configuration_differences import Differences, differences, flat, lasting
@@ -156,7 +156,7 @@ def _ranks(run: Run, query: QueryDict, user: User) -> dict[str, Any]:
 
 def compared_run(run: Run) -> Run | None:
     """The baseline run whose configuration is shown beside the run's: of the same seed, else the newest."""
-    baselines = lineage.baseline_runs(run)
+    baselines = comparison_runs.baseline_runs(run)
     same = [each for each in baselines if each.seed is not None and each.seed == run.seed]
     chosen = same or baselines
     return chosen[-1] if chosen else None

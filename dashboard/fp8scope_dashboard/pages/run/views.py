@@ -11,8 +11,8 @@ from django.http.response import HttpResponseBase
 from django.shortcuts import redirect
 
 from fp8scope_dashboard.accounts.models import Project
-from fp8scope_dashboard.analysis import lineage
-from fp8scope_dashboard.analysis.judging import standing_now
+from fp8scope_dashboard.analysis import comparison_runs
+from fp8scope_dashboard.analysis.verdict_coverage import standing_now
 from fp8scope_dashboard.pages.access import FRAMED, in_project, page, person, run_of
 from fp8scope_dashboard.pages.badges import state_badge
 from fp8scope_dashboard.pages.charts.arms import Arms
@@ -87,7 +87,7 @@ def _tab_context(request: HttpRequest, shown: Run, name: str) -> dict[str, Any]:
 
 def head_context(shown: Run) -> dict[str, Any]:
     """What the title of a run's pages needs."""
-    baselines = lineage.baseline_runs(shown)
+    baselines = comparison_runs.baseline_runs(shown)
     return {
         **FILES,
         "run": shown,

@@ -12,7 +12,7 @@ from django.utils.safestring import SafeString
 
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.alerts.models import Event, EventState
-from fp8scope_dashboard.analysis.judging import standing_now
+from fp8scope_dashboard.analysis.verdict_coverage import standing_now
 from fp8scope_dashboard.pages.badges import state_badge
 from fp8scope_dashboard.pages.formatting import aligned, aligned_differences
 from fp8scope_dashboard.pages.run.summary import ShownVerdict, verdict_of

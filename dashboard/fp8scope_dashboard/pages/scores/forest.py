@@ -18,9 +18,9 @@ from django.db.models.functions import Cast, RowNumber
 
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.analysis.coverage import in_short
-from fp8scope_dashboard.analysis.judging import judged_now
 from fp8scope_dashboard.analysis.models import EvaluationComparison
 from fp8scope_dashboard.analysis.scores.precision import NAMES
+from fp8scope_dashboard.analysis.verdict_coverage import judged_now
 from fp8scope_dashboard.evaluations.models import Evaluation
 from fp8scope_dashboard.pages.badges import Badge, score_badge
 from fp8scope_dashboard.pages.charts.arms import Arms

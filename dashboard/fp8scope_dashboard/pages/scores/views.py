@@ -12,13 +12,13 @@ from uuid import UUID
 from django.http import HttpRequest, HttpResponse, QueryDict
 
 from fp8scope_dashboard.accounts.models import Project
-from fp8scope_dashboard.analysis import lineage
+from fp8scope_dashboard.analysis import comparison_runs
 from fp8scope_dashboard.analysis.coverage import in_short
-from fp8scope_dashboard.analysis.judging import judged_now
 from fp8scope_dashboard.analysis.models import EvaluationComparison
 from fp8scope_dashboard.analysis.score_comparisons import score_of, summary_of
 from fp8scope_dashboard.analysis.scores import quality
 from fp8scope_dashboard.analysis.scores.agreement import Agreement, agreement
+from fp8scope_dashboard.analysis.verdict_coverage import judged_now
 from fp8scope_dashboard.evaluations.models import Evaluation
 from fp8scope_dashboard.pages.access import in_project, page
 from fp8scope_dashboard.pages.address_values import uuid_in, whole_number
@@ -381,7 +381,7 @@ def _pairs(rows: Sequence[EvaluationComparison]) -> list[Pairs]:
     pairs = []
     last = {row.run_id: row for row in reversed(rows)}
     for row in list(last.values())[:MOST_PAIRED]:
-        baselines = lineage.baseline_runs(row.run)
+        baselines = comparison_runs.baseline_runs(row.run)
         stored = Evaluation.objects.filter(
             run__in=[row.run, *baselines], name=row.name, metric=row.metric, step=row.step
         )

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from django.http import QueryDict
 
-from fp8scope_dashboard.analysis import lineage
+from fp8scope_dashboard.analysis import comparison_runs
 from fp8scope_dashboard.analysis.tensor_onsets import default_limit, is_rate
 from fp8scope_dashboard.pages import glossary
 from fp8scope_dashboard.pages.address_values import uuid_in, whole_number
@@ -149,7 +149,7 @@ def chosen_tensors(run: Run, question: TensorQuery) -> list[Tensor]:
 
 def others(run: Run) -> list[Run]:
     """Runs to compare with: the baselines, then the newest of the project with tensors."""
-    baselines = [baseline for baseline in lineage.baseline_runs(run) if baseline.pk != run.pk]
+    baselines = [baseline for baseline in comparison_runs.baseline_runs(run) if baseline.pk != run.pk]
     known = {baseline.pk for baseline in baselines} | {run.pk}
     rest = Run.objects.filter(project=run.project).exclude(pk__in=known).exclude(statistics=[])
     return [*baselines, *rest.order_by("-created_at")[:MOST_OTHERS]][:MOST_OTHERS]

@@ -22,8 +22,7 @@ from fp8scope_dashboard.pages.address_values import whole_number
 from fp8scope_dashboard.pages.charts.answers import EmptyChart, answer
 from fp8scope_dashboard.pages.charts.series import Options
 from fp8scope_dashboard.pages.charts.table import csv_of
-from fp8scope_dashboard.pages.tensors.map import TensorMap, document, table, tensor_map
-from fp8scope_dashboard.pages.tensors.picture import (
+from fp8scope_dashboard.pages.tensors.exponent_picture import (
     MOST_STEPS,
     PARTS,
     default_format,
@@ -32,6 +31,7 @@ from fp8scope_dashboard.pages.tensors.picture import (
     shown_shares,
     target_of,
 )
+from fp8scope_dashboard.pages.tensors.map import TensorMap, document, table, tensor_map
 from fp8scope_dashboard.pages.tensors.query import (
     TensorQuery,
     chosen_tensors,

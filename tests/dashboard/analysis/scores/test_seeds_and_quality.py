@@ -123,9 +123,9 @@ def test_millers_number_of_questions() -> None:
 
 
 def test_items_for_a_margin() -> None:
-    needs = quality.needs_for(0.01, variance=0.05 / 500, units=500, further=0.0, runs=1, critical=1.645)
+    needs = quality.required_sample(0.01, variance=0.05 / 500, units=500, further=0.0, runs=1, critical=1.645)
     assert needs.items == pytest.approx((1.645 + 0.8416) ** 2 * 0.05 / 0.01**2, rel=1e-3)
-    stuck = quality.needs_for(0.01, variance=1e-4, units=500, further=1e-3, runs=3, critical=1.645)
+    stuck = quality.required_sample(0.01, variance=1e-4, units=500, further=1e-3, runs=3, critical=1.645)
     assert stuck.items is None and (stuck.seeds or 0) > 100
 
 

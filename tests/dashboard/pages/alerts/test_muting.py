@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 from django.utils import timezone
 
-from fp8scope_dashboard.alerts.lifecycle import LifeError
+from fp8scope_dashboard.alerts.lifecycle import LifecycleError
 from fp8scope_dashboard.pages.alerts.muting import CHOICES, HOURS, muted_until
 
 NOW = datetime(2026, 11, 26, 23, 30, tzinfo=UTC)
@@ -43,7 +43,7 @@ def test_the_time_zone_of_the_account_comes_first() -> None:
 
 @pytest.mark.parametrize("form", [{}, {"until": "3"}, {"until": "own"}, {"until": "own", "time": "soon"}])
 def test_a_form_without_a_time_says_what_to_do(form: dict[str, str]) -> None:
-    with pytest.raises(LifeError, match=r"Choose how long|Enter the time"):
+    with pytest.raises(LifecycleError, match=r"Choose how long|Enter the time"):
         muted_until(form, NOW)
 
 

@@ -13,8 +13,8 @@ from dashboard.helpers.visitors import Visitor
 from django.utils import timezone
 
 from fp8scope_dashboard.alerts.models import Event
-from fp8scope_dashboard.analysis.judging import standing_now
 from fp8scope_dashboard.analysis.models import Comparison
+from fp8scope_dashboard.analysis.verdict_coverage import standing_now
 from fp8scope_dashboard.control.models import Command, CommandResult, Report
 from fp8scope_dashboard.diagnosis.models import Diagnosis
 from fp8scope_dashboard.pages.run.onset_facts import facts_of, last_line

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from dashboard.helpers.visitors import Visitor, run_html
 
-from fp8scope_dashboard.analysis.choices import choose_baseline
+from fp8scope_dashboard.analysis.baseline_choice import choose_baseline
 from fp8scope_dashboard.runs import services
 from fp8scope_dashboard.runs.models import Choice, Run
 

@@ -20,7 +20,7 @@ from fp8scope_dashboard.analysis.what_if.margins import MARGINS
 from fp8scope_dashboard.analysis.what_if.targets import TARGET_FORMATS
 from fp8scope_dashboard.analysis.what_if.tensor_scaling import tensor_effect
 from fp8scope_dashboard.control.models import Command
-from fp8scope_dashboard.pages.tensors.picture import PARTS, margin_of
+from fp8scope_dashboard.pages.tensors.exponent_picture import PARTS, margin_of
 from fp8scope_dashboard.runs.models import Run, RunState, Tensor, Writer
 from fp8scope_dashboard.telemetry import queries
 

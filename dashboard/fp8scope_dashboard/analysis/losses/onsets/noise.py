@@ -1,4 +1,4 @@
-"""How far the means of blocks of a difference stray by themselves, for blocks of 1, 2, 4, ... points.
+"""How far the means of blocks of a difference vary by themselves, for blocks of 1, 2, 4, ... points.
 
 For each length the state has the Allan variance (Allan, 1966): the mean of (B' - B)^2 / 2 over successive
 blocks with the means B and B'. Of white noise it is the variance of a block's mean, and it halves with each
@@ -115,7 +115,7 @@ def add(state: State, value: float, deviations: Sequence[float | None]) -> float
 
 
 def wander(state: State) -> float:
-    """How far the difference to a single seed strays, in means of 64 points."""
+    """How far the difference to a single seed varies, in means of 64 points."""
     fall, own_range = (max(pair) for pair in zip(state["before"][:2], _wander_since(state), strict=True))
     return float(max(fall, OWN_RANGE * own_range))
 
@@ -265,7 +265,7 @@ class Model:
 def model(known: Sequence[Scale], covered: Callable[[int], float], least: int, count: int) -> Model | None:
     """The shortest blocks, of at least `least` points, from which on the noise falls as white noise does.
 
-    Few long blocks that stray little do not show that: it must have stopped growing before.
+    Few long blocks that vary little do not show that: it must have stopped growing before.
 
     Args:
         known: the result of `scales`.

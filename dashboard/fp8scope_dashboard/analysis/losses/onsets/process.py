@@ -16,7 +16,7 @@ Both rest on
 
 * the **tolerance**: twice the margin, or what a seed of the same configuration may differ by
   (`seed_tolerance`) if that is more. It depends on the seeds, not on the run.
-* the **noise** (`noise`): how block means stray, by the length of the blocks, from what has come before. A
+* the **noise** (`noise`): how block means vary, by the length of the blocks, from what has come before. A
   rise of the run does not count as noise. The blocks are as long as their means need to be uncorrelated.
 
 A rise that these find must also be more than the seeds' lasting wandering explains (`wandering`).
@@ -61,7 +61,7 @@ MARGINS = 2.0
 # A rise that no wandering explains must be so many times as high as a lasting offset may be.
 SURE_LIMIT = 1.5
 # Noise that lasts is covered by the tolerance up to a standard deviation of the tolerance over DEVIATIONS.
-# That is less while few points show how much the run strays: by FEW over the number of points.
+# That is less while few points show how much the run varies: by FEW over the number of points.
 DEVIATIONS, FEW = 4.6, 1000.0
 # Share of the tolerance by which means of healthy runs wander, how many of their standard deviations means of
 # white noise do, and how much any further wander widens the tolerance. With one seed only the run shows it.
@@ -200,7 +200,7 @@ def _least(parameters: Parameters) -> float:
 
 
 def _narrowed(state: State, parameters: Parameters) -> float:
-    """By what factor the mean of several seeds strays less than one run from the same baseline."""
+    """By what factor the mean of several seeds varies less than one run from the same baseline."""
     runs, seeds = parameters.get("runs", 1.0), max(state["seeds"], 1)
     return math.sqrt((1.0 / runs + 1.0 / seeds) / (1.0 + 1.0 / seeds))
 

@@ -12,7 +12,7 @@ averaged over stretches of a geometric grid, each a quarter longer than the one 
   if it is larger.
 
 The two are combined as for verdicts (`seeds.shrunk`), but seeds that agree do not lower the tolerance below
-that of the prior: how far some runs have strayed does not bound how far another one may.
+that of the prior: how far some runs have varied does not bound how far another one may.
 
 An alarm looks at the whole run, in which the offset takes several nearly independent values. So the
 tolerance is the two-sided quantile of Student's t at the level alpha / VALUES, times the spread, times
@@ -146,7 +146,7 @@ def tolerance(
     With `early` the one that it may have had in its early points, if the loss fell then as it does now.
 
     Seeds that spread more than the prior raise it. Seeds that agree do not lower it: they say how far they
-    have strayed themselves, not how far the run may.
+    have varied themselves, not how far the run may.
 
     Args:
         prior: spread between the seeds of the project's groups; that of public runs counts if it is larger.

@@ -7,7 +7,7 @@ blocks and is judged after each of them; so the state is BLOCKS means for each l
 in quadrature: sqrt(T^2 + q^2 V_w), with T the tolerance of offsets, V_w the variance of a window's mean, and
 q the quantile of Student's t at the degrees of freedom with which V_w is known.
 
-An offset is not constant either: a run that has strayed strays a little further, and comes back. So the noise
+An offset is not constant either: a run that has varied varies a little further, and comes back. So the noise
 counts as LEAST_NOISE of T at least. That changes nothing where the noise is visible.
 
 **Outliers.** A point counts as at most CLIP times the limit of the shortest window: four in five of its

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fp8scope_dashboard.analysis.coverage import is_dead
-from fp8scope_dashboard.analysis.judging import standing_now
+from fp8scope_dashboard.analysis.verdict_coverage import standing_now
 from fp8scope_dashboard.control.commands import HOW_TO_ALLOW, accepted_kinds, giver_of, state_of
 from fp8scope_dashboard.control.models import Command, CommandKind, CommandResult, Report, ReportKind
 from fp8scope_dashboard.pages.badges import COMMAND_STATES, DEAD_WINDOW, WINDOW_VERDICTS, Badge

@@ -8,7 +8,7 @@ import numpy as np
 from django.http import QueryDict
 from numpy.typing import NDArray
 
-from fp8scope_dashboard.analysis import lineage
+from fp8scope_dashboard.analysis import comparison_runs
 from fp8scope_dashboard.pages import glossary
 from fp8scope_dashboard.pages.charts.addresses import DrawRunFigure
 from fp8scope_dashboard.pages.charts.answers import AnyChart, Chart, EmptyChart
@@ -38,7 +38,7 @@ UNITS: Final = {"tokens_per_second": "tokens / s", "step_seconds": "seconds / st
 
 
 def _loss(run: Run, query: QueryDict, options: Options) -> AnyChart:
-    baselines = lineage.baseline_runs(run)[-SEEDS_SHOWN:] if query.get("baseline", "1") == "1" else []
+    baselines = comparison_runs.baseline_runs(run)[-SEEDS_SHOWN:] if query.get("baseline", "1") == "1" else []
     curves = loss_curves(
         [run, *baselines], Arms(run.project), options, quiet=[baseline.id for baseline in baselines]
     )

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import numpy as np
 
-from fp8scope_dashboard.analysis import lineage
+from fp8scope_dashboard.analysis import comparison_runs
 from fp8scope_dashboard.pages import glossary
 from fp8scope_dashboard.pages.charts.arms import Arms
 from fp8scope_dashboard.pages.charts.curves import Curve
@@ -64,7 +64,7 @@ def load_panels(run: Run, options: Options, also: str = "") -> Loaded:
     arms = Arms(run.project)
     result = _result(run)
     on_tokens = result.get("aligned_on") == "tokens"
-    baselines = lineage.baseline_runs(run)[-MOST_SEEDS:]
+    baselines = comparison_runs.baseline_runs(run)[-MOST_SEEDS:]
     window = _window(run, baselines, options)
     names = ("loss", "grad_norm")
     own = _smoothed(run.id, names, window)
@@ -156,7 +156,7 @@ def _band(run: Run, arms: Arms, baselines: Sequence[Run], read: Sequence[Smooth]
     x, values = x[seen], np.where(np.isfinite(values), values, np.nan)[:, seen]
     if not len(x):
         return None
-    label = lineage.baseline_label(run)
+    label = comparison_runs.baseline_label(run)
     name = f"{label} ({len(known)} seeds)" if len(known) > 1 else label
     slot: Slot = arms.of(known[0][0]).slot
     return Band(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fp8scope_dashboard.diagnosis.scaling.following import (
+from fp8scope_dashboard.diagnosis.scaling.scale_faults import (
     ScaleFault,
     deviation,
     expected_amax,

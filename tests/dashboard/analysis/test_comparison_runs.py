@@ -14,7 +14,7 @@ from fp8scope_dashboard import notifications
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.accounts.services import create_project
 from fp8scope_dashboard.alerts.services import evaluate, unread_runs
-from fp8scope_dashboard.analysis import lineage
+from fp8scope_dashboard.analysis import comparison_runs
 from fp8scope_dashboard.analysis.loss_comparisons import compare
 from fp8scope_dashboard.analysis.tasks import compare_waiting
 from fp8scope_dashboard.runs.models import Run, RunState
@@ -34,7 +34,7 @@ FINISHED = {"state": RunState.FINISHED}
     ],
 )
 def test_only_the_canonical_form_is_an_id(name: str, is_id: bool) -> None:
-    assert (lineage.as_run_id(name) is not None) == is_id
+    assert (comparison_runs.as_run_id(name) is not None) == is_id
 
 
 def test_a_baseline_may_be_one_run(project: Project) -> None:
@@ -42,10 +42,12 @@ def test_a_baseline_may_be_one_run(project: Project) -> None:
     alone = make_run(project, "bf16 alone")
     run = make_run(project, "fp8", precision="fp8", baseline=str(alone.id))
     of_group = make_run(project, "fp8", precision="fp8", baseline=str(others[0].id))
-    assert lineage.baseline_runs(run) == [alone]
-    assert lineage.baseline_runs(of_group) == others[:1]
-    assert lineage.dependents(alone) == [run.id] and lineage.dependents(others[0]) == [of_group.id]
-    assert lineage.dependents(others[1]) == []
+    assert comparison_runs.baseline_runs(run) == [alone]
+    assert comparison_runs.baseline_runs(of_group) == others[:1]
+    assert comparison_runs.dependents(alone) == [run.id] and comparison_runs.dependents(others[0]) == [
+        of_group.id
+    ]
+    assert comparison_runs.dependents(others[1]) == []
 
 
 def test_data_of_a_baseline_that_is_one_run_is_compared(project: Project) -> None:
@@ -56,9 +58,9 @@ def test_data_of_a_baseline_that_is_one_run_is_compared(project: Project) -> Non
     for recorder in recorders:
         recorder.rows(steps, {"loss": 2.0 + 3.0 * np.exp(-steps / 40.0)})
     first = compare(run.id)
-    assert first is not None and lineage.uncompared_runs() == []
+    assert first is not None and comparison_runs.uncompared_runs() == []
     recorders[0].rows(steps + 100, {"loss": np.full(100, 2.0)})
-    assert lineage.uncompared_runs() == [run.id]
+    assert comparison_runs.uncompared_runs() == [run.id]
     for each in (alone, run):
         evaluate(each.id)
     assert unread_runs() == []
@@ -68,7 +70,7 @@ def test_a_run_that_is_its_own_baseline_is_read_once(project: Project) -> None:
     run = make_run(project, "fp8", precision="fp8")
     Run.objects.filter(pk=run.pk).update(baseline=str(run.id))
     Recorder(run=run).rows(np.arange(1, 41), {"loss": np.ones(40)})
-    assert lineage.baseline_runs(Run.objects.get(pk=run.pk)) == []
+    assert comparison_runs.baseline_runs(Run.objects.get(pk=run.pk)) == []
     evaluate(run.id)
     assert unread_runs() == []
 
@@ -80,7 +82,7 @@ def test_most_runs_take_part_in_no_comparison(project: Project) -> None:
     first, second = make_run(project, baseline=str(named.pk)), make_run(project, baseline="bf16")
     elsewhere = make_run(create_project("other", "Other"), group="bf16")
     asked = [alone.pk, named.pk, of_group.pk, first.pk, second.pk, elsewhere.pk]
-    assert set(lineage.compared_among(asked)) == {named.pk, of_group.pk, first.pk, second.pk}
+    assert set(comparison_runs.compared_among(asked)) == {named.pk, of_group.pk, first.pk, second.pk}
 
 
 @pytest.mark.django_db(transaction=True)

@@ -32,7 +32,7 @@ from fp8scope_dashboard.alerts.detection.run_conditions import (
 from fp8scope_dashboard.alerts.detectors import State, TensorFacts
 from fp8scope_dashboard.alerts.events import Detection
 from fp8scope_dashboard.alerts.models import RUN_WIDE, DetectorState, Event, Rule
-from fp8scope_dashboard.analysis import lineage
+from fp8scope_dashboard.analysis import comparison_runs
 from fp8scope_dashboard.db import sql
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import new_rows
@@ -63,7 +63,7 @@ RUN_STATE = "run_state"
 
 
 @dataclass(kw_only=True)
-class RunEvaluation:
+class RunDetection:
     """The state of one run in one transaction."""
 
     run: Run
@@ -127,14 +127,14 @@ def evaluate_together(run_ids: Collection[UUID], *, waits: bool = False) -> Eval
     """
     described = Run.objects.select_related("project").defer(*NOT_READ)
     runs = list(described.filter(pk__in=run_ids).order_by("pk"))
-    rows = {run.pk: lineage.rows_behind(run) if run.baseline else run.rows_stored for run in runs}
+    rows = {run.pk: comparison_runs.rows_behind(run) if run.baseline else run.rows_stored for run in runs}
     states = _locked(runs, waits=waits)
     busy = [run.pk for run in runs if run.pk not in states]
     runs = [run for run in runs if run.pk in states]
     enabled = custom_rules.rules_of_runs(runs)
     streams = generations.streams_of_runs([run.pk for run in runs])
     works = [
-        RunEvaluation(
+        RunDetection(
             run=run, rules=enabled[run.pk], states=states[run.pk], streams=streams[run.pk], rows=rows[run.pk]
         )
         for run in runs
@@ -167,13 +167,13 @@ def _locked(runs: Sequence[Run], *, waits: bool) -> dict[UUID, dict[UUID, Detect
     return states
 
 
-def _read(works: Sequence[RunEvaluation]) -> None:
+def _read(works: Sequence[RunDetection]) -> None:
     """Read the next chunks of all writers. Afterwards each writer's state has the seq to continue from."""
     writers = [(work, stream.writer) for work in works for stream in work.streams]
     arrived = new_rows.arrived(
         [(work.run.pk, writer, work.state(writer).next_seq) for work, writer in writers]
     )
-    wanted: list[tuple[RunEvaluation, new_rows.Request]] = []
+    wanted: list[tuple[RunDetection, new_rows.Request]] = []
     for (work, writer), messages in zip(writers, arrived, strict=True):
         first, until = work.state(writer).next_seq, _readable_until(work, messages)
         if until > first:
@@ -195,7 +195,7 @@ def _read(works: Sequence[RunEvaluation]) -> None:
         work.state(request.writer).next_seq = request.until if pieces.is_all else pieces.pieces[-1][0] + 1
 
 
-def _readable_until(work: RunEvaluation, messages: new_rows.Arrived) -> int:
+def _readable_until(work: RunDetection, messages: new_rows.Arrived) -> int:
     """The first missing seq; or the first seq after the gap, once GAP_PATIENCE is over."""
     if messages.after_gap is None:
         return messages.until
@@ -207,7 +207,7 @@ def _readable_until(work: RunEvaluation, messages: new_rows.Arrived) -> int:
     return seq
 
 
-def _judge(work: RunEvaluation) -> list[Event]:
+def _judge(work: RunDetection) -> list[Event]:
     """Run the detectors over what was read, and apply what they found. Returns the events that opened."""
     for stream in work.streams:
         _read_stream(work, stream)
@@ -229,7 +229,7 @@ def _judge(work: RunEvaluation) -> list[Event]:
     return applied.opened
 
 
-def _save(works: Sequence[RunEvaluation]) -> None:
+def _save(works: Sequence[RunDetection]) -> None:
     now = timezone.now()
     changed = [work.state(writer) for work in works for writer in sorted({*work.touched, RUN_WIDE})]
     sql.write(
@@ -243,7 +243,7 @@ def _save(works: Sequence[RunEvaluation]) -> None:
     )
 
 
-def _read_stream(work: RunEvaluation, stream: WriterStream) -> None:
+def _read_stream(work: RunDetection, stream: WriterStream) -> None:
     state = work.state(stream.writer).state
     facts: TensorFacts | None = None
     for data in work.chunks.pop(stream.writer, ()):
@@ -263,15 +263,15 @@ def _read_stream(work: RunEvaluation, stream: WriterStream) -> None:
         work.ended[_name(work, stream)] = f"The training continued from step {stream.ended_by:,}."
 
 
-def _generation(work: RunEvaluation, stream: WriterStream) -> str:
+def _generation(work: RunDetection, stream: WriterStream) -> str:
     return stream.generation(work.state(stream.writer).state.get(RETURNS, 0))
 
 
-def _name(work: RunEvaluation, stream: WriterStream) -> str:
+def _name(work: RunDetection, stream: WriterStream) -> str:
     return f"{stream.writer}/{_generation(work, stream)}"
 
 
-def _begin_generation(work: RunEvaluation, stream: WriterStream, step: int) -> None:
+def _begin_generation(work: RunDetection, stream: WriterStream, step: int) -> None:
     """The training has gone back to an earlier step: its conditions end, and its detectors start afresh."""
     work.ended[_name(work, stream)] = f"The training went back to step {step:,}."
     state = work.state(stream.writer).state
@@ -281,7 +281,7 @@ def _begin_generation(work: RunEvaluation, stream: WriterStream, step: int) -> N
     state[RETURNED_TO] = step
 
 
-def _read_run(work: RunEvaluation, streams: Sequence[WriterStream]) -> None:
+def _read_run(work: RunDetection, streams: Sequence[WriterStream]) -> None:
     """Judge the state of the run itself."""
     judged = [rule for rule in work.rules if rule.kind in RUN_DETECTORS]
     if not judged or not streams:
@@ -302,7 +302,7 @@ def state_of(state: str, finished_at: datetime | None) -> str:
     return state if finished_at is None else f"{state} {finished_at.isoformat()}"
 
 
-def _run_facts(work: RunEvaluation, streams: Sequence[WriterStream]) -> ConditionFacts:
+def _run_facts(work: RunDetection, streams: Sequence[WriterStream]) -> ConditionFacts:
     run, latest = work.run, streams[-1]
     ranks = [
         RankStep(stream.rank, _last_step(work, stream), stream.finished, _generation(work, stream))
@@ -321,7 +321,7 @@ def _run_facts(work: RunEvaluation, streams: Sequence[WriterStream]) -> Conditio
     )
 
 
-def _last_step(work: RunEvaluation, stream: WriterStream) -> int | None:
+def _last_step(work: RunDetection, stream: WriterStream) -> int | None:
     """The last step of a stream's present generation. What the writer has stored includes earlier ones."""
     state = work.state(stream.writer).state
     furthest: int | None = state[POSITION]["furthest"] if state.get(RETURNS) else stream.last_step
@@ -334,7 +334,7 @@ def _training(streams: Sequence[WriterStream]) -> list[WriterStream]:
     return [each for each in stored if each.attempt == stored[-1].attempt and not each.finished]
 
 
-def _compare_ranks(work: RunEvaluation, streams: Sequence[WriterStream]) -> None:
+def _compare_ranks(work: RunDetection, streams: Sequence[WriterStream]) -> None:
     training = _training(streams)
     if training:
         generation = _generation(work, training[0])
@@ -344,7 +344,7 @@ def _compare_ranks(work: RunEvaluation, streams: Sequence[WriterStream]) -> None
         work.ended |= ended
 
 
-def _read_baseline(work: RunEvaluation, streams: Sequence[WriterStream]) -> None:
+def _read_baseline(work: RunDetection, streams: Sequence[WriterStream]) -> None:
     """Compare the losses with the baseline's. They are those of the latest start of the lowest rank."""
     baseline_rules = [rule for rule in work.rules if rule.kind == "above_baseline"]
     leading = next((each for each in reversed(streams) if each.leads and each.first_step is not None), None)
@@ -375,7 +375,7 @@ def _baseline_stream(states: State) -> str:
     return f"run/{states.get(RETURNS, 0)}"
 
 
-def _rewind_baseline(work: RunEvaluation, baseline_rules: Sequence[Rule], step: int) -> None:
+def _rewind_baseline(work: RunDetection, baseline_rules: Sequence[Rule], step: int) -> None:
     """Judge the steps from `step` on again. A training that continues where it was needs nothing."""
     states = work.state(RUN_WIDE).state
     rewound = {

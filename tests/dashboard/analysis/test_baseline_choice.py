@@ -10,8 +10,8 @@ import pytest
 from dashboard.helpers.recording import Recorder
 
 from fp8scope_dashboard.accounts.models import Project, User
-from fp8scope_dashboard.analysis import choices, lineage
-from fp8scope_dashboard.analysis.choices import ChoiceError, choose_baseline, choose_group, undo
+from fp8scope_dashboard.analysis import baseline_choice, comparison_runs
+from fp8scope_dashboard.analysis.baseline_choice import ChoiceError, choose_baseline, choose_group, undo
 from fp8scope_dashboard.analysis.loss_comparisons import compare
 from fp8scope_dashboard.analysis.models import Comparison
 from fp8scope_dashboard.runs import services
@@ -40,9 +40,9 @@ def test_it_works(project: Project, ada: User) -> None:
         Recorder(run=each).rows(steps, {"loss": 2.0 + 3.0 * np.exp(-steps / 40.0)})
     assert compare(run.id) is None
     assert choose_baseline(run, "bf16", user=ada) == [run]
-    assert lineage.uncompared_runs() == [run.id], "the jobs compare it at once"
+    assert comparison_runs.uncompared_runs() == [run.id], "the jobs compare it at once"
     assert compare(run.id) is not None
-    choice = choices.current_choice(run, "baseline")
+    choice = baseline_choice.current_choice(run, "baseline")
     assert choice is not None and (choice.chosen_by, choice.value, choice.suggested) == (ada, "bf16", False)
     undo(run, "baseline", user=ada)
     assert baselines(run) == [""] and not Comparison.objects.exists()
@@ -92,7 +92,7 @@ def test_one_run_as_baseline(project: Project, ada: User) -> None:
     alone, run = register(project, "bf16"), register(project, "fp8")
     choose_baseline(run, str(alone.id), user=ada, suggested=True)
     run = Run.objects.get(pk=run.pk)
-    assert lineage.baseline_runs(run) == [alone] and lineage.baseline_label(run) == "bf16"
+    assert comparison_runs.baseline_runs(run) == [alone] and comparison_runs.baseline_label(run) == "bf16"
 
 
 def test_a_group_is_made_and_undone(project: Project, ada: User) -> None:
@@ -109,7 +109,7 @@ def test_a_group_is_made_and_undone(project: Project, ada: User) -> None:
 
 
 def test_the_history_is_bounded(project: Project, ada: User, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choices, "MOST_CHOICES", 3)
+    monkeypatch.setattr(baseline_choice, "MOST_CHOICES", 3)
     register(project, "bf16", group="bf16")
     run = register(project, "fp8")
     for value in ("bf16", "", "bf16", "", "bf16"):
@@ -127,7 +127,7 @@ def test_parents_and_children(project: Project) -> None:
     services.register(itself.id, project, {"name": "itself", "parent": str(itself.id)})
     lost = register(project, "lost", parent="wandb run x1")
     first, itself = Run.objects.get(pk=first.pk), Run.objects.get(pk=itself.pk)
-    assert lineage.parent_of(second) == first and lineage.parent_of(first) == third
-    assert lineage.children_of(first) == [second] and lineage.children_of(third) == [first]
-    assert lineage.parent_of(itself) is None and lineage.children_of(itself) == []
-    assert lineage.parent_of(lost) is None and lost.parent == "wandb run x1"
+    assert comparison_runs.parent_of(second) == first and comparison_runs.parent_of(first) == third
+    assert comparison_runs.children_of(first) == [second] and comparison_runs.children_of(third) == [first]
+    assert comparison_runs.parent_of(itself) is None and comparison_runs.children_of(itself) == []
+    assert comparison_runs.parent_of(lost) is None and lost.parent == "wandb run x1"

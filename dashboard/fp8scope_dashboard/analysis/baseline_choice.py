@@ -12,7 +12,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import User
-from fp8scope_dashboard.analysis import lineage
+from fp8scope_dashboard.analysis import comparison_runs
 from fp8scope_dashboard.analysis.models import Comparison, EvaluationComparison
 from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.runs.models import Choice, Run
@@ -37,7 +37,10 @@ def choose_baseline(run: Run, value: str, *, user: User, suggested: bool = False
     Raises:
         ChoiceError: there is no such group or run in the project, or it is the run's own.
     """
-    if value and not Run.objects.filter(lineage.arm_named([value]), project_id=run.project_id).exists():
+    if (
+        value
+        and not Run.objects.filter(comparison_runs.arm_named([value]), project_id=run.project_id).exists()
+    ):
         raise ChoiceError(f"No group or run of this project is “{value[:128]}”. Select one of the list.")
     if value in (run.group, str(run.id)) and value:
         raise ChoiceError("A run cannot be its own baseline. Select another group or run.")

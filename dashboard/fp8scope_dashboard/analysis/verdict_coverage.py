@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from uuid import UUID
 
-from fp8scope_dashboard.analysis import lineage
+from fp8scope_dashboard.analysis import comparison_runs
 from fp8scope_dashboard.analysis.coverage import (
     GOOD,
     PENDING,
@@ -42,7 +42,7 @@ def coverage_of_loss(
         result: of their comparison, in this order.
     """
     run, basis = arm[0], result.basis
-    reached = lineage.reached_steps([*arm, *baseline])
+    reached = comparison_runs.reached_steps([*arm, *baseline])
     used = [baseline[i] for i in basis.baselines] if basis else []
     arm_used = [arm[i] for i in basis.runs] if basis else [run]
     gaps = {each.id: cadence(curve.steps.tolist()) for each, curve in zip(baseline, theirs, strict=True)}
