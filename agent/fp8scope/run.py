@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def _is_compiling() -> bool:
-    """Whether torch traces the calling code for a compiled graph."""
+    """Return whether torch traces the calling code for a compiled graph."""
     torch = sys.modules.get("torch")
     return torch is not None and bool(torch.compiler.is_compiling())
 
@@ -95,12 +95,12 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the run has ended."""
+        """Return whether the run has ended."""
         return self.session.report is not None
 
     @property
     def attempt(self) -> int:
-        """How many times this run was begun before, here or elsewhere."""
+        """Return how many times this run was begun before, here or elsewhere."""
         return self.session.writers.origin.attempt
 
     @property
@@ -481,7 +481,8 @@ class Run:
     # Checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """What to save in a checkpoint, so that the run can be continued from it: plain numbers and texts.
+        """Return what to save in a checkpoint, so that the run can be continued from it: plain numbers and
+        texts.
 
         Pass it to `init(resume=...)`, or to `load_state_dict` right after `init`.
         """

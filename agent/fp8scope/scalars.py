@@ -13,7 +13,7 @@ _tensor_type: type | None = None
 
 
 def is_tensor(value: object) -> "TypeGuard[torch.Tensor]":
-    """Whether `value` is a torch tensor; does not import torch."""
+    """Return whether `value` is a torch tensor; does not import torch."""
     global _tensor_type
     if _tensor_type is None:
         _tensor_type = getattr(sys.modules.get("torch"), "Tensor", None)

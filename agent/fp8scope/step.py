@@ -49,7 +49,7 @@ class StepOwner(Protocol):
 
     guard: Guard
     active: bool
-    """Whether anything is being recorded."""
+    """True if anything is being recorded."""
     known_names: set[str]
     """Names of scalars that were checked before."""
 
@@ -72,12 +72,12 @@ class Step:
     # Defaults of the class, because setting them on each step would take time from the training.
     began = ended = 0.0
     ended_at = 0
-    """When the step ended, in microseconds since 1970 (UTC)."""
+    """The end of the step, in microseconds since 1970 (UTC)."""
     reading: "StepMeasurements | None" = None
     """Times, memory and other scalars that were measured in this step."""
     taken: "Snapshot | PlainSnapshot | None" = None
     is_taken = False
-    """Whether `taken` is the step's snapshot, so that no other may be taken."""
+    """True if `taken` is the step's snapshot, so that no other may be taken."""
 
     def __init__(self, owner: StepOwner, number: int, tokens: int) -> None:
         self.number = number
@@ -119,7 +119,7 @@ class Step:
             self.scalars |= {name: float(value.item()) for name, value in late.items()}
 
     def __contains__(self, name: object) -> bool:
-        """Whether a value of this name was logged."""
+        """Return whether a value of this name was logged."""
         return name in self.scalars or name in self.device_scalars
 
     def log_default(self, name: str, value: Any) -> None:

@@ -58,13 +58,16 @@ def get_backend() -> Backend:
 
 
 def failures() -> tuple[str, ...]:
-    """Why backends were given up in this process: one message for each, and for each kernel of Triton."""
+    """Return why backends were given up in this process.
+
+    One message for each, and for each kernel of Triton.
+    """
     kernels = [f"{kernel}: {failure}" for kernel, failure in _triton_failures.items()]
     return (*((_cpu_failure,) if _cpu_failure else ()), *kernels)
 
 
 def use_compiled(x: Tensor) -> bool:
-    """Whether the compiled kernels quantise this tensor. If so, they are loaded."""
+    """Return whether the compiled kernels quantise this tensor. If so, they are loaded."""
     if not x.is_cpu or _cpu_failure or _chosen == "reference" or not is_plain(x):
         return False
     return cpu_library.is_loaded() or _load()
@@ -87,7 +90,7 @@ def _load() -> bool:
 
 
 def use_triton(x: Tensor, kernel: TritonKernel) -> bool:
-    """Whether this Triton kernel takes this tensor: if chosen, or on CUDA devices under `auto`."""
+    """Return whether this Triton kernel takes this tensor: if chosen, or on CUDA devices under `auto`."""
     if _chosen == "triton":
         return (x.is_cuda or (x.is_cpu and triton_availability.is_interpreted())) and is_plain(x)
     if _chosen != "auto" or not x.is_cuda or kernel in _triton_failures:

@@ -184,7 +184,7 @@ def _repeated_blocks(modules: dict[str, nn.Module]) -> frozenset[str]:
 
 
 def _is_inside(name: str, blocks: Collection[str]) -> bool:
-    """Whether a module of this path is inside one of the blocks, and not a block itself."""
+    """Return whether a module of this path is inside one of the blocks, and not a block itself."""
     parts = name.split(".")
     return any(".".join(parts[:length]) in blocks for length in range(1, len(parts)))
 
@@ -256,7 +256,7 @@ def _check_patterns(selection: Selection | None, modules: dict[str, nn.Module]) 
 
 
 def matches(selection: Selection, name: str, module: nn.Module) -> bool:
-    """Whether `selection` selects this module of this path."""
+    """Return whether `selection` selects this module of this path."""
     if callable(selection):
         return bool(selection(name, module))
     patterns = (selection,) if isinstance(selection, str) else selection
@@ -264,7 +264,7 @@ def matches(selection: Selection, name: str, module: nn.Module) -> bool:
 
 
 def _reason_not_convertible(name: str, module: nn.Module) -> str | None:
-    """Why this module cannot become an `Fp8Linear`, or None."""
+    """Return why this module cannot become an `Fp8Linear`, or None."""
     if isinstance(module, Fp8Linear):
         return ALREADY
     if not isinstance(module, nn.Linear):
@@ -296,7 +296,7 @@ def _reason_not_selected(
     embeddings: Sequence[nn.Embedding],
     repeated: Collection[str],
 ) -> str | None:
-    """Why this convertible module is not selected, or None."""
+    """Return why this convertible module is not selected, or None."""
     if exclude is not None and matches(exclude, name, module):
         return "excluded"
     if include is not None:

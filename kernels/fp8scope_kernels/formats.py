@@ -34,7 +34,7 @@ class Format:
 
     @property
     def signed(self) -> bool:
-        """Whether it has a sign bit: E8M0, a format of scales, has none."""
+        """Return whether it has a sign bit: E8M0, a format of scales, has none."""
         return self.mantissa_bits > 0
 
     @property
@@ -44,12 +44,12 @@ class Format:
 
     @property
     def has_infinity(self) -> bool:
-        """Whether the largest exponent holds infinities and NaN, as in IEEE 754 (E5M2)."""
+        """Return whether the largest exponent holds infinities and NaN, as in IEEE 754 (E5M2)."""
         return self.specials == "ieee"
 
     @property
     def has_nan(self) -> bool:
-        """Whether NaN has a code; the formats of 6 and 4 bits have none."""
+        """Return whether NaN has a code; the formats of 6 and 4 bits have none."""
         return self.specials != "none"
 
     @property

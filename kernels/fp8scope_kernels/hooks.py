@@ -212,7 +212,7 @@ def _do_nothing(*args: Any) -> None:
 
 
 def _is_in_a_step() -> bool:
-    """Whether an optimizer is stepping in this thread, so that it may be iterating over its hooks."""
+    """Return whether an optimizer is stepping in this thread, so that it may be iterating over its hooks."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code in _STEP:

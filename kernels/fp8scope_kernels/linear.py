@@ -123,7 +123,8 @@ class Fp8Linear(nn.Linear):
 
     @property
     def products(self) -> frozenset[Product] | None:
-        """Which of `fprop`, `dgrad` and `wgrad` take FP8 operands while `precision` is `fp8`; None means all.
+        """Return which of `fprop`, `dgrad` and `wgrad` take FP8 operands while `precision` is `fp8`; None
+        means all.
 
         The other products multiply BF16 operands. Set it to any collection of these names.
         """

@@ -58,7 +58,7 @@ def exact_operand(x: Tensor) -> Operand:
 
 
 def has_fp8_units(device: torch.device) -> bool:
-    """Whether the device has FP8 matrix units: NVIDIA GPUs from compute capability 8.9 on."""
+    """Return whether the device has FP8 matrix units: NVIDIA GPUs from compute capability 8.9 on."""
     if device.type != "cuda" or torch.version.hip is not None:
         return False
     return torch.cuda.get_device_capability(device) >= (8, 9)
@@ -177,7 +177,7 @@ def _can_scale_compiled(product: Tensor, a: Operand, b: Operand, out_dtype: torc
 
 
 def can_multiply(a: Format, b: Format) -> bool:
-    """Whether FP8 units multiply these two formats: at least one has to be E4M3."""
+    """Return whether FP8 units multiply these two formats: at least one has to be E4M3."""
     return E4M3 in (a, b) and a.dtype is not None and b.dtype is not None
 
 

@@ -83,7 +83,7 @@ class HighPrecisionObserver:
 
     on_error: Callable[[Exception], None] | None = None
     every_step = False
-    """Whether tensors are read in every step, including those that the buffer's `Pace` skips."""
+    """True if tensors are read in every step, including those that the buffer's `Pace` skips."""
 
     def __init__(self) -> None:
         self.slots: dict[Role, Slot] = {}

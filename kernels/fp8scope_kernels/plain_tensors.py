@@ -1,4 +1,4 @@
-"""Which tensors the kernels can read directly from memory, in which order, and what happens to the others.
+"""The tensors that the kernels read directly from memory, their order, and the copies of the others.
 
 Kernels get addresses, so that a tensor without memory of its own would end the process. Every tensor from
 outside passes `readable` or `check_row` first. Compiled and Triton kernels take what `is_plain` accepts; the
@@ -18,12 +18,12 @@ READABLE_DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2, torch.
 
 
 def is_plain(x: Tensor) -> bool:
-    """Whether x is dense, and neither a wrapper of torch.func nor a subclass."""
+    """Return whether x is dense, and neither a wrapper of torch.func nor a subclass."""
     return type(x) in PLAIN_TYPES and x.layout is torch.strided and not x.is_nested and not _is_wrapper(x)
 
 
 def has_plain_memory(x: Tensor) -> bool:
-    """Whether the observers' kernels can read the numbers of x from its memory.
+    """Return whether the observers' kernels can read the numbers of x from its memory.
 
     They cannot for wrappers (of torch.func, or subclasses), sparse layouts and other dtypes.
     """
@@ -36,17 +36,20 @@ def has_plain_memory(x: Tensor) -> bool:
 
 
 def _is_wrapper(x: Tensor) -> bool:
-    """Whether torch has wrapped another tensor in x, which has the type Tensor."""
+    """Return whether torch has wrapped another tensor in x, which has the type Tensor."""
     return is_functorch_wrapped_tensor(x) or is_functional(x)
 
 
 def is_abstract(x: Tensor) -> bool:
-    """Whether x has a shape but no numbers: on the meta device, or under FakeTensorMode."""
+    """Return whether x has a shape but no numbers: on the meta device, or under FakeTensorMode."""
     return x.is_meta or (type(x) not in PLAIN_TYPES and is_fake(x))
 
 
 def can_branch_on(x: Tensor) -> bool:
-    """Whether Python may test values computed from x: free on a CPU, a wait on a device, else impossible."""
+    """Return whether Python may test values computed from x.
+
+    Free on a CPU, a wait on a device, else impossible.
+    """
     return x.is_cpu and is_plain(x)
 
 

@@ -17,7 +17,7 @@ Block = tuple[int, int]
 """Height and width of the part of a matrix that shares a scale; 0 means the whole dimension."""
 
 Nonfinite = Literal["propagate", "clamp"]
-"""What an Inf element becomes: NaN (`propagate`), or the format's largest value (`clamp`). NaN stays NaN."""
+"""The result of an Inf element: NaN (`propagate`), or the format's largest value (`clamp`). NaN stays NaN."""
 NONFINITE: tuple[Nonfinite, ...] = ("propagate", "clamp")
 
 MAX_HISTORY = 65_536

@@ -33,7 +33,7 @@ Stochastic = bool | torch.Generator
 
 
 class Extent(NamedTuple):
-    """What a scale is computed from: scalars on the tensor's device.
+    """The inputs of a scale: scalars on the tensor's device.
 
     `amax`: float32, max of abs(x) over the finite elements, 0 if there are none.
     `nonfinite`: float32 or float64, the number of NaN and Inf elements.

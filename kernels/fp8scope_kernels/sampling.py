@@ -20,7 +20,8 @@ FLOAT32_MANTISSA, FLOAT32_BIAS = 23, 127
 
 
 def exponent_histogram(x: Tensor) -> Tensor:
-    """How many elements of x (any floating dtype and shape) have each exponent: float64 [EXPONENT_BINS].
+    """Return how many elements of x (any floating dtype and shape) have each exponent: float64
+    [EXPONENT_BINS].
 
     Raises TypeError as `measure` does.
     """
@@ -90,7 +91,7 @@ def _check_sampled(x: Tensor, values: Tensor, inverse_scale: Tensor) -> None:
 
 
 def _is_for_compiled(x: Tensor, values: Tensor, inverse_scale: Tensor) -> bool:
-    """Whether the compiled backend takes the sample.
+    """Return whether the compiled backend takes the sample.
 
     It reads FP8 values, as bytes or as bfloat16, with one scale for all or one for each row.
     """

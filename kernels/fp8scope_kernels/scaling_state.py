@@ -73,7 +73,7 @@ class ScalingState(nn.Module):
     is_leaf = _NoTensor()
 
     _is_empty = False
-    """Whether the buffers are, or were, on the meta device, and nothing has been written to them since. A
+    """True if the buffers are, or were, on the meta device, and nothing has been written to them since. A
     default of the class: older pickles have no such attribute."""
 
     def __init__(self, recipe: Recipe, format: Format, device: torch.device | str | None = None) -> None:
@@ -174,7 +174,10 @@ class ScalingState(nn.Module):
         return scale
 
     def _is_for_compiled(self) -> bool:
-        """Whether the compiled kernels can update this state. A checkpoint may have replaced its buffers."""
+        """Return whether the compiled kernels can update this state.
+
+        A checkpoint may have replaced its buffers.
+        """
         scale, history, calls = self.scale, self.amax_history, self.calls
         made = (
             history.dtype == scale.dtype == torch.float32

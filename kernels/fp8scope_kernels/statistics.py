@@ -113,7 +113,7 @@ class Slot:
 
 
 class Pace:
-    """Whether tensors that are not quantised are read in this step, and how much time that has taken.
+    """The pace of reading tensors that are not quantised, and the time that it has taken.
 
     Several buffers may share one. Set `observing` between two steps; FP8 layers count in every step
     regardless. `seconds` and `calls` grow with every hook that has read tensors: host time, on the threads of
@@ -181,7 +181,7 @@ class StatisticsBuffer:
 
     @property
     def sampling(self) -> bool:
-        """Whether samples are taken too: quantisation error and exponents. Set it for single steps.
+        """Return whether samples are taken too: quantisation error and exponents. Set it for single steps.
 
         Memory for samples is allocated when this is first set.
         """

@@ -1,4 +1,4 @@
-"""What the kernels use of torch that is not public API, in one place.
+"""The parts of torch that are not public API and that the kernels use, in one place.
 
 A new version of torch may change any of it. Each name says what happens where torch does not have it.
 """
@@ -59,7 +59,7 @@ def break_graph(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def is_exporting() -> bool:
-    """Whether `torch.export`, `torch.jit.trace` or `torch.onnx` record what a model does.
+    """Return whether `torch.export`, `torch.jit.trace` or `torch.onnx` record what a model does.
 
     A hook that counts must then do nothing: what it computes would become part of what is recorded.
     """
@@ -86,19 +86,20 @@ def call_before_compiling(callback: Callable[..., None]) -> bool:
 
 
 def is_fake(x: Tensor) -> bool:
-    """Whether x is a tensor of FakeTensorMode: it has a shape and a device, but no memory."""
+    """Return whether x is a tensor of FakeTensorMode: it has a shape and a device, but no memory."""
     # torch's module is loaded by the time that there is such a tensor; importing it takes long.
     fake: Any = sys.modules.get("torch._subclasses.fake_tensor")
     return fake is not None and isinstance(x, fake.FakeTensor)
 
 
 is_functional: Callable[[Tensor], bool] = getattr(torch, "_is_functional_tensor", lambda x: False)
-"""Whether x is a wrapper that torch makes to functionalise a graph. It is of type Tensor, without memory."""
+"""True if x is a wrapper that torch makes to functionalise a graph. It is of type Tensor, without memory."""
 
 
 @cache
 def has_bf16_units() -> bool:
-    """Whether this CPU multiplies BF16 in hardware: AVX512-BF16 or AMX on x86, else what oneDNN reports.
+    """Return whether this CPU multiplies BF16 in hardware: AVX512-BF16 or AMX on x86, else what oneDNN
+    reports.
 
     Without such units a BF16 product takes torch 1.2 to 1.5 times (AVX-512) or 35 to 88 times (AVX2) as long
     as a float32 product. If torch cannot tell, the answer is False: multiplying in float32 is always right.

@@ -64,7 +64,10 @@ class ForwardNotifier:
 
 
 def _version(x: Tensor) -> int:
-    """How often a tensor was changed in place. FSDP2 accumulates in the local part of a sharded gradient."""
+    """Return how often a tensor was changed in place.
+
+    FSDP2 accumulates in the local part of a sharded gradient.
+    """
     if not hasattr(x, "to_local"):
         return x._version
     with torch.no_grad():
@@ -101,7 +104,10 @@ class FollowedModel:
         return [None if gradient is None else (id(gradient), _version(gradient)) for gradient in gradients]
 
     def is_reached(self, before: "list[tuple[int, int] | None] | None") -> bool:
-        """Whether a backward pass has changed the probed gradients; `before` is `gradients()` before it."""
+        """Return whether a backward pass has changed the probed gradients.
+
+        `before` is `gradients()` before it.
+        """
         after = self.gradients()
         if after == before:
             return False
@@ -217,7 +223,7 @@ class Attachment:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the work of the open step is done, or no step is open."""
+        """Return whether the work of the open step is done, or no step is open."""
         self._note_updates_by_hand()
         return self._step is None or self._due
 

@@ -16,7 +16,7 @@ MAX_WRAPPERS = 8
 
 
 def is_one_graph(model: nn.Module) -> bool:
-    """Whether the model is compiled with `fullgraph=True`, so that no hook may run inside it."""
+    """Return whether the model is compiled with `fullgraph=True`, so that no hook may run inside it."""
     contexts = [getattr(model, "dynamo_ctx", None)]
     # `Module.compile` keeps it in what it calls instead.
     compiled = getattr(unwrapped(model), "_compiled_call_impl", None)
@@ -43,7 +43,7 @@ def parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
 
 
 def holds_parameters_of(optimizer: Optimizer, model: nn.Module) -> bool:
-    """Whether the optimizer has at least one parameter of the model."""
+    """Return whether the optimizer has at least one parameter of the model."""
     own = {id(parameter) for parameter in model.parameters()}
     return any(id(parameter) in own for parameter in parameters_of(optimizer))
 

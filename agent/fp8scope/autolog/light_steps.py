@@ -83,7 +83,7 @@ class LightSteps:
 
     @property
     def removed_hooks(self) -> bool:
-        """Whether the optimizer's hooks are removed."""
+        """Return whether the optimizer's hooks are removed."""
         return self._hidden_steps is not None
 
     def begin(

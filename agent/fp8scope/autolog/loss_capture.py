@@ -140,7 +140,7 @@ def unscaled(loss: Tensor) -> Tensor:
 
 
 def is_sole(listener: LossListener) -> bool:
-    """Whether there is no other listener."""
+    """Return whether there is no other listener."""
     return len(_listeners) == 1 and _listeners[0] is listener
 
 

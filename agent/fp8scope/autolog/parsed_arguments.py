@@ -62,7 +62,7 @@ class ParsedArguments:
         return noting
 
     def _is_of_script(self, args: Any, frame: FrameType | None) -> bool:
-        """Whether the command line was parsed, or the script called the parser, not a library."""
+        """Return whether the command line was parsed, or the script called the parser, not a library."""
         if args is None or list(args) == sys.argv[1:]:
             return True
         while frame is not None and frame.f_code.co_filename == argparse.__file__:
@@ -79,7 +79,7 @@ class ParsedArguments:
 
 
 def is_script_file(filename: str) -> bool:
-    """Whether the file is a user's script: not of Python, an installed package or fp8scope."""
+    """Return whether the file is a user's script: not of Python, an installed package or fp8scope."""
     if filename.startswith("<") or "site-packages" in filename or "dist-packages" in filename:
         return False
     return not filename.startswith(_library_folders())

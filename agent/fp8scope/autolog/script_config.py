@@ -125,7 +125,7 @@ def _items(value: Any) -> "list[tuple[Any, Any]] | None":
 
 
 def _is_of_script(kind: type) -> bool:
-    """Whether a class is defined by the script. Attributes of library classes are not settings."""
+    """Return whether a class is defined by the script. Attributes of library classes are not settings."""
     module = sys.modules.get(kind.__module__)
     return is_script_file(str(getattr(module, "__file__", None) or "<unknown>"))
 

@@ -108,7 +108,7 @@ class Archive:
 
     @property
     def has_alerts(self) -> bool:
-        """Whether the format contains the run's alerts."""
+        """Return whether the format contains the run's alerts."""
         return bool(self.description["format"] >= FIRST_WITH_ALERTS)
 
     @property

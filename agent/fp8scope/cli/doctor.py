@@ -35,7 +35,7 @@ FP8_CAPABILITY = 8.9
 """The lowest compute capability of NVIDIA GPUs with FP8 units (Ada, Hopper and later)."""
 
 PACKAGES = {"numpy": "numpy>=1.26,<3", "urllib3": "urllib3>=2.2,<3"}
-"""What the agent cannot do without, besides torch."""
+"""The packages that the agent requires, besides torch."""
 
 State = Literal["ok", "warn", "fail"]
 

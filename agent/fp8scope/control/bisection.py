@@ -53,7 +53,7 @@ class Bisection:
     seconds: float
     note: str = ""
     exact_is_finite: bool = True
-    """Whether the gradient in BF16 is finite; else there is nothing to compare with."""
+    """True if the gradient in BF16 is finite; else there is nothing to compare with."""
 
     @property
     def worst(self) -> ProductDeviation:

@@ -1,4 +1,4 @@
-"""What a run does to the training: commands, precision fallback, comparison with BF16, bisection.
+"""The influence of a run on the training: commands, precision fallback, comparison with BF16, bisection.
 
 A layer's precision changes between two steps, and each change is marked on the run's page. The script asks
 for it (`Run.fallback`), or a person or a rule (the command `fallback`), or a reference window.
@@ -223,7 +223,7 @@ class RunController:
 
     @property
     def finished(self) -> bool:
-        """Whether the run has ended."""
+        """Return whether the run has ended."""
         return self._session.report is not None
 
     @property
@@ -233,7 +233,7 @@ class RunController:
 
     @property
     def is_in_block(self) -> bool:
-        """Whether the script's own `with run.step()` is open."""
+        """Return whether the script's own `with run.step()` is open."""
         return self._session.steps.open is not None and self._session.follower is None
 
     def reference_window(self, train_step: "TrainStep", *arguments: Any, **options: Any) -> "TrainStep":

@@ -172,7 +172,7 @@ class WatchedLayers:
             self._models.append(weakref.ref(model))
 
     def __bool__(self) -> bool:
-        """Whether there are layers to switch."""
+        """Return whether there are layers to switch."""
         return any(True for model in self.models for _ in fp8_layers_of(model))
 
     def find(self, patterns: Pattern | Sequence[Pattern]) -> MatchedLayers:

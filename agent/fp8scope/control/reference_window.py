@@ -99,7 +99,7 @@ class WindowHost(Protocol):
 
     @property
     def finished(self) -> bool:
-        """Whether the run has ended."""
+        """Return whether the run has ended."""
 
     @property
     def step(self) -> int:
@@ -107,7 +107,7 @@ class WindowHost(Protocol):
 
     @property
     def is_in_block(self) -> bool:
-        """Whether the script's own `with run.step()` is open."""
+        """Return whether the script's own `with run.step()` is open."""
 
     def call_at_boundary(self, action: Callable[[], object]) -> None:
         """Call `action` once, at the end of the open step."""

@@ -68,7 +68,7 @@ def write_stream(columns: Sequence[ArrowColumn], metadata: Mapping[str, str]) ->
 
 
 def can_compress() -> bool:
-    """Whether zstd is there."""
+    """Return whether zstd is there."""
     return zstd is not None
 
 

@@ -27,12 +27,12 @@ class Handshake:
 
     @property
     def run_is_known(self) -> bool:
-        """Whether the server has the current registration."""
+        """Return whether the server has the current registration."""
         return self._registered == self._reader.registration
 
     @property
     def is_complete(self) -> bool:
-        """Whether the server has everything it needs to accept messages."""
+        """Return whether the server has everything it needs to accept messages."""
         return self._is_run_sent() and self._is_writer_sent()
 
     def send_next(self, progress: SendProgress) -> SendOutcome:

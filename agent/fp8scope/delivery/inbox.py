@@ -1,4 +1,4 @@
-"""What comes back with the server's answers: alerts and commands, each handed over once."""
+"""Alerts and commands that come with the server's answers, each handed over once."""
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence

@@ -32,7 +32,7 @@ class SyncReport:
     errors: int = 0
     """Failures of the agent itself while it sent the spool."""
     killed: bool = False
-    """Whether the process had ended without finishing the run; this was reported to the server."""
+    """True if the process had ended without finishing the run; this was reported to the server."""
 
 
 def _ignore_progress(done: int, total: int) -> None:
@@ -101,7 +101,7 @@ def _was_killed(cursor: Cursor, directory: Path) -> bool:
 
 
 def _last_written(directory: Path) -> datetime | None:
-    """When the process wrote to its spool for the last time; None if it has written nothing."""
+    """Return when the process wrote to its spool for the last time; None if it has written nothing."""
     times = [path.stat().st_mtime for path in directory.glob("*.log")]
     return datetime.fromtimestamp(max(times), UTC) if times else None
 

@@ -155,7 +155,7 @@ class Sender:
         self._urgent_at = now + interval * max(URGENT_PAUSE, missing * INTERVALS_PER_URGENT)
 
     def _is_accepted(self, record: Record) -> bool:
-        """Whether the server knows this kind of report. Older ones do not know the console log."""
+        """Return whether the server knows this kind of report. Older ones do not know the console log."""
         kind = load_json(record.payload).get("kind")
         return kind not in OPTIONAL_REPORTS or kind in self._handshake.accepts
 

@@ -18,7 +18,7 @@ MAX_RETRY_AFTER = 300.0
 
 
 class NextAction(enum.Enum):
-    """What the sender does after a response."""
+    """The sender's next action after a response."""
 
     DONE = "done"
     SET_ASIDE = "set aside"

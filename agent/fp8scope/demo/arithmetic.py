@@ -15,7 +15,7 @@ from torch.nn import functional
 
 @cache
 def has_units() -> bool:
-    """Whether this CPU multiplies BF16 matrices in hardware, as far as torch can tell."""
+    """Return whether this CPU multiplies BF16 matrices in hardware, as far as torch can tell."""
     capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     return any(name.endswith("bf16") and value for name, value in capabilities.items())
 

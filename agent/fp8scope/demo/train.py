@@ -28,7 +28,7 @@ PROGRESS_SECONDS = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What to train. `precision` is `bf16` or `fp8`; the fault begins at step `fault_at`."""
+    """The training of the demo. `precision` is `bf16` or `fp8`; the fault begins at step `fault_at`."""
 
     name: str
     precision: str = "bf16"
@@ -54,7 +54,10 @@ class Plan:
         return self.learning_rate * min(1.0, step / self.warm_up) * (0.1 + 0.9 * cosine)
 
     def evaluates_after(self, step: int) -> bool:
-        """Whether to score held-out text after this step; true `evaluations` times, the last at the end."""
+        """Return whether to score held-out text after this step.
+
+        True `evaluations` times, the last at the end.
+        """
         return step * self.evaluations // self.steps > (step - 1) * self.evaluations // self.steps
 
 

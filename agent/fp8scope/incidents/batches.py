@@ -84,7 +84,7 @@ class BatchLog:
         self._open: StepBatches | None = None
 
     def begins_group(self, completed: int) -> bool:
-        """Whether the next batch is the first after step `completed`."""
+        """Return whether the next batch is the first after step `completed`."""
         return self._open is None or completed != self._open.after_step
 
     def begin_group(self, completed: int) -> None:
@@ -120,7 +120,7 @@ class BatchLog:
             self._open.rates.append(rates_of(optimizer))
 
     def reaches_back_to(self, ordinal: int) -> bool:
-        """Whether the batches of this group and of all later ones are kept."""
+        """Return whether the batches of this group and of all later ones are kept."""
         return not self.overflowed and bool(self.groups) and self.groups[0].ordinal <= ordinal
 
     def forget_before(self, ordinal: int) -> None:
@@ -137,7 +137,7 @@ class Driver(Protocol):
     """Hands out the batches of a script that is run again; see `fp8scope.replay`."""
 
     keeps_incidents: bool
-    """Whether an incident of the run is kept."""
+    """True if an incident of the run is kept."""
 
     def serve(self, flight: Any, source: Iterable[Any]) -> Iterator[Any]:
         """Yield the batches that the script trains on instead of those of `source`."""

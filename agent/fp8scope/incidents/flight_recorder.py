@@ -44,7 +44,7 @@ SNAPSHOTS = 2
 MAX_BYTES = 8 << 30
 BATCH_BYTES = 256 << 20
 WRITE_SECONDS = 60.0
-"""How long the end of a run waits for an incident that is being written."""
+"""Seconds that the end of a run waits for an incident that is being written."""
 CRITICAL = "critical"
 MAX_WHY = 500
 LAST_STEPS = 3
@@ -87,7 +87,7 @@ class FlightRecorder:
 
     @property
     def needs_each_step(self) -> bool:
-        """Whether the training shows its batches, or is a replay."""
+        """Return whether the training shows its batches, or is a replay."""
         return self.log is not None or _driver() is not None
 
     def step_ends(self, number: int, *, is_light: bool = False) -> None:
@@ -274,7 +274,10 @@ class FlightRecorder:
         self.snapshots.clear()
 
     def _is_of_training(self, failure: str) -> bool:
-        """Whether a failure may come from the last steps: not Ctrl-C, nor `sys.exit` after finite values."""
+        """Return whether a failure may come from the last steps.
+
+        Not Ctrl-C, nor `sys.exit` after finite values.
+        """
         last = failure.rstrip().rpartition("\n")[2]
         if last.startswith("KeyboardInterrupt"):
             return False
@@ -287,7 +290,7 @@ class FlightRecorder:
     def _contents(
         self, payloads: Sequence[bytes], reason: str, alert: Alert | None, failure: str
     ) -> Contents:
-        """What there is now; the training thread goes on while it is written."""
+        """Return what there is now; the training thread goes on while it is written."""
         session, registration = self.session, self.session.registration.document
         groups = list(self.log.groups) if self.log is not None else []
         taken = self._kept_snapshots()
@@ -403,7 +406,7 @@ class Batches:
 
 
 def _driver() -> "Driver | None":
-    """What hands out batches in a replay. Its module needs torch, so it may not be loaded."""
+    """Return what hands out batches in a replay. Its module needs torch, so it may not be loaded."""
     batches: Any = sys.modules.get("fp8scope.incidents.batches")
     return None if batches is None else batches.driver
 

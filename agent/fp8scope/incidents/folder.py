@@ -40,7 +40,7 @@ class IncidentError(ValueError):
 
 @dataclass
 class Contents:
-    """What an incident keeps. Nothing in it changes any more."""
+    """The content of an incident. Nothing in it changes any more."""
 
     document: dict[str, Any]
     rows: Sequence[bytes]
@@ -149,7 +149,7 @@ class StoredIncident:
         return list(self._load(f"batches-{after_step}.pt"))
 
     def has_batches(self, after_step: int) -> bool:
-        """Whether the batches drawn after this step were kept."""
+        """Return whether the batches drawn after this step were kept."""
         return (self.folder / f"batches-{after_step}.pt").is_file()
 
     def random(self, step: int) -> Any:

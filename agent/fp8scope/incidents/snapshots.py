@@ -29,7 +29,7 @@ class SnapshotError(ValueError):
 
 
 class Trained:
-    """What a script trains: its models, optimizers, and further objects with a `state_dict`."""
+    """The trained objects of a script: its models, optimizers, and further objects with a `state_dict`."""
 
     def __init__(
         self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer], also: Sequence[Any] = ()

@@ -33,7 +33,7 @@ PRECISIONS: Final[Mapping[str, str]] = {
     "16-true": "fp16",
     "32-true": "fp32",
 }
-"""What the Trainer calls a precision, and what a run does."""
+"""The Trainer's name of a precision, and a run's."""
 
 
 class Fp8scopeCallback(Callback):

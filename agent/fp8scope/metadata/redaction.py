@@ -35,12 +35,12 @@ _PRIVATE_KEY = re.compile(
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a value named `name` is probably a secret."""
+    """Return whether a value named `name` is probably a secret."""
     return bool(_SECRET_NAME.search(name)) and not _HARMLESS_NAME.search(name)
 
 
 def is_secret_entry(name: str, value: Any) -> bool:
-    """Whether the configuration entry `name` probably holds a secret. Numbers never do."""
+    """Return whether the configuration entry `name` probably holds a secret. Numbers never do."""
     if value is None or isinstance(value, bool | int | float):
         return False
     if isinstance(value, list | tuple | set | frozenset):

@@ -147,7 +147,7 @@ class TimeBudget:
 
     @property
     def is_short(self) -> bool:
-        """Whether steps are so short that not all of them are measured."""
+        """Return whether steps are so short that not all of them are measured."""
         return self._measured_every > 1
 
     def next_full(self, number: int) -> int:

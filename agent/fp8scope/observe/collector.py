@@ -84,7 +84,7 @@ class Collector:
 
     @property
     def needs_each_step(self) -> bool:
-        """Whether what is counted of a step must be collected before the next one begins.
+        """Return whether what is counted of a step must be collected before the next one begins.
 
         Not so for FP8 layers, whose counters add up: then a step has what was counted since the last one.
         """
@@ -96,7 +96,7 @@ class Collector:
 
     @property
     def counts_always(self) -> bool:
-        """Whether FP8 layers count in every step."""
+        """Return whether FP8 layers count in every step."""
         return any(getattr(source, "adds_up", False) for source in self._sources.values())
 
     def rest(self) -> None:

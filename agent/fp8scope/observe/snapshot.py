@@ -204,7 +204,7 @@ class Snapshot:
         return next((copied.event for copied in self.copies if copied.event is not None), None)
 
     def is_ready(self) -> bool:
-        """Whether all copies have arrived."""
+        """Return whether all copies have arrived."""
         events = [copied.event for copied in self.copies if copied.event is not None]
         return all(bool(event.query()) for event in events)  # type: ignore[no-untyped-call]
 

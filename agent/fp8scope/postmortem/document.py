@@ -30,7 +30,7 @@ class PostMortem:
     title: str
     facts: Sequence[tuple[str, str]]
     signs: Sequence[DocumentEvent] = ()
-    """What moved, in the order of the steps."""
+    """Changes, in the order of the steps."""
     alerts: Sequence[DocumentEvent] = ()
     orders: Sequence[DocumentEvent] = ()
     """Commands and their results, and other changes to the run."""

@@ -1,4 +1,4 @@
-"""Which values of a run moved first, and when: a description of kept steps, not a test.
+"""The values of a run that moved first, and when: a description of kept steps, not a test.
 
 A series has moved at the first step from which on it stays outside of the range that it had in its first
 third: the median +- `FACTOR` times 1.4826 times the median absolute deviation (that factor makes it the

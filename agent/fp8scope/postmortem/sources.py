@@ -1,4 +1,4 @@
-"""Where a post-mortem comes from: the folder of an incident, or the dashboard's API."""
+"""The sources of a post-mortem: the folder of an incident, or the dashboard's API."""
 
 import json
 import urllib.parse

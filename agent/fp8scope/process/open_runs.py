@@ -15,9 +15,9 @@ from fp8scope.process import sigterm, sys_exit
 from fp8scope.process.patches import Patch
 
 EXIT_SECONDS = 10.0
-"""How long unfinished runs may delay the interpreter's exit."""
+"""Seconds that unfinished runs may delay the interpreter's exit."""
 NEXT_SECONDS = 5.0
-"""How long the previous run of a notebook may delay the next one."""
+"""Seconds that the previous run of a notebook may delay the next one."""
 TERMINATED = (
     "The process was terminated by SIGTERM: preempted, at its time limit, or by torchrun because another"
     " rank failed."
@@ -31,7 +31,7 @@ class OpenSession(Protocol):
 
     @property
     def follower(self) -> object:
-        """What finds the steps of the training loop, if anything does."""
+        """Return what finds the steps of the training loop, if anything does."""
 
     @property
     def step(self) -> int:
@@ -101,7 +101,7 @@ def closed(run: OpenRun) -> None:
 
 
 def is_interactive() -> bool:
-    """Whether this is an interactive interpreter or a notebook."""
+    """Return whether this is an interactive interpreter or a notebook."""
     return hasattr(sys, "ps1")
 
 

@@ -20,7 +20,7 @@ class Patch:
         setattr(owner, name, self._replacement)
 
     def is_on(self, owner: Any, name: str) -> bool:
-        """Whether this patch replaces that attribute."""
+        """Return whether this patch replaces that attribute."""
         return self._owner is owner and self._name == name
 
     def restore(self) -> bool:

@@ -24,7 +24,7 @@ from typing import Any
 from fp8scope.guard import before_any_run
 
 PATIENCE_SECONDS = 5.0
-"""How long writing and sending may delay the end; schedulers wait about 30 seconds before SIGKILL."""
+"""Seconds that writing and sending may delay the end; schedulers wait about 30 seconds before SIGKILL."""
 
 Finisher = Callable[[float], None]
 """Finishes the open runs as failed, within the given number of seconds."""

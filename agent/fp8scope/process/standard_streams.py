@@ -20,7 +20,10 @@ STREAMS: Final[tuple[StreamName, ...]] = ("stdout", "stderr")
 
 
 class _Local(threading.local):
-    """Whether this thread is inside a wrapped `write`: one that writes on to another stream counts once."""
+    """True while this thread is inside a wrapped `write`.
+
+    One that writes on to another stream counts once.
+    """
 
     inside = False
 

@@ -23,7 +23,7 @@ Note = Callable[[SystemExit, FrameType], None]
 """Called with the exception that is about to be raised, and the calling frame. Must not raise."""
 
 CAN_READ_FRAMES = sys.implementation.name == "cpython" and (3, 11) <= sys.version_info[:2] <= (3, 14)
-"""Whether bytecode has the form that `was_left_by_exception` knows."""
+"""True if bytecode has the form that `was_left_by_exception` knows."""
 
 
 def exit_status(code: object) -> int:
@@ -69,7 +69,7 @@ def outermost(frame: FrameType) -> FrameType:
 
 
 def was_left_by_exception(frame: FrameType) -> bool:
-    """Whether a frame that has ended was left by an exception: its last instruction is not a return.
+    """Return whether a frame that has ended was left by an exception: its last instruction is not a return.
 
     On a Python whose bytecode is not known the answer is True: callers must have another sign that the
     program went on after the call.

@@ -66,7 +66,7 @@ class Worker:
         self._wake_event.set()
 
     def has_ended(self) -> bool:
-        """Whether `tick` will not be called again."""
+        """Return whether `tick` will not be called again."""
         return self._ended.is_set()
 
     def join(self, deadline: float) -> bool:

@@ -26,7 +26,7 @@ DOCUMENT_LINES: Final = 500
 DOCUMENT_CHARACTERS: Final = 128 << 10
 BURST_CHARACTERS: Final = 1 << 20
 CHARACTERS_PER_SECOND: Final = 16 << 10
-"""What is recorded: a burst, which fills up again at this rate. The newest lines are kept."""
+"""The recorded amount: a burst, which fills up again at this rate. The newest lines are kept."""
 LAST_CHARACTERS: Final = 64 << 10
 """Recorded at the end of the run in any case, because it says why a program failed."""
 

@@ -1,4 +1,4 @@
-"""What the training thread hands to the recorder: documents, the catalogue of tensors, steps, histograms.
+"""Entries from the training thread to the recorder: documents, the catalogue of tensors, steps, histograms.
 
 Entries are made on the training thread and only refer to a step's values. The recorder's thread makes bytes
 of them once the device has sent those values.
@@ -23,7 +23,7 @@ class Pending(Protocol):
     """Values on their way from a device."""
 
     def is_ready(self) -> bool:
-        """Whether they have arrived."""
+        """Return whether they have arrived."""
 
     def wait(self) -> None:
         """Wait until they have arrived."""
@@ -42,7 +42,7 @@ class SpoolEntry(abc.ABC):
 
     @abc.abstractmethod
     def is_ready(self) -> bool:
-        """Whether `wait` would return at once."""
+        """Return whether `wait` would return at once."""
 
     @abc.abstractmethod
     def wait(self) -> None:
@@ -95,7 +95,7 @@ class Catalogue:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a writer runs: its rank and host, and the attempt at the run that it belongs to."""
+    """The place of a writer: its rank and host, and the attempt at the run that it belongs to."""
 
     rank: int = 0
     hostname: str = ""

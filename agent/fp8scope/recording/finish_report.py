@@ -1,4 +1,4 @@
-"""How a run ended, and what is logged about data that did not reach the server."""
+"""The end of a run, and the log of data that did not reach the server."""
 
 import logging
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ logger = logging.getLogger("fp8scope")
 
 @dataclass(frozen=True, kw_only=True)
 class FinishReport:
-    """How a run ended. `complete`: the server has acknowledged everything that was recorded."""
+    """The end of a run. `complete`: the server has acknowledged everything that was recorded."""
 
     complete: bool
     rows_sent: int = 0

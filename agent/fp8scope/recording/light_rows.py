@@ -16,7 +16,7 @@ from fp8scope.recording.urgency import Urgency
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LightSource:
-    """What the rows of some light steps have in common. `keep` is called with the pieces of each row."""
+    """The common content of the rows of some light steps. `keep` is called with the pieces of each row."""
 
     names: Sequence[str]
     """The names under which the loss is recorded."""
@@ -58,7 +58,7 @@ class LightRow(SpoolEntry):
 
     @property
     def ended_at(self) -> int:
-        """When the step ended, in microseconds since 1970."""
+        """Return when the step ended, in microseconds since 1970."""
         return int((self.ended + self._source.clock_offset) * 1e6)
 
     def scalars(self) -> dict[str, float]:

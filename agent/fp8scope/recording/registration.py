@@ -1,4 +1,4 @@
-"""What describes a run, the body of PUT /runs/{run}: checked, readable and writable while it runs."""
+"""The description of a run, the body of PUT /runs/{run}: checked, readable and writable while it runs."""
 
 import operator
 import time
@@ -19,7 +19,7 @@ SEND_SECONDS = 1.0
 """Changes of the registration are sent together, at most this often."""
 _TEXT_LIMITS = {"name": 200, "group": 128, "baseline": 128, "parent": 128, "precision": 32}
 RELATIONS = ("resumed", "reference")
-"""What a run can be to its parent."""
+"""The relations of a run to its parent."""
 
 
 def blank_registration(name: str) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class Registration:
 
     @property
     def lacks_precision(self) -> bool:
-        """Whether neither the script nor a watched model's FP8 layers have said the run's precision."""
+        """Return whether neither script nor FP8 layers have said the run's precision."""
         return bool(self.document["precision"] == "unknown")
 
     def entry(self) -> "Document":

@@ -128,7 +128,7 @@ class Spool:
         return sum(self._torn.values())
 
     def has_room(self) -> bool:
-        """Whether there is room for records that matter less than rows."""
+        """Return whether there is room for records that matter less than rows."""
         is_on_disk = self.directory is not None and self.trouble is None
         return is_on_disk and self._end - self.begin < self._max_bytes // 2
 

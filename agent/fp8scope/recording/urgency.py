@@ -43,7 +43,10 @@ class UsualLevel:
         self._level = self._deviation = 0.0
 
     def is_exceeded(self, value: float) -> bool:
-        """Whether a value is far above the level; then it enters it clipped. Values <= 0 are ignored."""
+        """Return whether a value is far above the level.
+
+        Then it enters it clipped. Values <= 0 are ignored.
+        """
         if not 0.0 < value < math.inf:
             return False
         value = math.log(value)
@@ -70,7 +73,7 @@ class Urgency:
         self._streaks = dict.fromkeys((*MAX_RISES, "range"), 0)
 
     def is_urgent(self, scalars: Mapping[str, float], statistics: Float64s) -> bool:
-        """Whether a scalar has become NaN or infinite, or a bound is exceeded.
+        """Return whether a scalar has become NaN or infinite, or a bound is exceeded.
 
         Call it once for each step, in order.
 
@@ -89,7 +92,8 @@ class Urgency:
         return exceeded and streak <= MAX_STREAK
 
     def is_news(self, scalars: Mapping[str, float]) -> bool:
-        """Whether a scalar is NaN or infinite that was finite, or unknown, the last time it was logged.
+        """Return whether a scalar is NaN or infinite that was finite, or unknown, the last time it was
+        logged.
 
         A value that stays NaN is news only once.
         """
@@ -105,7 +109,7 @@ class Urgency:
 
 
 def exceeds_range(statistics: Float64s) -> bool:
-    """Whether too many elements of a tensor are clipped, not finite, or become zero."""
+    """Return whether too many elements of a tensor are clipped, not finite, or become zero."""
     if not statistics.size:
         return False
     numel = statistics[:, NUMEL]

@@ -38,7 +38,7 @@ class ReplayPath(Protocol):
         """
 
     is_over: bool
-    """Whether nothing follows what `turns` has yielded."""
+    """True if nothing follows what `turns` has yielded."""
 
 
 class Engine:

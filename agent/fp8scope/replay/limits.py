@@ -1,4 +1,4 @@
-"""What a replay cannot do: steps of several processes, and other devices than that of the recording."""
+"""The limits of a replay: steps of several processes, and other devices than that of the recording."""
 
 import sys
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ DETERMINISTIC = "torch.use_deterministic_algorithms(True) and CUBLAS_WORKSPACE_C
 
 
 def refusal(environment: Mapping[str, str]) -> str:
-    """Why no replay can begin in this process; empty if it can. `environment`: its variables."""
+    """Return why no replay can begin in this process; empty if it can. `environment`: its variables."""
     for name in PROCESSES:
         if _count(environment.get(name)) > 1:
             return (
@@ -23,7 +23,7 @@ def refusal(environment: Mapping[str, str]) -> str:
 
 
 def notes(document: Mapping[str, Any]) -> tuple[str, ...]:
-    """What may make the replayed step differ from the recorded one: one sentence each.
+    """Return what may make the replayed step differ from the recorded one: one sentence each.
 
     Args:
         document: of the incident; see `FlightRecorder`.

@@ -46,7 +46,7 @@ class Pass:
 
     @property
     def is_finite(self) -> bool:
-        """Whether the gradient is finite. Waits for the device."""
+        """Return whether the gradient is finite. Waits for the device."""
         return all(bool(part.isfinite().all()) for part in self.gradient)
 
 
@@ -187,7 +187,7 @@ def recorded_since(flight: FlightRecorder, added: int) -> list[Row]:
 
 
 def same_gradient(one: Pass, other: Pass) -> bool:
-    """Whether two passes of a step have the same gradient, up to REPEATED_GRADIENT. NaN equals NaN."""
+    """Return whether two passes of a step have the same gradient, up to REPEATED_GRADIENT. NaN equals NaN."""
     if len(one.gradient) != len(other.gradient):
         return False
     difference = size = 0.0

@@ -1,4 +1,7 @@
-"""What a replayed step says: whether it is the recorded one, and whether FP8 and BF16 diverge in it."""
+"""The conclusion from a replayed step.
+
+Whether it is the recorded one, and whether FP8 and BF16 diverge in it.
+"""
 
 import math
 import struct
@@ -37,7 +40,7 @@ class SearchedSteps:
     first: int
     last: int
     is_from_start: bool
-    """Whether `first` is the first step of the script, so that nothing before it can be searched."""
+    """True if `first` is the first step of the script, so that nothing before it can be searched."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +51,7 @@ class ReplayResult:
     recorded: float | None
     replayed: float | None
     repeatable: bool | None = None
-    """Whether the step gave the same loss and gradient twice in this process. If not, there is no verdict:
+    """True if the step gave the same loss and gradient twice in this process. If not, there is no verdict:
     the passes in FP8 and in BF16 would not be of the same step."""
     repeated: float | None = None
     """The loss of the second pass."""
@@ -61,7 +64,7 @@ class ReplayResult:
 
     @property
     def equal(self) -> bool | None:
-        """Whether both losses are the same float64, bit for bit; None if one is unknown."""
+        """Return whether both losses are the same float64, bit for bit; None if one is unknown."""
         if self.recorded is None or self.replayed is None:
             return None
         return same_bits(self.recorded, self.replayed)
@@ -207,7 +210,7 @@ class ReplayResult:
 
 
 def same_bits(one: float, other: float) -> bool:
-    """Whether two numbers are the same float64. All NaN count as the same."""
+    """Return whether two numbers are the same float64. All NaN count as the same."""
     return struct.pack("<d", one) == struct.pack("<d", other) or (math.isnan(one) and math.isnan(other))
 
 

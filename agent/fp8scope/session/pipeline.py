@@ -39,7 +39,7 @@ logger = logging.getLogger("fp8scope")
 IDLE_SECONDS = 5.0
 CLOSING_PAUSE = 1.0
 UNREACHABLE_SECONDS = 1.0
-"""How long the end of the program waits for a server that does not answer."""
+"""Seconds that the end of the program waits for a server that does not answer."""
 LOOK_OFTEN, LOOK_SELDOM = 0.002, 0.1
 DOZE_AFTER = 1.0
 """While steps arrive, the recorder polls for them a few times per step, at an interval within LOOK_OFTEN and

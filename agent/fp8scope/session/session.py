@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 FINISH_SECONDS = 30.0
 GIT_SECONDS = 0.5
-"""How long the end of a run waits for git, if no step was recorded since it answered."""
+"""Seconds that the end of a run waits for git, if no step was recorded since it answered."""
 MAX_REPORTS_KEPT = 200
 MAX_REWINDS = 100
 """Attempts that one process may begin by going back to earlier steps."""
@@ -138,7 +138,7 @@ class Session:
 
     @property
     def active(self) -> bool:
-        """Whether anything is being recorded: see `Steps.active`."""
+        """Return whether anything is being recorded: see `Steps.active`."""
         return self.steps.active
 
     @property
@@ -295,7 +295,7 @@ class Session:
 
     @property
     def follower(self) -> Follower | None:
-        """What finds the steps of the training loop, if anything does."""
+        """Return what finds the steps of the training loop, if anything does."""
         return self.steps.follower
 
     def attach(self, follower: Follower) -> None:

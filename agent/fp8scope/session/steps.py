@@ -39,7 +39,7 @@ class Follower(Protocol):
 
     @property
     def is_complete(self) -> bool:
-        """Whether the work of the open step is done, or no step is open."""
+        """Return whether the work of the open step is done, or no step is open."""
 
     def complete(self) -> None:
         """Record the open step if its work is done; else forget it."""
@@ -62,7 +62,7 @@ class FlightLog(Protocol):
 
     @property
     def needs_each_step(self) -> bool:
-        """Whether `step_ends` must be called for each step."""
+        """Return whether `step_ends` must be called for each step."""
 
     def step_ends(self, number: int, *, is_light: bool = False) -> None:
         """A step is being recorded; `is_light`: of which only the loss is taken."""
@@ -152,7 +152,7 @@ class Steps:
 
     @property
     def _has_no_steps(self) -> bool:
-        """Whether nothing has shown yet how this script makes steps."""
+        """Return whether nothing has shown yet how this script makes steps."""
         return self.recorded is None and not self._has_blocks and self.follower is None and self.active
 
     @property

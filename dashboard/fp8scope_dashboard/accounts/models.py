@@ -96,7 +96,7 @@ class Membership(models.Model):
 
 
 class Scope(models.TextChoices):
-    """What a token may do. docs/wire.md has the scope that each endpoint needs."""
+    """A permission of a token. docs/wire.md has the scope that each endpoint needs."""
 
     WRITE = "write", "write runs"
     READ = "read", "read"
@@ -123,7 +123,7 @@ class ApiToken(models.Model):
     revoked_at = models.DateTimeField(null=True, blank=True)
 
     def may(self, scope: Scope) -> bool:
-        """Whether the token has this scope. *Administer* includes *read*."""
+        """Return whether the token has this scope. *Administer* includes *read*."""
         return scope in self.scopes or (scope == Scope.READ and Scope.ADMINISTER in self.scopes)
 
     @property

@@ -112,7 +112,7 @@ def note_use(token_id: int, last_used_at: datetime | None) -> None:
 
 
 def is_token(secret: str) -> bool:
-    """Whether a secret is a valid token. Unlike `authenticate_token`, writes nothing."""
+    """Return whether a secret is a valid token. Unlike `authenticate_token`, writes nothing."""
     return token_and_project(secret) is not None
 
 
@@ -148,7 +148,7 @@ def use_sign_in_link(secret: str) -> User | None:
 
 
 def is_usable_link(secret: str) -> bool:
-    """Whether `use_sign_in_link` would succeed."""
+    """Return whether `use_sign_in_link` would succeed."""
     return _usable_links(secret).exists()
 
 

@@ -161,7 +161,7 @@ def _opened_or_kept(live: RunAlerts, each: Detection, opened: list[Event], kept:
 
 
 def _covers(event: Event, finding: ConditionChange) -> bool:
-    """Whether an event of a kind that outranks a finding's has its cause."""
+    """Return whether an event of a kind that outranks a finding's has its cause."""
     return not rules.kind_of(event.kind).names_tensors or evidence.overlaps(event, finding)
 
 

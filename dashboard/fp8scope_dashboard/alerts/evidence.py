@@ -73,13 +73,16 @@ def first_tensor(evidence: Mapping[str, Any], onset: int) -> dict[str, Any]:
 
 
 def overlaps(event: Event, finding: ConditionChange) -> bool:
-    """Whether a finding of tensors has the cause of an event: it began at most SAME_CAUSE steps apart."""
+    """Return whether a finding of tensors has the cause of an event.
+
+    It began at most SAME_CAUSE steps apart.
+    """
     last = int(event.evidence.get("last_onset", event.onset_step))
     return event.onset_step - SAME_CAUSE <= finding.onset_step <= last + SAME_CAUSE
 
 
 def shares_tensors(event: Event, finding: ConditionChange) -> bool:
-    """Whether a finding names a tensor of an event; true if it names none at all."""
+    """Return whether a finding names a tensor of an event; true if it names none at all."""
     if "tensors" not in finding.evidence:
         return True
     names = {tensor["name"] for tensor in event.evidence.get("tensors", [])}
@@ -87,7 +90,7 @@ def shares_tensors(event: Event, finding: ConditionChange) -> bool:
 
 
 def is_about(event: Event, finding: ConditionChange) -> bool:
-    """Whether a finding names largely the tensors of an event: half of its modules are the event's.
+    """Return whether a finding names largely the tensors of an event: half of its modules are the event's.
 
     Input, weight and gradient of one module leave their ranges together. Of many tensors the evidence names
     only the worst; then half of the layers must be the event's.

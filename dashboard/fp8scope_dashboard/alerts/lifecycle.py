@@ -109,7 +109,7 @@ def acknowledge_all(events: QuerySet[Event], user: User) -> int:
 
 
 def acknowledged_lately(project: Project, user: User) -> tuple[datetime, int] | None:
-    """When the user last acknowledged alerts that are acknowledged still, and how many.
+    """Return when the user last acknowledged alerts that are acknowledged still, and how many.
 
     None if UNDO_FOR is over.
     """

@@ -58,7 +58,7 @@ class RuleAction(models.TextChoices):
 
 
 class Condition(models.TextChoices):
-    """What a rule of kind THRESHOLD compares. docs/alerts.md has the definitions."""
+    """The quantity that a rule of kind THRESHOLD compares. docs/alerts.md has the definitions."""
 
     ABOVE = "above", "is above"
     BELOW = "below", "is below"
@@ -172,7 +172,7 @@ class Event(models.Model):
 
     @property
     def title(self) -> str:
-        """What happened, for people."""
+        """Return what happened, for people."""
         return self.rule_name or str(self.get_kind_display())
 
 
@@ -231,7 +231,7 @@ RUN_WIDE = UUID(int=0)
 
 
 class DetectorState(models.Model):
-    """How far the detectors have read the messages of one writer, and their state.
+    """The position of the detectors in the messages of one writer, and their state.
 
     The row of RUN_WIDE belongs to the run: it has the state of the comparison with the baseline, and it is
     locked while the run is evaluated.

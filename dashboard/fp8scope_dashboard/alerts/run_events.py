@@ -43,7 +43,7 @@ class RunAlerts:
 
     @property
     def has_any(self) -> bool:
-        """Whether the run has any event, also resolved ones."""
+        """Return whether the run has any event, also resolved ones."""
         return bool(self._live) or self._had_any
 
     @cached_property

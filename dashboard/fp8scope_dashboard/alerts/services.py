@@ -89,7 +89,7 @@ def alerts_after(run_id: UUID, after: int) -> list[dict[str, Any]]:
 
 
 def unjudged(run: Run) -> list[str]:
-    """Why the loss is not compared with its baseline, in sentences; empty if it is."""
+    """Return why the loss is not compared with its baseline, in sentences; empty if it is."""
     row = DetectorState.objects.filter(run=run, writer=RUN_WIDE).first()
     if row is None:
         return []

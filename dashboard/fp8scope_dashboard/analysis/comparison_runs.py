@@ -1,4 +1,4 @@
-"""Which runs are compared with which, and whether their comparisons include all stored data."""
+"""The runs that are compared with each other, and whether their comparisons include all stored data."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def baseline_runs(run: Run) -> list[Run]:
 
 
 def baseline_label(run: Run) -> str:
-    """What a run is compared with, for people: the name of the group, or that of the run."""
+    """Return what a run is compared with, for people: the name of the group, or that of the run."""
     run_id = as_run_id(run.baseline)
     if run_id is None:
         return run.baseline

@@ -1,4 +1,4 @@
-"""How much of the planned run a verdict covers, and whether a good verdict is final.
+"""The share of the planned run that a verdict covers, and whether a good verdict is final.
 
 A good verdict is final only if the run and a run of its baseline finished as planned, and the verdict covers
 all of the planned run. Pure functions.
@@ -74,7 +74,7 @@ class BaselineArm:
 
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
-    """How much of the planned run a verdict covers.
+    """The share of the planned run that a verdict covers.
 
     Attributes:
         standing: of the run.
@@ -103,7 +103,7 @@ class Coverage:
 
     @property
     def complete(self) -> bool:
-        """Whether the verdict covers all of the planned run."""
+        """Return whether the verdict covers all of the planned run."""
         if self.judged is None or not self.planned:
             return False
         return self.judged + max(self.gap, SLACK * self.planned) >= self.planned
@@ -174,12 +174,12 @@ def conclude(measured: str, coverage: Coverage) -> Judgement:
 
 
 def is_dead(standing: Standing | None) -> bool:
-    """Whether a run ended, or seems to have ended, before its planned end."""
+    """Return whether a run ended, or seems to have ended, before its planned end."""
     return standing in ("failed", "silent", "finished_early")
 
 
 def _reason_not_final(coverage: Coverage) -> tuple[bool, str]:
-    """Why a verdict is not final ('' if it is), and whether that can change without a new run."""
+    """Return why a verdict is not final ('' if it is), and whether that can change without a new run."""
     if is_dead(coverage.standing):
         return False, _dead(coverage)
     if coverage.standing == "running":

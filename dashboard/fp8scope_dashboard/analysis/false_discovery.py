@@ -1,4 +1,4 @@
-"""Which of many series have changed, with a bound on the share of false claims among them.
+"""The series among many that have changed, with a bound on the share of false claims among them.
 
 Each series is compared with its own past, which gives a p-value; of thousands of p-values some are small by
 chance. The procedures below choose a set in which the expected share of false claims, the false discovery

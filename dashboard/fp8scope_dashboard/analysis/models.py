@@ -57,7 +57,7 @@ class EvaluationComparison(models.Model):
 
 
 class JobProgress(models.Model):
-    """How far a long job of a run is. The row exists only while the job runs; see analysis.progress."""
+    """The progress of a long job of a run. The row exists only while the job runs; see analysis.progress."""
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="running_jobs")
     kind = models.CharField(max_length=32)

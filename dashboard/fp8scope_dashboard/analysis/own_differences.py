@@ -78,7 +78,7 @@ def of_losses(
 
 
 def ends_broken(curve: LossCurve) -> bool:
-    """Whether the last loss is not finite."""
+    """Return whether the last loss is not finite."""
     return bool(len(curve)) and not usable(curve.losses[-1:]).all()
 
 
@@ -102,7 +102,8 @@ def _level(curve: LossCurve, axis: Any, window: tuple[float, float]) -> float | 
 
 
 def as_dict(group: str, runs: Sequence[RunDifference], own: str, unit: str) -> dict[str, Any]:
-    """What is stored beside a verdict: `own`, the judged run's difference, and `group`, that of its runs.
+    """Return what is stored beside a verdict: `own`, the judged run's difference, and `group`, that of its
+    runs.
 
     Args:
         group: the name of the seed group; empty without one.

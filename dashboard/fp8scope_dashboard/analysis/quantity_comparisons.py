@@ -13,7 +13,7 @@ from fp8scope_dashboard.runs.models import Run
 def quantities_of(
     run: Run, ours: Sequence[RunReading], theirs: Sequence[RunReading], losses: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What the run costs and saves against its baseline; see `quantities.of`.
+    """Return what the run costs and saves against its baseline; see `quantities.of`.
 
     Args:
         ours: of the run first, then of others of its seed group.

@@ -38,7 +38,7 @@ def refresh(run_id: UUID) -> None:
 
 
 def _is_postponed(run: Run) -> bool:
-    """Whether the last comparison of the run is too recent, given its cost."""
+    """Return whether the last comparison of the run is too recent, given its cost."""
     latest: Comparison | None = getattr(run, "comparison", None)
     if latest is None or run.state != RunState.RUNNING:
         return False

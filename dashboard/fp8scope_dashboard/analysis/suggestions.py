@@ -123,7 +123,7 @@ def _same_training(run: Candidate, other: Candidate) -> bool:
 
 
 def _common_name(names: Collection[str]) -> str:
-    """What the names begin with, without the word for the seed."""
+    """Return what the names begin with, without the word for the seed."""
     common = os.path.commonprefix(list(names))
     return re.sub(r"[\W_]*(seed|s)?[\W_]*$", "", common, flags=re.IGNORECASE)[:100]
 

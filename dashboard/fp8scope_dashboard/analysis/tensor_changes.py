@@ -1,4 +1,4 @@
-"""Which tensors of a run have changed lately, compared with their own past."""
+"""The tensors of a run that have changed lately, compared with their own past."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""When tensors went out of range, and which are worst: from the columns of a heat map. Pure functions.
+"""The steps at which tensors went out of range, and the worst tensors: from the columns of a heat map. Pure
+functions.
 
 A column is the largest value of neighbouring steps, so that a single step over the limit makes a column over
 it. An onset is *sustained* if of WINDOW observed columns that begin with it, at least SUSTAINED are over the
@@ -45,7 +46,7 @@ CERTAIN_SHARE: Final = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class Ranked:
-    """What tensors are ranked by.
+    """The values that tensors are ranked by.
 
     Attributes:
         onset: int64[T], the column of the first sustained onset; -1 without one.
@@ -64,7 +65,7 @@ class Ranked:
 
 
 def is_rate(statistic: str) -> bool:
-    """Whether a statistic is a share of a tensor's elements."""
+    """Return whether a statistic is a share of a tensor's elements."""
     return statistic.endswith("_rate")
 
 

@@ -34,7 +34,7 @@ def coverage_of_loss(
     theirs: Sequence[LossCurve],
     result: LossComparison,
 ) -> Coverage:
-    """How much of the first run's plan the comparison of its loss covers.
+    """Return how much of the first run's plan the comparison of its loss covers.
 
     Args:
         arm: the judged run first, then others of its seed group; `ours` are their losses.
@@ -89,7 +89,10 @@ def coverage_of_loss(
 def coverage_of_score(
     run: Run, baseline: Sequence[Run], reached: Mapping[UUID, int | None], step: int
 ) -> Coverage:
-    """How much of the run's plan a score at a step covers. `baseline`: the runs with a score at that step."""
+    """Return how much of the run's plan a score at a step covers.
+
+    `baseline`: the runs with a score at that step.
+    """
     furthest = [reached[each.id] for each in baseline]
     plan: Plan = "total_steps" if run.total_steps else "longest_run"
     # The length of a run without a plan is known once it has ended.

@@ -109,7 +109,7 @@ def _read(scope: Scope) -> batches.Sent | None:
 
 
 def _known(query: str) -> tuple[Known, bool] | None:
-    """What the query says; None if it has anything else than numbers, each once."""
+    """Return what the query says; None if it has anything else than numbers, each once."""
     values: dict[str, int] = {}
     for part in query.split("&") if query else ():
         name, _, value = part.partition("=")

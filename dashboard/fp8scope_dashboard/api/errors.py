@@ -1,4 +1,4 @@
-"""What an error of the API is answered with."""
+"""The answers to errors of the API."""
 
 from __future__ import annotations
 

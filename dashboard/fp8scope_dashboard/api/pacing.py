@@ -1,4 +1,4 @@
-"""How long agents gather rows before their next batch, so that a busy server gets fewer, larger batches.
+"""The time that agents gather rows before their next batch, so that a busy server gets fewer, larger batches.
 
 A batch costs about the same for one row as for fifty. So each answer says after which pause the next batch
 suits the server: short where few writers send, so that alerts come soon, and longer the more of them there

@@ -38,7 +38,7 @@ class ProjectOut(Schema):
 
 
 class ProjectChangeIn(Schema):
-    """What to change; fields that are left out stay as they are."""
+    """The changes; fields that are left out stay as they are."""
 
     name: Name | None = None
     description: Description | None = None

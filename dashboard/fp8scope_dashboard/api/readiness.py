@@ -1,4 +1,4 @@
-"""What another number format would do to the tensors of a run."""
+"""The effect of another number format on the tensors of a run."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _HAS_NEWS = f"SELECT {HAS_ALERTS}, {HAS_COMMANDS}"
 
 
 class News(NamedTuple):
-    """Whether there are alerts and commands that a writer does not have yet."""
+    """A flag for alerts and commands that a writer does not have yet."""
 
     alerts: bool
     commands: bool
@@ -54,7 +54,7 @@ class Known(Schema):
 
 
 class Urgent(Schema):
-    """What the writer says of a batch."""
+    """The writer's statements about a batch."""
 
     urgent: bool = Field(
         False, description="An alert may follow from these rows: they are judged first, at a bounded rate."

@@ -31,7 +31,7 @@ router = Router(tags=["rules"], auth=ADMINISTRATOR)
 
 
 class ChangeOut(Schema):
-    """What applying a file does to one rule; `fields` has the present and the new value of each field."""
+    """The effect of a file on one rule; `fields` has the present and the new value of each field."""
 
     what: str
     title: str

@@ -1,4 +1,4 @@
-"""Who sends a batch: the token, the run and the writer of a message, read in one statement.
+"""The sender of a batch: the token, the run and the writer of a message, read in one statement.
 
 This runs for every batch. A statement for each of them takes several times as long, above all in Python.
 """

@@ -22,7 +22,7 @@ class NotUndoableError(Exception):
 
 @dataclass(frozen=True)
 class Actor:
-    """Who makes a change, and from which address: a person, a token, or without both `fp8scope admin`."""
+    """The author of a change, and the address: a person, a token, or without both `fp8scope admin`."""
 
     user: User | None = None
     token: ApiToken | None = None

@@ -9,7 +9,7 @@ from fp8scope_dashboard.accounts.models import ApiToken, Project, User
 
 
 class Action(models.TextChoices):
-    """What was changed. The labels begin the sentence of an entry."""
+    """A kind of change. The labels begin the sentence of an entry."""
 
     RULES = "rules", "Alert rules"
     COMMAND = "command", "Gave a command"

@@ -79,7 +79,7 @@ class ReferenceIn(_ReportIn):
 
 
 class Incident(Schema):
-    """What the flight recorder of a process has kept, on the disk of its host."""
+    """An incident that the flight recorder of a process has kept, on the disk of its host."""
 
     reason: Annotated[Text, Field(max_length=32)]
     alert: Natural | None = None

@@ -92,7 +92,7 @@ def outcome_of(plan: RunPlan, report: TrainerReport, stored: Mapping[str, Any]) 
 
 
 def is_judged(plan: RunPlan, stored: Mapping[str, Any]) -> bool:
-    """Whether the dashboard has compared all of a finished run with its baseline, scores included."""
+    """Return whether the dashboard has compared all of a finished run with its baseline, scores included."""
     if plan.group == BASELINE:
         return True
     scored = {score["metric"] for score in stored["evaluations"] if score["step"] == plan.steps}

@@ -1,1 +1,4 @@
-"""Why an FP8 run is in trouble: the steps that practice takes, each with its evidence, and one conclusion."""
+"""The diagnosis of an FP8 run in trouble.
+
+The steps that practice takes, each with its evidence, and one conclusion.
+"""

@@ -1,4 +1,4 @@
-"""Where the mean of a series changes: change-points with confidence intervals. Pure functions.
+"""Changes of the mean of a series: change-points with confidence intervals. Pure functions.
 
 A single change-point is the split with the smallest sum of squares around the two means, which is the maximum
 of the standardised CUSUM. Its interval is the set of splits whose likelihood ratio against the best one,
@@ -84,7 +84,7 @@ def change_points(values: Floats, most: int = 8) -> list[ChangePoint]:
 
 
 def slope_change(values: Floats) -> tuple[int, int, int] | None:
-    """Where a series begins to rise: the bend of two joined lines with the smallest sum of squares.
+    """Return where a series begins to rise: the bend of two joined lines with the smallest sum of squares.
 
     Args:
         values: float64[n], without NaN.

@@ -72,7 +72,7 @@ class Conclusion:
 
 @dataclass(frozen=True, kw_only=True)
 class StepFindings:
-    """What each step found.
+    """The finding of each step.
 
     Attributes:
         loss_code: a loss that is not finite while no tensor is; None without.

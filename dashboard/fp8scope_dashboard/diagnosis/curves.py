@@ -122,7 +122,7 @@ def _rises(steps: Int64s, losses: Floats) -> list[Trouble]:
 
 
 def _goes_on(first: Trouble, later: Trouble) -> bool:
-    """Whether a rise is the one before it: a slow one passes its limit several times."""
+    """Return whether a rise is the one before it: a slow one passes its limit several times."""
     return first.kind == later.kind == "rise" and first.until is not None and later.onset <= first.until
 
 
@@ -156,7 +156,8 @@ def _episode(
 
 
 def _bend(losses: Floats, smooth: Floats, past: Floats, limit: Floats, left: int, end: int) -> int:
-    """Where a rise begins that leaves the noise at the point `left`: at the bend of the curve before it.
+    """Return where a rise begins that leaves the noise at the point `left`: at the bend of the curve before
+    it.
 
     `smooth`: the running median, float64[n]. The fall of a training loss is a bend, too: only points that
     are at the lowest level already are searched.

@@ -120,7 +120,7 @@ def _agreement(ours: Sequence[Scored]) -> Finding:
 
 
 def _mismatch(evaluated: str, trained: str) -> bool:
-    """Whether an evaluation's recorded precision is not the training's."""
+    """Return whether an evaluation's recorded precision is not the training's."""
     return bool(evaluated) and trained not in ("", "unknown") and _family(evaluated) != _family(trained)
 
 

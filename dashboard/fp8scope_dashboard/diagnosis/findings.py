@@ -1,4 +1,4 @@
-"""What a step of the diagnosis returns."""
+"""The result of a step of the diagnosis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a finding may be a cause: there is trouble, and it begins before the trouble. Pure functions.
+"""The order of causes and trouble: a cause needs trouble, and begins before it. Pure functions.
 
 What begins while the run is in trouble already is an effect of it. What was so from the first steps on, long
 before a sudden trouble, does not explain why the trouble begins when it does. Without trouble nothing is a
@@ -43,12 +43,13 @@ class RunTrouble:
 
 
 def is_old(onset: int, trouble: int, begins: int) -> bool:
-    """Whether a condition that began at `onset` is neither new nor recent at a step of trouble."""
+    """Return whether a condition that began at `onset` is neither new nor recent at a step of trouble."""
     return trouble - onset > RECENT and onset - begins <= OLD_SHARE * (trouble - begins)
 
 
 def may_explain(cause: str, onset: int | None, trouble: int, begins: int) -> bool:
-    """Whether a cause (a key of `conclusion.CAUSES`) may be that of something that begins at `trouble`.
+    """Return whether a cause (a key of `conclusion.CAUSES`) may be that of something that begins at
+    `trouble`.
 
     It must not begin later, and must be new or recent. True if its onset is not known.
     """

@@ -76,7 +76,7 @@ class JudgedWindow:
 
 @dataclass(frozen=True)
 class ReferenceFinding:
-    """What this step knows.
+    """The knowledge of this step.
 
     Attributes:
         lasting: BF16 is in lasting trouble too, so that nothing of FP8 can be said.
@@ -153,7 +153,10 @@ def compare_trouble(
 
 
 def falls_slowly(curve: RunLoss) -> bool:
-    """Whether the loss falls no faster than usual after the first quarter of the run; see USUAL_FALL."""
+    """Return whether the loss falls no faster than usual after the first quarter of the run.
+
+    See USUAL_FALL.
+    """
     finite = curve.losses[np.isfinite(curve.losses)]
     if len(finite) < LEAST_POINTS:
         return False
@@ -192,7 +195,7 @@ def _too_hard(run: RunLoss, arm: RunLoss, links: tuple[EvidenceLink, ...]) -> Fi
 
 
 def is_worse(run: RunLoss, baselines: Sequence[RunLoss]) -> bool:
-    """Whether the loss is clearly above BF16's over the last common steps."""
+    """Return whether the loss is clearly above BF16's over the last common steps."""
     if not baselines:
         return False
     steps = run.steps
@@ -239,7 +242,7 @@ def _match(trouble: Trouble, run: RunLoss, arms: Sequence[tuple[RunLoss, list[Tr
 
 
 def _overlap(one: Trouble, other: Trouble) -> bool:
-    """Whether two troubles that are no jumps overlap."""
+    """Return whether two troubles that are no jumps overlap."""
     if "jump" in (one.kind, other.kind):
         return False
     ends = [np.inf if each.until is None else each.until for each in (one, other)]
@@ -275,7 +278,7 @@ def _not_fp8(run: RunLoss, shared: Sequence[_Matched], links: tuple[EvidenceLink
 
 
 def _advice_on_data(trouble: Trouble, run: RunLoss) -> str:
-    """What to do about data. Skipping helps only where a few steps are hit, and those do harm."""
+    """Return what to do about data. Skipping helps only where a few steps are hit, and those do harm."""
     last = int(run.steps[-1]) if trouble.until is None else trouble.until
     steps = last - trouble.onset + 1
     if trouble.lasts:
@@ -295,7 +298,7 @@ def _advice_on_data(trouble: Trouble, run: RunLoss) -> str:
 
 
 def _is_data(run: RunLoss, match: _Matched) -> bool:
-    """Whether both arms jump in one and the same step, and the learning rate does not rise before it."""
+    """Return whether both arms jump in the same step, and the learning rate does not rise before it."""
     ours, theirs = match.trouble, match.theirs
     if ours.kind == "rise" or theirs.kind == "rise" or abs(ours.onset - theirs.onset) > 1:
         return False

@@ -89,7 +89,7 @@ class TensorSeries:
 
 @dataclass(frozen=True, kw_only=True)
 class Scaling:
-    """How the scale of a tensor follows from its amax: s = M 2^-margin / amax.
+    """The formula of a tensor's scale from its amax: s = M 2^-margin / amax.
 
     Attributes:
         kind: `delayed`, from the largest amax of the last `history` calls; `current`, from the tensor itself;

@@ -1,4 +1,4 @@
-"""How much a token and a project may send in a window of time.
+"""The quotas of a token and a project in a window of time.
 
 A request adds to counts of this process, which cost it no more than a lock. Once a second a thread exchanges
 the counts with Redis in one call, so that all web processes together keep a quota, to within a second. While
@@ -98,7 +98,7 @@ class QuotaError(SlowDownError):
 
 @dataclass
 class _Count:
-    """What was counted in one window: by all processes until the last exchange, and here since then."""
+    """The counts of one window: by all processes until the last exchange, and here since then."""
 
     window: int
     total: int = 0
@@ -214,7 +214,7 @@ class QuotaCounts:
                 count.total = total
 
     def used(self, subjects: Sequence[str]) -> dict[Key, int]:
-        """What was counted in the present windows, for each of these subjects and each quota.
+        """Return what was counted in the present windows, for each of these subjects and each quota.
 
         Raises:
             redis.RedisError: Redis does not answer.

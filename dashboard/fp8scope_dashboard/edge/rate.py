@@ -1,4 +1,4 @@
-"""How many requests a client may send: token buckets."""
+"""The rate at which a client may send requests: token buckets."""
 
 from __future__ import annotations
 

@@ -170,7 +170,10 @@ class Turns:
 
     @property
     def _is_contended(self) -> bool:
-        """Whether several projects send: one whose requests all wait or run does, without a new request."""
+        """Return whether several projects send.
+
+        One whose requests all wait or run does, without a new request.
+        """
         horizon = self._clock() - self._seconds
         sending = (
             project

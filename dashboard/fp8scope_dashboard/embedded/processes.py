@@ -134,7 +134,7 @@ def wait_ended(processes: Iterable[psutil.Process], timeout: float) -> list[psut
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Whether the process has exited; true for a zombie."""
+    """Return whether the process has exited; true for a zombie."""
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

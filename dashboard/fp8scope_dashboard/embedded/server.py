@@ -185,7 +185,7 @@ class EmbeddedServer(abc.ABC):
 
     @abc.abstractmethod
     def is_ready(self) -> bool:
-        """Whether the server accepts work now."""
+        """Return whether the server accepts work now."""
 
     def _make_socket_dir(self) -> None:
         if self.socket_dir == self.data_dir:

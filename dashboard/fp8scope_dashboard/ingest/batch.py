@@ -304,7 +304,7 @@ def _last_value(column: pa.Array[Any]) -> float:
 
 
 def _is_finite(column: pa.Array[Any]) -> bool:
-    """Whether all values are finite; nulls are no values."""
+    """Return whether all values are finite; nulls are no values."""
     values = column.drop_null() if column.null_count else column
     return bool(np.isfinite(values.to_numpy()).all())
 

@@ -1,4 +1,4 @@
-"""Which batches are judged before those of other runs.
+"""The choice of batches that are judged before those of other runs.
 
 A batch is urgent if values in it become NaN or infinite, or if its sender says so: the agent sees bounds
 that are exceeded, which would cost too much here. Senders are believed at a bounded rate, so that a run that
@@ -27,7 +27,7 @@ class Budgets:
         self._left: OrderedDict[UUID, tuple[float, float]] = OrderedDict()
 
     def take(self, run: UUID, now: float) -> bool:
-        """Whether a run may have one more urgent batch, `now` in seconds."""
+        """Return whether a run may have one more urgent batch, `now` in seconds."""
         with self._lock:
             left, at = self._left.pop(run, (MAX_URGENT, now))
             left = min(MAX_URGENT, left + (now - at) * URGENT_PER_SECOND)
@@ -42,7 +42,7 @@ _budgets = Budgets()
 
 
 def is_urgent(run: Run, batch: Batch, *, said: bool) -> bool:
-    """Whether a scalar or a tensor has become NaN or infinite, or the sender `said` that it is urgent."""
+    """Return whether a scalar or tensor is newly NaN or infinite, or the sender `said` that it is urgent."""
     if batch.tensors_break:
         return True
     # The last scalars are from before the batch; as JSON, values that are not finite are texts.

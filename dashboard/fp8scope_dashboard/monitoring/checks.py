@@ -1,4 +1,4 @@
-"""What is measured of the server, and which of it needs somebody: pure functions with an advice each."""
+"""Measurements of the server, and those that need somebody: pure functions with an advice each."""
 
 from __future__ import annotations
 

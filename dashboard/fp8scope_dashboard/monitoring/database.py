@@ -1,4 +1,4 @@
-"""What PostgreSQL knows of the server's state, with bounded time."""
+"""The server's state as PostgreSQL knows it, with bounded time."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def person(request: HttpRequest) -> User:
 
 
 def may(request: HttpRequest, project: Project, role: Role) -> bool:
-    """Whether the user has at least this role in the project."""
+    """Return whether the user has at least this role in the project."""
     held = role_in(person(request), project)
     return held is not None and _ORDER.index(held) >= _ORDER.index(role)
 

@@ -16,7 +16,7 @@ FOLDER, FILE = "plotly", "plotly.min.js"
 # The name of the script among the static files.
 PLOTLY = f"{FOLDER}/{FILE}"
 BUNDLE: Final = Path(__file__).parent / "plotly_bundle"
-"""Where build_backend/plotly_bundle.py puts the script."""
+"""The folder where build_backend/plotly_bundle.py puts the script."""
 PACKAGE: Final = Path(plotly.__file__).parent / "package_data"
 VERSION: Final = re.compile(r"plotly\.js[^\n]* v(\d+)\.")
 HEADER_CHARACTERS: Final = 200

@@ -28,7 +28,7 @@ def progress(request: HttpRequest, project: Project) -> HttpResponse:
 
 
 def progress_context(run_ids: Iterable[UUID]) -> dict[str, Any]:
-    """What `pages/_progress.html` needs for these runs."""
+    """Return what `pages/_progress.html` needs for these runs."""
     ids = list(run_ids)[:MOST_RUNS]
     query = QueryDict(mutable=True)
     query.setlist("runs", [str(each) for each in ids])

@@ -1,4 +1,4 @@
-"""What pages have read of runs that no longer change, kept in Redis.
+"""A cache of what pages have read of runs that no longer change, kept in Redis.
 
 The number of stored rows is part of each key, so that late rows are read. A run that has just sent something
 is always read, because a replica may lag.
@@ -25,7 +25,7 @@ VERSION: Final = 1
 
 
 def is_settled(run: Run) -> bool:
-    """Whether the run has ended and sent nothing for a while."""
+    """Return whether the run has ended and sent nothing for a while."""
     return run.state != RunState.RUNNING and run.heartbeat_at < timezone.now() - SETTLED_AFTER
 
 
@@ -35,7 +35,7 @@ def key_of(run: Run, what: str) -> str:
 
 
 def kept(keys: Collection[str]) -> dict[str, Any]:
-    """What is kept under these keys; nothing without Redis."""
+    """Return what is kept under these keys; nothing without Redis."""
     try:
         return dict(cache.get_many(keys)) if keys else {}
     except RedisError:
@@ -52,7 +52,7 @@ def keep(values: Mapping[str, Any]) -> None:
 
 
 def kept_or_read(run: Run, what: str, read: Callable[[], T]) -> T:
-    """What is kept of a settled run, or was just read."""
+    """Return what is kept of a settled run, or was just read."""
     if not is_settled(run):
         return read()
     key = key_of(run, what)

@@ -40,7 +40,7 @@ def on_server_error(request: HttpRequest) -> HttpResponse:
 
 
 def _is_away(error: BaseException | None) -> bool:
-    """Whether there is no connection to the database, rather than a query that it refuses."""
+    """Return whether there is no connection to the database, rather than a query that it refuses."""
     seen: list[BaseException] = []
     while error is not None and error not in seen:
         if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError) and (

@@ -1,1 +1,1 @@
-"""Which messages are stored: (run, writer, seq) at most once."""
+"""The messages that are stored: (run, writer, seq) at most once."""

@@ -1,4 +1,4 @@
-"""What of a run's recipe and configuration identifies the training.
+"""The settings of a run's recipe and configuration that identify the training.
 
 Two runs are comparable if their configurations are equal but for entries that may differ between an FP8 run,
 its BF16 baseline and their seeds: the precision, the recipe, the seed, names, times, and where files are.

@@ -115,7 +115,7 @@ def before(writers: Sequence[Writer], line: ConsoleLine, count: int, query: str 
 
 
 def _place(writer: Writer) -> tuple[int, int]:
-    """Where the lines of a process stand among those of others."""
+    """Return where the lines of a process stand among those of others."""
     return writer.attempt, writer.pk
 
 

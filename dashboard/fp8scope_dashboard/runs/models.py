@@ -20,7 +20,7 @@ class RunState(models.TextChoices):
 
 
 class Relation(models.TextChoices):
-    """What a run is to its parent."""
+    """A relation of a run to its parent."""
 
     # It went on from a checkpoint of its parent, under an id of its own.
     RESUMED = "resumed"
@@ -147,7 +147,7 @@ class Run(models.Model):
 
     @property
     def is_high_precision(self) -> bool:
-        """Whether the run is known to quantise nothing."""
+        """Return whether the run is known to quantise nothing."""
         return self.precision in HIGH_PRECISIONS
 
 
@@ -178,7 +178,7 @@ class Choice(models.Model):
 
 
 class Note(models.Model):
-    """What people write about a run, in Markdown. `version` rises with each change."""
+    """A note of people about a run, in Markdown. `version` rises with each change."""
 
     run = models.OneToOneField(Run, on_delete=models.CASCADE, primary_key=True, related_name="note")
     text = models.TextField(blank=True, default="")
@@ -209,7 +209,7 @@ class Artefact(models.Model):
 
     @property
     def is_web(self) -> bool:
-        """Whether a browser can open it."""
+        """Return whether a browser can open it."""
         return self.address.lower().startswith(("http://", "https://"))
 
 

@@ -1,4 +1,4 @@
-"""What people add to a run: a note, and links to its artefacts."""
+"""Additions of people to a run: a note, and links to its artefacts."""
 
 from __future__ import annotations
 

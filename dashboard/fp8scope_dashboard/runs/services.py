@@ -86,7 +86,7 @@ def register(
 
 
 def is_undoable(run_id: UUID, project: Project) -> bool:
-    """Whether a person has deleted the run so recently that the deletion can be undone."""
+    """Return whether a person has deleted the run so recently that the deletion can be undone."""
     hidden = Run.with_deleted.filter(pk=run_id, project=project, erase_at__gt=timezone.now())
     return hidden.exists()
 

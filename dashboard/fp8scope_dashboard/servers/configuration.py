@@ -56,7 +56,7 @@ class DataDir:
             ) from error
 
     def has_secret_key(self) -> bool:
-        """Whether a former start created the key."""
+        """Return whether a former start created the key."""
         return (self.root / "secret_key").exists()
 
     def secret_key(self) -> str:

@@ -62,7 +62,7 @@ class ConnectionRegistry:
         return PROXY if is_proxy else address_group(host)
 
     def has_room(self, address: str) -> bool:
-        """Whether one more unauthenticated connection from this group of addresses may be made."""
+        """Return whether one more unauthenticated connection from this group of addresses may be made."""
         return (
             self.total < self.most
             and self.unauthenticated < min(limits.UNAUTHENTICATED, self.most // 2)
@@ -172,7 +172,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def _is_idle(self) -> bool:
-        """Whether no request is in progress."""
+        """Return whether no request is in progress."""
         return self.cycle is None or self.cycle.response_complete  # type: ignore[redundant-expr]
 
     def _expect_headers(self) -> None:

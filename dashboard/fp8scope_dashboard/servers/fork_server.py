@@ -61,7 +61,7 @@ class ForkRequest:
 
 @dataclass(frozen=True)
 class Fork:
-    """What a new process is to become: a request, and its descriptors, the first of which is its output."""
+    """The description of a new process: a request, and its descriptors, the first of which is its output."""
 
     request: ForkRequest
     descriptors: tuple[int, ...]

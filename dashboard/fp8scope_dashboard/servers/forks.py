@@ -69,7 +69,7 @@ class ForkServer:
         self._forks: dict[int, Forked] = {}
 
     def is_ready(self) -> bool:
-        """Whether it has imported everything and forks at once."""
+        """Return whether it has imported everything and forks at once."""
         self.read_answers()
         return self._is_ready
 

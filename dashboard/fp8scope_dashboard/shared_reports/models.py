@@ -10,7 +10,7 @@ from fp8scope_dashboard.accounts.models import Project, User
 
 
 class SharedReport(models.Model):
-    """What a person chose of one or more runs, as it was when the report was made.
+    """A person's selection of one or more runs, as it was when the report was made.
 
     It refers to no run: it stays as it is when runs go on, are compared again or are deleted.
     """
@@ -47,5 +47,5 @@ class ShareLink(models.Model):
 
     @property
     def works(self) -> bool:
-        """Whether the link shows its report now."""
+        """Return whether the link shows its report now."""
         return self.revoked_at is None and (self.expires_at is None or self.expires_at > timezone.now())

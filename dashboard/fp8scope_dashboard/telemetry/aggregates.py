@@ -184,7 +184,7 @@ def from_terms(statistic: str, terms: Mapping[str, Mapping[str, Float64s]], part
 
 
 def same_from_terms(statistic: str, terms: Mapping[str, Parts], direct: Parts) -> bool:
-    """Whether `from_terms` reproduces these parts (sums up to rounding), so that none need be stored."""
+    """Return whether `from_terms` reproduces these parts, sums up to rounding: none need be stored."""
     for part in PARTS:
         computed = from_terms(statistic, terms, part)
         if part == "sum":

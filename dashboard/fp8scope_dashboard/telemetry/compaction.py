@@ -91,7 +91,7 @@ def _locked(run_id: UUID, change: Callable[[Run], bool]) -> bool:
 
 
 def is_over(run: Run) -> bool:
-    """Whether no more rows are expected."""
+    """Return whether no more rows are expected."""
     return run.state in ENDED or run.heartbeat_at < timezone.now() - ABANDONED
 
 

@@ -21,7 +21,7 @@ _refused_at = -REMEMBERED_SECONDS
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Whether a full disk caused a database error. Remembers it for `shows_full`.
+    """Return whether a full disk caused a database error. Remembers it for `shows_full`.
 
     A running PostgreSQL reports it. If it cannot write its log, it stops; for the embedded PostgreSQL, the
     free space of its directory is checked instead.
@@ -38,7 +38,10 @@ def is_disk_full(error: BaseException | None) -> bool:
 
 
 def shows_full() -> bool:
-    """Whether pages should warn: a write failed within the last minute, or hardly any space is left."""
+    """Return whether pages should warn.
+
+    A write failed within the last minute, or hardly any space is left.
+    """
     return time.monotonic() - _refused_at < REMEMBERED_SECONDS or _is_private_disk_full()
 
 

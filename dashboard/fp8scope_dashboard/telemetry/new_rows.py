@@ -69,7 +69,7 @@ _CHUNKS: Final = """
 
 @dataclass(frozen=True)
 class Arrived:
-    """Which messages of a writer have arrived.
+    """The messages of a writer that have arrived.
 
     Attributes:
         until: the first seq from the asked one on that has not.

@@ -163,7 +163,7 @@ def _line(
 
 
 def _lacks_rows(coverage: Cover, name: str) -> bool:
-    """Whether a bucket may have more rows than its smallest, its largest and its first NaN."""
+    """Return whether a bucket may have more rows than its smallest, its largest and its first NaN."""
     for rolled in coverage.rolled:
         parts = rolled.values[name]
         drawn = 1.0 + (parts["argmin"][0] != parts["argmax"][0])

@@ -40,7 +40,7 @@ def unmerged_rows(
 
 
 def _observed(rows: Merged) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Which tensors have any value."""
+    """Return which tensors have any value."""
     seen = np.stack([~np.isnan(values).all(axis=1) for values in rows.values.values()])
     return np.asarray(seen.any(axis=0), dtype=np.bool_)
 

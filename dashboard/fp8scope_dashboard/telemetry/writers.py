@@ -38,7 +38,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Stored:
-    """What is stored of a run.
+    """The stored data of a run.
 
     Attributes:
         sources: the writers by authority: lowest rank, then latest attempt, then newest.

@@ -22,7 +22,7 @@ NON_FINITE: Final[Mapping[str, float]] = {"NaN": math.nan, "Infinity": math.inf,
 
 
 def usable(values: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Where values are finite and small enough to be squared: bool of their shape."""
+    """Return where values are finite and small enough to be squared: bool of their shape."""
     # A comparison with NaN is false.
     return np.asarray(np.abs(values) <= LARGEST)
 
@@ -77,7 +77,8 @@ def about(estimate: float, noun: str) -> str:
 
 
 def length_against(ratio: float) -> str:
-    """How long something is that has `ratio` times the length of another, up to the word before that one.
+    """Return how long something is that has `ratio` times the length of another, up to the word before that
+    one.
 
     `5 times as long as`, `50 % longer than`, `20 % shorter than`, `10 % as long as`.
     """

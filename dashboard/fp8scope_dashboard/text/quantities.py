@@ -65,7 +65,7 @@ def cost(subject: str, more: float, interval: Interval, axis: str) -> str:
 
 
 def cost_refused(refusal: str, axis: str, limit: float | None) -> str:
-    """Why the cost in tokens is unknown."""
+    """Return why the cost in tokens is unknown."""
     if refusal == "beyond" and limit is not None:
         word = "more" if limit > 0 else "fewer"
         return (
@@ -77,14 +77,14 @@ def cost_refused(refusal: str, axis: str, limit: float | None) -> str:
 
 
 def cost_basis(has_seeds: bool) -> str:
-    """What the interval of the cost includes."""
+    """Return what the interval of the cost includes."""
     if has_seeds:
         return "The interval includes the spread between seeds."
     return "The interval holds for these runs; other seeds may differ more."
 
 
 def ratio_basis(source: str, points: int, runs: tuple[int, int]) -> str:
-    """What the interval of a ratio comes from."""
+    """Return what the interval of a ratio comes from."""
     if source == "runs":
         return f"The interval is that between runs ({runs[0]} against {runs[1]})."
     return f"The interval is from the noise within the runs ({count(points, 'point')} each or more)."

@@ -14,7 +14,7 @@ Form = Literal["text", "markdown", "latex"]
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """What is known of a run. Empty texts and None are left out of the paragraph.
+    """The facts about a run. Empty texts and None are left out of the paragraph.
 
     Attributes:
         recipe: in words, e.g. 'delayed scaling, history 16'.

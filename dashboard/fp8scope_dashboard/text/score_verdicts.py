@@ -13,7 +13,7 @@ MINUS = "\N{MINUS SIGN}"
 
 @dataclass(frozen=True)
 class ScoreFacts:
-    """What the sentences on one score say; `result` is a stored result, see `analysis.scores.result`."""
+    """The facts for the sentences on one score; `result` is a stored result, see `analysis.scores.result`."""
 
     result: Mapping[str, Any]
     in_percent: bool
@@ -132,7 +132,7 @@ def _seeds(facts: ScoreFacts) -> str:
 
 
 def odd_baselines(names: Sequence[str]) -> str:
-    """Which baseline runs were left out."""
+    """Return which baseline runs were left out."""
     return (
         f"Left out, because {'it is' if len(names) == 1 else 'they are'} far from the other baseline runs: "
         f"{', '.join(names)}."
@@ -152,7 +152,7 @@ def _required_sample(facts: ScoreFacts) -> str:
 
 
 def too_few_tasks() -> str:
-    """Why there is no summary."""
+    """Return why there is no summary."""
     return "No task has been compared with BF16 yet."
 
 

@@ -11,7 +11,7 @@ NO_LOSS = "The run has not logged a loss yet. A value counts as the loss if its 
 
 
 def too_few_points(common: int, needed: int) -> str:
-    """Why there is no verdict on a loss yet."""
+    """Return why there is no verdict on a loss yet."""
     return f"The runs have {count(common, 'point')} of loss in common; a verdict needs {needed}."
 
 

@@ -1,4 +1,4 @@
-"""Whether Triton's kernels can run in this process."""
+"""A check that Triton's kernels can run in this process."""
 
 import os
 from functools import cache
@@ -13,7 +13,7 @@ def is_installed() -> bool:
 
 
 def is_interpreted() -> bool:
-    """Whether kernels run in Triton's interpreter: on any device, slowly, for tests."""
+    """Return whether kernels run in Triton's interpreter: on any device, slowly, for tests."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 

@@ -118,7 +118,7 @@ def quantize(
 
 
 def takes_grid(grid: Block) -> bool:
-    """Whether `quantize_blocks` supports blocks of this height and width (neither is 0)."""
+    """Return whether `quantize_blocks` supports blocks of this height and width (neither is 0)."""
     height = grid[0]
     return height <= MAX_BLOCK_HEIGHT and height & (height - 1) == 0
 
@@ -282,7 +282,7 @@ def _beyond(format: Format, dtype: torch.dtype) -> int:
 
 
 def _scale_rule(recipe: Recipe, format: Format) -> dict[str, Any]:
-    """How the kernel computes a block's scale: `amax_to_block_scale` in constants."""
+    """Return how the kernel computes a block's scale: `amax_to_block_scale` in constants."""
     smallest, largest = NO_SCALE
     if isinstance(recipe, MXFP8) and recipe.rounding == "floor":
         power = 2.0**format.max_exponent

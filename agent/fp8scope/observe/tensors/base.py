@@ -22,11 +22,11 @@ class TensorSource(Protocol):
     """
 
     recipe: Mapping[str, Any]
-    """How the tensors are quantised, for the run's page; empty if they are not."""
+    """The quantisation of the tensors, for the run's page; empty if they are not."""
     tensors: int
     """The number of observed tensors."""
     every_step: bool
-    """Whether `finish` is called in unsampled steps, too."""
+    """True if `finish` is called in unsampled steps, too."""
 
     def finish(self, sampled: bool) -> None:
         """Write what is known only at the end of a step; called before its rows are copied."""
@@ -56,12 +56,15 @@ def local(x: Tensor) -> Tensor:
 
 
 def is_traced() -> bool:
-    """Whether calls are being recorded: for `torch.compile`, `torch.export` or `torch.jit.trace`."""
+    """Return whether calls are being recorded: for `torch.compile`, `torch.export` or `torch.jit.trace`."""
     return torch.compiler.is_compiling() or _is_tracing()
 
 
 def inside_backward() -> bool:
-    """Whether this thread is inside a backward pass. Activation checkpointing calls modules there again."""
+    """Return whether this thread is inside a backward pass.
+
+    Activation checkpointing calls modules there again.
+    """
     return bool(torch._C._current_graph_task_id() != -1)
 
 

@@ -69,12 +69,12 @@ class StatisticsTable:
         return self._places[:rows]
 
     def is_in_order(self, rows: int) -> bool:
-        """Whether these rows are the first of the catalogue, in its order."""
+        """Return whether these rows are the first of the catalogue, in its order."""
         return len(self.places(rows)) == rows and self._in_order
 
     @property
     def sampling(self) -> bool:
-        """Whether this is a sampled step."""
+        """Return whether this is a sampled step."""
         return self.buffer.sampling
 
     @sampling.setter
@@ -198,7 +198,7 @@ class StatisticsTables:
         self.sampling_hooks.remove()
 
     def is_placed(self) -> bool:
-        """Whether every row has a position in the catalogue."""
+        """Return whether every row has a position in the catalogue."""
         return all(len(table.positions) == len(table.buffer) for table in self.all)
 
     def sample(self, value: bool) -> None:

@@ -1,4 +1,4 @@
-"""How the router of a mixture of experts shares the tokens out, in sampled steps."""
+"""The shares of tokens that the router of a mixture of experts gives to each, in sampled steps."""
 
 import math
 from collections.abc import Mapping

@@ -88,7 +88,7 @@ class HighPrecisionLayers:
 
 
 def is_foreign(layer: nn.Module) -> bool:
-    """Whether another library quantises this layer, so that another source observes it."""
+    """Return whether another library quantises this layer, so that another source observes it."""
     return any(
         cls.__module__.partition(".")[0] in ("torchao", "transformer_engine") for cls in type(layer).__mro__
     )

@@ -41,7 +41,7 @@ FORMAT_OF = {torch.float8_e4m3fn: E4M3, torch.float8_e5m2: E5M2}
 
 
 class Cast(NamedTuple):
-    """How a layer casts one tensor. `format` is None for an unsupported dtype (AMD's fnuz formats)."""
+    """The cast of one tensor by a layer. `format` is None for an unsupported dtype (AMD's fnuz formats)."""
 
     dtype: torch.dtype
     format: Format | None
@@ -78,7 +78,7 @@ class Float8Layers:
 
 
 def is_float8_linear(module: nn.Module) -> bool:
-    """Whether this is a layer of torchao, without importing torchao."""
+    """Return whether this is a layer of torchao, without importing torchao."""
     # By name over the whole MRO: FSDP creates a subclass.
     return any(
         cls.__name__ == "Float8Linear" and cls.__module__.startswith("torchao.")

@@ -1,4 +1,4 @@
-"""What is measured of every step besides the tensors: times, memory, learning rate, gradient norm, FLOP/s.
+"""Measurements of every step besides the tensors: times, memory, learning rate, gradient norm, FLOP/s.
 
 | scalar                     | is                                                                            |
 |----------------------------|-------------------------------------------------------------------------------|

@@ -1,4 +1,4 @@
-"""Where a step's time goes: data wait, forward, backward, optimizer and the rest.
+"""The parts of a step's time: data wait, forward, backward, optimizer and the rest.
 
 Each mark adds the time since the previous mark to one phase. The phases of a step therefore add up to the
 time from the end of the previous step to the end of this one.

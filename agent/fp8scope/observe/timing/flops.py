@@ -174,7 +174,7 @@ def _matrices(model: nn.Module) -> list[nn.Parameter]:
 
 
 def _is_hidden(model: nn.Module) -> bool:
-    """Whether products bypass torch's dispatcher: compiled graphs, Transformer Engine."""
+    """Return whether products bypass torch's dispatcher: compiled graphs, Transformer Engine."""
     # Importing it takes seconds, and there is no such module unless the script has loaded it.
     dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")
     compiled: tuple[type, ...] = () if dynamo is None else (dynamo.OptimizedModule,)

@@ -84,7 +84,7 @@ def _norm(dtype: torch.dtype, gradients: list[Tensor]) -> Tensor:
 
 
 def _can_read(gradients: list[Tensor]) -> bool:
-    """Whether one call of the CPU kernels can read all of these."""
+    """Return whether one call of the CPU kernels can read all of these."""
     if not backends.use_compiled(gradients[0]):
         return False
     # A loop is faster than a generator: this checks every gradient in every step.
@@ -115,5 +115,5 @@ def learning_rates(optimizer: "Optimizer", offset: int = 0) -> dict[str, Any]:
 
 
 def has_closure(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether an optimizer's step, called with these arguments, has a closure that computes the gradients."""
+    """Return whether a step with these arguments has a closure that computes the gradients."""
     return callable(kwargs.get("closure")) or any(callable(argument) for argument in args[1:])

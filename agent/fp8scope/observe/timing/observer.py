@@ -40,7 +40,7 @@ class StepMeasurements:
         self._machine = machine
 
     def is_ready(self) -> bool:
-        """Whether `read` returns without waiting."""
+        """Return whether `read` returns without waiting."""
         return self._times is None or self._times.is_ready()
 
     def wait(self) -> None:

@@ -59,7 +59,7 @@ class Stopwatch:
         """That of the first model's first training pass; empty if it is not known."""
 
     def is_off(self) -> bool:
-        """Whether a graph is being compiled, or activations are recomputed in a backward pass."""
+        """Return whether a graph is being compiled, or activations are recomputed in a backward pass."""
         return is_traced() or inside_backward()
 
     def place(self, device: torch.device) -> None:

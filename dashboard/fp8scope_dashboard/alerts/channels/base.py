@@ -1,4 +1,4 @@
-"""What channels deliver, and the error that they raise."""
+"""The content of deliveries, and the error that channels raise."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _as_json(value: Any) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class ChannelMessage:
-    """What one attempt sends: a notice, several as a digest, or none as a test of the channel.
+    """The content of one attempt: a notice, several as a digest, or none as a test of the channel.
 
     Attributes:
         key: the idempotency key, the same in every attempt.

@@ -143,7 +143,10 @@ def unrestricted() -> Iterator[None]:
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address is on the internet: not loopback, private, link-local, multicast or reserved."""
+    """Return whether an address is on the internet.
+
+    Not loopback, private, link-local, multicast or reserved.
+    """
     return address.is_global and not address.is_multicast
 
 

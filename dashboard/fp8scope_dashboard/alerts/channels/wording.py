@@ -32,12 +32,12 @@ def title(message: ChannelMessage, longest: int = TITLE_LENGTH) -> str:
 
 
 def headline(notice: Notice) -> str:
-    """What happened, how bad it is, and in which run."""
+    """Return what happened, how bad it is, and in which run."""
     return f"{prefix(notice)}{notice.label} in {notice.run_name} [{notice.severity}]"
 
 
 def prefix(notice: Notice) -> str:
-    """What a later notice begins with, such as `Reopened: `; empty for the first."""
+    """Return what a later notice begins with, such as `Reopened: `; empty for the first."""
     return _PREFIXES.get(notice.reason, "")
 
 

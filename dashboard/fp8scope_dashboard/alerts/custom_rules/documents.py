@@ -53,7 +53,7 @@ class Draft:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What identifies the rule in its project: the run, if any, and the name or built-in kind."""
+        """Return what identifies the rule in its project: the run, if any, and the name or built-in kind."""
         return key_of(self.rule)
 
 

@@ -26,7 +26,7 @@ SAVED: Final = (
 
 @dataclass(frozen=True)
 class RuleChange:
-    """What applying a list of rules does, or would do, to one of them.
+    """The effect of a list of rules on one of them, before or after it is applied.
 
     Attributes:
         fields: what changes, by name: the present and the new value. Empty unless `what` is "changed".
@@ -139,7 +139,7 @@ def apply(
 
 
 def change_of(rule: Rule, before: dict[str, Any] | None) -> RuleChange:
-    """What was done to a saved rule, which had the document `before`; None for a new rule."""
+    """Return what was done to a saved rule, which had the document `before`; None for a new rule."""
     after = document_of(rule)
     if before is None:
         return RuleChange("created", rule.title, {}, after=after)

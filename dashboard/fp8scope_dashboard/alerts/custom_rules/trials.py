@@ -54,7 +54,7 @@ class WouldBe:
 
 
 def can_be_tried(rule: Rule) -> bool:
-    """Whether a rule depends only on what is stored."""
+    """Return whether a rule depends only on what is stored."""
     known = (*detection.LOSS_DETECTORS, *detection.SCALAR_DETECTORS, *detection.TENSOR_DETECTORS, *ENDS)
     return rule.kind in (*known, BASELINE, RuleKind.THRESHOLD)
 

@@ -89,7 +89,7 @@ def _texts(event: Event, kind: EntryKind) -> list[str]:
 
 
 def _note(event: Event, reason: str) -> str:
-    """Why a later notice is sent: the latest entry of its kind in the alert's history."""
+    """Return why a later notice is sent: the latest entry of its kind in the alert's history."""
     if reason not in NOTED:
         return ""
     entry = event.history.filter(kind=NOTED[reason]).last()

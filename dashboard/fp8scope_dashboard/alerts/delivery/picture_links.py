@@ -45,7 +45,7 @@ def event_of(signed: str) -> Event | None:
 
 
 def is_reachable(base_url: str) -> bool:
-    """Whether the internet may be able to open an address: https, and no private name or address."""
+    """Return whether the internet may be able to open an address: https, and no private name or address."""
     parts = urlsplit(base_url)
     host = (parts.hostname or "").rstrip(".").lower()
     if parts.scheme != "https" or not host:

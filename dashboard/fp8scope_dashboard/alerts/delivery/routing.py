@@ -1,4 +1,7 @@
-"""Where the notices of an alert go, and when: the rule's channels, quiet hours, and escalation."""
+"""The receivers of the notices of an alert, and the times.
+
+The rule's channels, quiet hours, and escalation.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ def notify(event: Event, reason: Reason) -> None:
 
 
 def treats_alike(rule: Rule, other: Rule) -> bool:
-    """Whether alerts of two rules order nothing, and go to the same people at the same times."""
+    """Return whether alerts of two rules order nothing, and go to the same people at the same times."""
 
     def way(each: Rule) -> tuple[object, ...]:
         channels = (sorted(each.channels.values_list("pk", flat=True)),)

@@ -144,7 +144,7 @@ def _next(cursors: Mapping[str, int], run: Run) -> int | None:
 
 
 def has_passed(run: Run, state: State, step: int) -> bool:
-    """Whether the losses of a run have been read up to a step or further."""
+    """Return whether the losses of a run have been read up to a step or further."""
     cursor = state.get("cursors", {}).get(str(run.id))
     return cursor is not None and cursor >= step
 
@@ -174,7 +174,7 @@ def _stretch(run_id: UUID, axis: str, first: int | None) -> Stretch:
 
 
 def _share_steps(theirs: Floats, mine: Floats) -> bool:
-    """Whether two axes, over the range that they have in common, are mostly at the same places."""
+    """Return whether two axes, over the range that they have in common, are mostly at the same places."""
     if not len(theirs) or not len(mine):
         return False
     low, high = max(theirs[0], mine[0]), min(theirs[-1], mine[-1])

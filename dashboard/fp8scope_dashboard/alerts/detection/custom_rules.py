@@ -157,7 +157,10 @@ def detect(
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether a tensor's name matches a pattern: * for any characters, ? for one, [abc] for one of these."""
+    """Return whether a tensor's name matches a pattern.
+
+    * for any characters, ? for one, [abc] for one of these.
+    """
     return _compiled(pattern).match(name) is not None
 
 

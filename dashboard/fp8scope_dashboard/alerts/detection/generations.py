@@ -1,4 +1,4 @@
-"""Which start of the training each stored row belongs to, so that an earlier one never holds an alarm.
+"""The start of the training to which each stored row belongs, so that an earlier one never holds an alarm.
 
 A generation is one pass of the training over the steps. A resume, a restart and a return to an earlier step
 each begin another. Detectors start afresh in each generation, and the conditions of earlier ones end.

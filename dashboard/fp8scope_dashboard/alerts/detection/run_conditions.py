@@ -31,7 +31,7 @@ class RankStep:
 
 @dataclass(frozen=True, kw_only=True)
 class ConditionFacts:
-    """What is known of a run at a time.
+    """The facts about a run at a time.
 
     Attributes:
         now: seconds since the epoch.

@@ -114,7 +114,10 @@ def columns_read(enabled: Collection[Rule]) -> tuple[set[str], set[str]]:
 
 
 def facts_of(run: Run, catalogue: Sequence[int]) -> TensorFacts:
-    """What is known of the tensors of a writer's catalogue, in its order. It is shared: do not change it."""
+    """Return what is known of the tensors of a writer's catalogue, in its order.
+
+    It is shared: do not change it.
+    """
     return _facts(run.pk, tuple(catalogue), json.dumps(run.recipe, sort_keys=True))
 
 

@@ -40,7 +40,7 @@ class ConditionChange:
 
 
 def usable(value: float) -> bool:
-    """Whether a value is finite and small enough to be squared; larger ones count as infinite."""
+    """Return whether a value is finite and small enough to be squared; larger ones count as infinite."""
     return abs(value) <= LARGEST
 
 

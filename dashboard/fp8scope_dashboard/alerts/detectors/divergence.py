@@ -154,7 +154,10 @@ def _watch(
 
 
 def _weight(state: State, median: float) -> int:
-    """What a point above the limit counts: FULL, or 1 below the first level of a run with a short past."""
+    """Return what a point above the limit counts.
+
+    FULL, or 1 below the first level of a run with a short past.
+    """
     is_full = state["count"] > YOUNG or median > state["levels"]["first"]
     return first_losses.FULL if is_full else 1
 
@@ -287,7 +290,7 @@ def _while_open(
 
 
 def _is_settled(since: Sequence[float]) -> bool:
-    """Whether the second half of these levels is not above the first, but for noise."""
+    """Return whether the second half of these levels is not above the first, but for noise."""
     half = len(since) // 2
     before, after = sum(since[:half]) / half, sum(since[-half:]) / half
     return after - before <= max(SETTLED_SHARE * abs(before), SETTLED_SIGMAS * levels.deviation(since))

@@ -117,7 +117,8 @@ class PastAverages:
         return {name: pack(getattr(self, name)) for name in ("mean", "deviation", "count")}
 
     def exceeded(self, values: Floats, parameters: Parameters) -> tuple[Bools, Bools, Floats]:
-        """Whether each value is above the limit, whether it was observed, and octaves above m: [R, n] each.
+        """Return whether each value is above the limit, whether it was observed, and octaves above m: [R, n]
+        each.
 
         Row by row, because each observation changes the limit of the next.
         """

@@ -69,7 +69,7 @@ def fresh() -> State:
 
 
 def is_rising(state: State) -> bool:
-    """Whether the level is above the limit now."""
+    """Return whether the level is above the limit now."""
     return bool(state["above"])
 
 

@@ -32,7 +32,7 @@ FEW = 2.0
 
 @dataclass(frozen=True)
 class PastLevels:
-    """What the levels of the recent half of the past were like.
+    """The levels of the recent half of the past.
 
     Attributes:
         first: the first level of all; low, high: the lowest and the highest of the recent half.
@@ -110,7 +110,7 @@ def before_rise(state: State) -> PastLevels | None:
 
 
 def points_above(state: State, limit: float) -> int:
-    """How many of the latest points are in levels above a limit, counted in whole levels without a gap."""
+    """Return the number of latest points in levels above a limit, in whole levels without a gap."""
     latest = [*state["fine"], *state["waiting"]]
     lower = next((i for i, level in enumerate(reversed(latest)) if level <= limit), len(latest))
     return lower * FINE + len(state["block"])

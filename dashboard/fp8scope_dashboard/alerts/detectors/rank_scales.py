@@ -98,7 +98,8 @@ def _waiting(
 
 
 def spread_of(scales: NDArray[Any]) -> Floats:
-    """How far apart the ranks' scales of each tensor are, in powers of two: float[ranks, n] to float64[n].
+    """Return how far apart the ranks' scales of each tensor are, in powers of two: float[ranks, n] to
+    float64[n].
 
     NaN where fewer than two ranks have a positive scale.
     """
@@ -112,7 +113,7 @@ def spread_of(scales: NDArray[Any]) -> Floats:
 
 
 def _disagreeing(agreed: Int64s, spread: Floats, parameters: Parameters) -> tuple[NDArray[np.bool_], Int64s]:
-    """Where ranks differ that have agreed before, bool[R, n], and the number of agreements, int64[n]."""
+    """Return bool[R, n], where ranks differ that agreed before, and int64[n], the agreements."""
     over = np.zeros(spread.shape, bool)
     agreed = agreed.copy()
     with np.errstate(invalid="ignore"):

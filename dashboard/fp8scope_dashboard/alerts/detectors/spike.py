@@ -127,7 +127,7 @@ def _watch(
 
 
 def _is_sparse_spike(state: State, points: float) -> bool:
-    """Whether points in a row, of which no two are of neighbouring steps, last for `points` steps."""
+    """Return whether points in a row, of which no two are of neighbouring steps, last for `points` steps."""
     elevated = state["elevated"]
     steps = [int(step) for step, *_ in elevated]
     if len(steps) < 2 or min(b - a for a, b in zip(steps, steps[1:], strict=False)) < 2:

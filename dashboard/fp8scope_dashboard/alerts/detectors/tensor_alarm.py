@@ -364,7 +364,7 @@ def _seen_before(rows: ConditionRows, i: int, columns: Bools, last_seen: Int64s)
 
 
 def _interval(after: int, onset: int) -> str:
-    """Where the onset lies, for a tensor that is not observed in every step."""
+    """Return where the onset lies, for a tensor that is not observed in every step."""
     return f" (not before step {after + 1:,})" if 0 <= after < onset - 1 else ""
 
 

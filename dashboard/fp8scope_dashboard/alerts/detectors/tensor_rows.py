@@ -20,7 +20,7 @@ UNKNOWN_PATIENCE = 1_100
 
 @dataclass(frozen=True)
 class TensorFacts:
-    """What does not change during the training, for n tensors.
+    """The constants of the training, for n tensors.
 
     Attributes:
         names: `<module path>.<role>`.

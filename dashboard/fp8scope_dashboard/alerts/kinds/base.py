@@ -1,4 +1,4 @@
-"""What a kind of rule consists of."""
+"""The definition of a kind of rule."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def align(curves: Sequence[LossCurve]) -> Aligned:
 
 
 def _pairing(hashes: Sequence[Floats | None]) -> Pairing:
-    """How runs are paired at shared points, from the hashes of their batches at these points."""
+    """Return how runs are paired at shared points, from the hashes of their batches at these points."""
     known = [each for each in hashes if each is not None]
     if len(known) < len(hashes) or not len(known[0]):
         return "steps"

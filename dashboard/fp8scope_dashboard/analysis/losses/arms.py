@@ -129,7 +129,7 @@ def _welch(run: Floats, baseline: Floats, scale: float) -> tuple[float, float]:
 
 
 def _spreads_differ(run: Floats, baseline: Floats) -> bool:
-    """Whether a two-sided F test finds that one arm spreads more than the other."""
+    """Return whether a two-sided F test finds that one arm spreads more than the other."""
     more, less = sorted((float(np.std(losses, ddof=1)), len(losses) - 1) for losses in (baseline, run))[::-1]
     return more[0] > less[0] * math.sqrt(float(scipy.special.fdtri(more[1], less[1], UNEQUAL)))
 

@@ -41,7 +41,7 @@ POWER_QUANTILE = 0.8416212335729143
 
 @dataclass(frozen=True, kw_only=True)
 class VerdictInputs:
-    """What a verdict is computed from.
+    """The inputs of a verdict.
 
     Attributes:
         ours, theirs: float64[m, n] and float64[K, n], losses at the compared points.
@@ -66,7 +66,7 @@ class VerdictInputs:
 
 @dataclass(frozen=True)
 class Bound:
-    """What a claim of equivalence rests on: the half-width of delta's interval over noise and seeds.
+    """The basis of a claim of equivalence: the half-width of delta's interval over noise and seeds.
 
     `error` and `freedom` are those of its Student's t.
     """
@@ -100,7 +100,7 @@ def of_pair(common: LossComparison, measured: VerdictInputs, alpha: float) -> Lo
 
 
 def _may_have_wandered(measured: VerdictInputs, verdict: str, unit: str) -> bool:
-    """Whether seeds that wander lastingly may explain the difference in the window."""
+    """Return whether seeds that wander lastingly may explain the difference in the window."""
     centre = measured.theirs.mean(axis=0)
     scale = np.maximum(np.abs(centre), LEAST_LEVEL * measured.scale) if unit == "relative" else measured.scale
     side = 1.0 if verdict == "worse" else -1.0

@@ -37,7 +37,7 @@ RESAMPLED_POINTS = 128
 
 @dataclass(frozen=True)
 class Noise:
-    """How far the mean of a window may be from the level of a difference, at J looks.
+    """The distance of the mean of a window from the level of a difference, at J looks.
 
     Attributes:
         variance: float64[J], of the window's mean.
@@ -182,7 +182,7 @@ def noise_of(sums: Sums, start: Indices, stop: Indices) -> Noise:
 
 
 def _recent(stop: Indices) -> Indices:
-    """Where the stretch begins on which the noise of a window that ends at `stop` is estimated."""
+    """Return where the stretch begins on which the noise of a window that ends at `stop` is estimated."""
     return np.asarray(np.maximum(np.minimum(stop // 2, stop - LEAST_POINTS), 0))
 
 

@@ -33,7 +33,7 @@ class Basis:
 
 @dataclass(frozen=True, kw_only=True)
 class Onset:
-    """Where the run has left its baseline, by the test that the alert `above_baseline` is too.
+    """The step at which the run has left its baseline, by the test that the alert `above_baseline` is too.
 
     Attributes:
         since: the onset, as far as it can be told; decided: the point at which it was decided. Both on

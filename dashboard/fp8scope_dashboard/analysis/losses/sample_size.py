@@ -1,4 +1,4 @@
-"""What would decide a comparison: more steps, or more seeds."""
+"""The sample size that would decide a comparison: more steps, or more seeds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the learning-rate schedules of two arms end at the same point, and how to compare them if not.
+"""A check that the learning-rate schedules of two arms end at the same point, and a comparison if not.
 
 At the same step of two schedules of different lengths the learning rates differ, and so do the losses, in any
 precision. Such runs are compared by their finals.
@@ -22,7 +22,7 @@ LEAST_FINALS = 20
 
 @dataclass(frozen=True)
 class Schedules:
-    """How the schedule of a run relates to those of its baselines.
+    """The relation of a run's schedule to those of its baselines.
 
     Attributes:
         same: indices of the baselines whose schedule has (nearly) the run's length, or an unknown one.
@@ -39,7 +39,7 @@ class Schedules:
 
 
 def length(curve: LossCurve, axis: Axis) -> float | None:
-    """Where the schedule of a run ends, on an axis; None if unknown."""
+    """Return where the schedule of a run ends, on an axis; None if unknown."""
     if not curve.planned or not len(curve):
         return None
     if axis == "steps":
@@ -49,7 +49,7 @@ def length(curve: LossCurve, axis: Axis) -> float | None:
 
 
 def has_ended(curve: LossCurve) -> bool:
-    """Whether a curve reaches the end of its schedule."""
+    """Return whether a curve reaches the end of its schedule."""
     gap = float(np.median(np.diff(curve.steps[-20:]))) if len(curve) > 1 else 1.0
     return bool(curve.planned) and curve.steps[-1] + max(gap, SLACK * (curve.planned or 0)) >= (
         curve.planned or 0

@@ -1,4 +1,4 @@
-"""Which runs a comparison uses, and why the others are left out."""
+"""The runs that a comparison uses, and the reasons to leave out the others."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _siblings(
 
 
 def _is_finite(curve: LossCurve) -> bool:
-    """Whether the losses at the end of a baseline can be used."""
+    """Return whether the losses at the end of a baseline can be used."""
     last = np.isfinite(curve.losses[-max(5, len(curve) // 10) :])
     return bool(last[-1]) and float(last.mean()) >= FINITE_SHARE
 

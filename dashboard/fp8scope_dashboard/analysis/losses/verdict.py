@@ -182,7 +182,10 @@ def _became_worse(
 
 
 def _holds_for_seeds(common: LossComparison, measured: VerdictInputs, harm: Harm, alpha: float) -> bool:
-    """Whether the seeds of both arms bear a harm out. Those of the judged arm may spread by themselves."""
+    """Return whether the seeds of both arms bear a harm out.
+
+    Those of the judged arm may spread by themselves.
+    """
     if min(measured.counts) < 2:
         return True
     ours, theirs = (arm[:, harm.start :].mean(axis=1) for arm in (measured.ours, measured.theirs))

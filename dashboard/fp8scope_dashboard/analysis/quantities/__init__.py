@@ -1,4 +1,4 @@
-"""What FP8 costs and saves: tokens for the same loss, throughput, memory, gradient norm. Pure functions.
+"""The costs and savings of FP8: tokens for the same loss, throughput, memory, gradient norm. Pure functions.
 
 docs/statistics.md has the formulas and sources.
 """

@@ -34,7 +34,7 @@ class ArmDifference:
 
 
 def source_of(ours: int, theirs: int) -> Source:
-    """Where the error of a difference of arms of this many runs comes from."""
+    """Return where the error of a difference of arms of this many runs comes from."""
     enough = min(ours, theirs) >= 2 or (min(ours, theirs) == 1 and max(ours, theirs) >= STANDING_IN)
     return "runs" if enough else "within"
 

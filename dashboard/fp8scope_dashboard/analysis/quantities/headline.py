@@ -10,7 +10,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class Net:
-    """How many times faster the same loss is reached."""
+    """The factor by which the same loss is reached faster."""
 
     value: float
     interval: Interval | None

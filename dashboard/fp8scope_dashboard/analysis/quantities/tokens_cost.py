@@ -1,4 +1,4 @@
-"""How many more tokens the first arm needs for the baseline's loss. Pure functions of arrays.
+"""The additional tokens that the first arm needs for the baseline's loss. Pure functions of arrays.
 
 Near the end of the common range let s > 0 be how fast the baseline's loss falls with the logarithm of the
 tokens, and D how much higher the first arm's loss is. Along this slope the first arm reaches the baseline's
@@ -112,7 +112,7 @@ def _curve(run: MeasuredRun, axis: Axis) -> tuple[Floats, Floats]:
 
 
 def _slope_at(parabola: Fit, t: float) -> Estimate:
-    """How fast the loss falls at t: positive for a falling loss."""
+    """Return how fast the loss falls at t: positive for a falling loss."""
     weights = np.array([0.0, -1.0, -2.0 * t])
     return Estimate(
         float(weights @ parabola.coefficients),

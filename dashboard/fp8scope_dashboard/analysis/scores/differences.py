@@ -97,7 +97,7 @@ class ScoreDifference:
 
     @property
     def doubt(self) -> str:
-        """Why no interval is reliable, as a part of a sentence; empty if one is."""
+        """Return why no interval is reliable, as a part of a sentence; empty if one is."""
         return skewness.doubt(self.total_skewness, self.largest_cluster, self.units)
 
     @property

@@ -225,7 +225,7 @@ def _of_other_items(
 
 
 def _is_binary(*items: Floats) -> bool:
-    """Whether all items are 0 or 1, as those of a proportion that was sent as a mean are too."""
+    """Return whether all items are 0 or 1, as those of a proportion that was sent as a mean are too."""
     return all(bool(np.isin(each, (0.0, 1.0)).all()) for each in items)
 
 

@@ -33,7 +33,7 @@ class Interval(NamedTuple):
     high: float
 
     def holds(self, value: float) -> bool:
-        """Whether a value is in the interval, bounds included."""
+        """Return whether a value is in the interval, bounds included."""
         return self.low <= value <= self.high
 
     def clipped(self, limits: Interval) -> Interval:
@@ -64,7 +64,7 @@ class Error:
 
     @property
     def doubt(self) -> str:
-        """Why no interval of the mean is reliable; empty if one is."""
+        """Return why no interval of the mean is reliable; empty if one is."""
         return skewness.doubt(self.skewness, self.largest_cluster, self.units)
 
 
@@ -205,7 +205,7 @@ def prediction(scores: Floats, alpha: float, further: int = 1, limits: Interval 
 
 
 def has_spread(scores: Floats) -> bool:
-    """Whether scores, float64[n], differ by more than the rounding of equal numbers."""
+    """Return whether scores, float64[n], differ by more than the rounding of equal numbers."""
     return _spread(scores) > 0.0
 
 

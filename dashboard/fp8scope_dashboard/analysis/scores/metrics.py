@@ -1,4 +1,4 @@
-"""What a metric's name and kind say about it: its range, and the default margin of a comparison."""
+"""The properties of a metric by its name and kind: its range, and the default margin of a comparison."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def _key(metric: str) -> str:
 
 
 def is_loss(metric: str) -> bool:
-    """Whether a metric is a loss or a function of it, which the project's margin of the loss applies to."""
+    """Return whether the project's margin of the loss applies: the metric is a loss, or a function of it."""
     return _key(metric) in _LOSSES
 
 
 def is_perplexity(metric: str) -> bool:
-    """Whether a metric is the exponential of a loss."""
+    """Return whether a metric is the exponential of a loss."""
     return _key(metric) in _PERPLEXITIES
 
 

@@ -1,4 +1,4 @@
-"""What an evaluation can show: its smallest effect, the items for a wanted effect, signal and noise."""
+"""The sensitivity of an evaluation: its smallest effect, the items for a wanted effect, signal and noise."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def half_width(share: float, n: int, alpha: float = 0.05) -> float:
 
 @dataclass(frozen=True)
 class RequiredSample:
-    """What would show a difference of a margin: so many items, or so many seeds in each arm.
+    """The sample that would show a difference of a margin: so many items, or so many seeds in each arm.
 
     `items` is None if no number of items is enough, because seeds alone differ too much.
     """

@@ -1,4 +1,4 @@
-"""How much a score differs between runs that differ only in their seed, beyond what their items explain.
+"""The spread of a score between runs that differ only in their seed, beyond what their items explain.
 
 The score of a run is the mean of its items plus an offset of the run. Two runs differ in single items, which
 the variance over items of their paired difference contains already. A comparison has to add the offset.
@@ -59,7 +59,7 @@ class ScoreSpread:
 
     @property
     def borrowed(self) -> bool:
-        """Whether it is that of other runs only."""
+        """Return whether it is that of other runs only."""
         return self.source in ("project", "public")
 
     def added_variance(self, run: int, baseline: int) -> tuple[float, float]:

@@ -58,7 +58,7 @@ def limit(units: int) -> float:
 
 
 def doubt(skewness: float, largest_cluster: float, units: int) -> str:
-    """Why no interval of a mean is reliable, as a part of a sentence; empty if one is.
+    """Return why no interval of a mean is reliable, as a part of a sentence; empty if one is.
 
     Args:
         skewness: of the mean.

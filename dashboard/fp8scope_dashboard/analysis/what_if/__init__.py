@@ -1,1 +1,1 @@
-"""What another format or scale would do to a run's tensors, computed from their exponent histograms."""
+"""The effect of another format or scale on a run's tensors, computed from their exponent histograms."""

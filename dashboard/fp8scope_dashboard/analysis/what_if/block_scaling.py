@@ -39,14 +39,14 @@ MOST_BINADES = 512
 
 
 class Blocks(NamedTuple):
-    """How tensors are divided: elements of a block and number of blocks, float64[T] each."""
+    """The division of tensors: elements of a block and number of blocks, float64[T] each."""
 
     size: Floats
     number: Floats
 
 
 class BlockOutcomes(NamedTuple):
-    """What becomes of elements D = 0, 1, ... binades below the amax of their block.
+    """The outcomes of elements D = 0, 1, ... binades below the amax of their block.
 
     `saturated` and `flushed` are probabilities, `noise` is Σ(x − q/s)² relative to Σx²: float64[D].
     `first_flushed` is the smallest D at which an element can flush; `may_saturate`: whether any can saturate.

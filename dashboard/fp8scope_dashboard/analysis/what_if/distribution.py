@@ -126,7 +126,7 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Effect:
-    """What a format and its scales do to T tensors.
+    """The effect of a format and its scales on T tensors.
 
     Attributes:
         saturated, flushed: shares of a tensor's elements.

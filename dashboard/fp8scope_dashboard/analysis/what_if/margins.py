@@ -26,7 +26,10 @@ MARGINS: Final = range(-8, 17)
 
 @dataclass(frozen=True)
 class Current:
-    """How a tensor is quantised now: its format, the scale of the step, and the margin of the recipe."""
+    """The present quantisation of a tensor.
+
+    Its format, the scale of the step, and the margin of the recipe.
+    """
 
     format: NumberFormat
     scale: float
@@ -35,7 +38,7 @@ class Current:
 
 @dataclass(frozen=True)
 class MarginOutcomes:
-    """What becomes of the elements of one tensor under N scales.
+    """The outcomes of the elements of one tensor under N scales.
 
     Attributes:
         scales: float64[N]; NaN if parts of the tensor have scales of their own.
@@ -71,7 +74,7 @@ def base_scale(tensors: Tensors, format: NumberFormat, current: Current | None) 
 
 
 def outcomes_of_scales(tensors: Tensors, format: NumberFormat, scales: Sequence[float]) -> MarginOutcomes:
-    """What N scales for the whole tensor do to the one tensor of `tensors`."""
+    """Return what N scales for the whole tensor do to the one tensor of `tensors`."""
     repeated = _repeated(tensors.distribution, len(scales))
     effect = tensor_effect(repeated, format, np.array(scales, np.float64))
     return _outcomes(effect, _subnormal(repeated, format, effect))
@@ -80,12 +83,12 @@ def outcomes_of_scales(tensors: Tensors, format: NumberFormat, scales: Sequence[
 def outcomes_of_margins(
     tensors: Tensors, format: NumberFormat, base: float, margins: Sequence[int] = MARGINS
 ) -> MarginOutcomes:
-    """What each margin does to the one tensor of `tensors`, whose scale of margin 0 is `base`."""
+    """Return what each margin does to the one tensor of `tensors`, whose scale of margin 0 is `base`."""
     return outcomes_of_scales(tensors, format, [base * 2.0**-margin for margin in margins])
 
 
 def outcomes_of_parts(tensors: Tensors, target: Target) -> MarginOutcomes:
-    """What a scale for each row or block does to the one tensor of `tensors`."""
+    """Return what a scale for each row or block does to the one tensor of `tensors`."""
     return _outcomes(effect_of(tensors, target), np.full(1, np.nan))
 
 

@@ -12,7 +12,7 @@ NAMED = 3
 
 
 def headline(readiness: Readiness) -> str:
-    """How many tensors are ready, and what the others need."""
+    """Return how many tensors are ready, and what the others need."""
     judged = [tensor for tensor in readiness.tensors if tensor.verdict != "unknown"]
     if not judged:
         return "No tensor has finite values other than zero in this step, so none can be judged."
@@ -33,7 +33,7 @@ def headline(readiness: Readiness) -> str:
 
 
 def kept_sentence(kept: Sequence[str], total: int, budget: float) -> str:
-    """Which tensors to keep in BF16 for a mean error of at most `budget`."""
+    """Return which tensors to keep in BF16 for a mean error of at most `budget`."""
     limit = f"By the error alone, for a mean of at most {percent(budget)},"
     if not kept:
         return f"{limit} no tensor has to stay in BF16."

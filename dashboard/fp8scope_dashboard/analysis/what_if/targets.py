@@ -125,7 +125,7 @@ class Target:
 
     @property
     def title(self) -> str:
-        """How the scales are chosen, in words."""
+        """Return how the scales are chosen, in words."""
         if self.is_block_format or self.scaling == "block":
             return f"a scale for each {self.block_size} elements"
         return {
@@ -138,7 +138,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Tensors:
-    """What is known of T tensors in one step.
+    """The facts about T tensors in one step.
 
     Attributes:
         names, roles: of the T tensors.

@@ -119,7 +119,7 @@ def _common(
 
 
 def _differs(bits: Floats) -> bool:
-    """Whether one of these tensors differs by a factor that no loss scale gives it."""
+    """Return whether one of these tensors differs by a factor that no loss scale gives it."""
     return bool((np.abs(bits[np.isfinite(bits)]) >= LEAST_FACTOR).any())
 
 

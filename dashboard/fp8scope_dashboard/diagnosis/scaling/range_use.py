@@ -1,4 +1,4 @@
-"""Which tensors leave the range of their format, and when. Pure functions.
+"""The tensors that leave the range of their format, and when. Pure functions.
 
 A tensor saturates if more than 0.1 % of its elements are clamped, on average over 16 steps: the limit of the
 default alert rule. A working delayed scale clamps a few elements whenever the amax exceeds its history, about

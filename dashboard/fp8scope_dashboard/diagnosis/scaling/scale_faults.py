@@ -1,4 +1,4 @@
-"""Whether each scale follows its amax as the recipe says. Pure functions of one tensor's series.
+"""A check that each scale follows its amax as the recipe says. Pure functions of one tensor's series.
 
 A scale s implies the amax that it was made for, M 2^-margin / s. The recipe says which amax that must be: the
 tensor's own (current), or the largest of the last calls (delayed). This is arithmetic, not statistics: a
@@ -195,7 +195,7 @@ def _stretch(s: Floats, at: int) -> tuple[int, int]:
 
 
 def _is_reset(a: Floats, s: Floats, largest: float, scaling: Scaling, first: int, last: int) -> bool:
-    """Whether the scales fit a history that begins just before the fault, which ends as it fills."""
+    """Return whether the scales fit a history that begins just before the fault, which ends as it fills."""
     if last - first > scaling.history + GAP:
         return False
     implied = implied_amax(s, largest, scaling)

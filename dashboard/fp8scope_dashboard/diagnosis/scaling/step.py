@@ -42,7 +42,7 @@ SHOWN: Final = 3
 
 @dataclass(frozen=True)
 class Training:
-    """What the other steps know about the training, which some rules need.
+    """The other steps' knowledge about the training, which some rules need.
 
     Attributes:
         norm_bits: log2 of the gradient norm over BF16's at each step of both; empty if unknown.
@@ -106,13 +106,13 @@ def scale_faults(rows: TensorSeries, scalings: Mapping[str, Scaling]) -> dict[in
 
 
 def _is_configured(fault: ScaleFault, scaling: Scaling) -> bool:
-    """Whether the recipe itself updates scales only now and then, and it makes less than a factor of two."""
+    """Return whether the recipe itself updates scales rarely, which makes less than a factor of two."""
     waits = fault.last - fault.first + 1 if fault.kind == "frozen" else fault.every
     return scaling.interval > 1 and waits <= 2 * scaling.interval and abs(fault.bits) < 1.0
 
 
 def _moves_first(faults: Mapping[int, ScaleFault], rows: TensorSeries) -> bool:
-    """Whether gradients' scales followed and then stopped: the loss scale only made it visible."""
+    """Return whether gradients' scales followed and then stopped: the loss scale only made it visible."""
     gradients = [fault for position, fault in faults.items() if rows.tensors[position].role == "grad_output"]
     return any(fault.kind in ("frozen", "stale") and fault.first > SHOWN for fault in gradients)
 
@@ -403,7 +403,7 @@ def _harms(
     flushed: Sequence[Leaving],
     training: Training,
 ) -> bool:
-    """Whether the loss scale does harm.
+    """Return whether the loss scale does harm.
 
     It jumps, gradients leave their range, it is not divided out again, or the run is worse than BF16.
     """
@@ -461,7 +461,7 @@ def _clear(
     saturated: Sequence[Leaving],
     training: Training,
 ) -> Finding:
-    """What was looked at without a fault. It covers only the tensors and steps that were observed."""
+    """Return what was looked at without a fault. It covers only the tensors and steps that were observed."""
     seen = np.isfinite(rows.scale) & (rows.scale > 0) & np.isfinite(rows.amax)
     enough = seen.sum(axis=1) >= LEAST_ROWS
     if not enough.any():

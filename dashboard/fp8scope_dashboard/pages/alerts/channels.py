@@ -53,13 +53,13 @@ class ChannelRow:
 
     @property
     def receives(self) -> str:
-        """Which alerts the channel gets."""
+        """Return which alerts the channel gets."""
         alerts = "Only critical alerts" if self.channel.least_severity == Severity.CRITICAL else "All alerts"
         return f"{alerts}, and a notice when an alert ends" if self.channel.send_resolved else alerts
 
     @property
     def is_testing(self) -> bool:
-        """Whether the result of the test is awaited."""
+        """Return whether the result of the test is awaited."""
         return self.test is not None and self.test.delivered_at is None and self.test.failed_at is None
 
     @property

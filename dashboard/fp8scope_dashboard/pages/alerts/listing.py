@@ -96,7 +96,7 @@ class ShownAlert:
 
     @property
     def has_chart(self) -> bool:
-        """Whether the event stores series to draw."""
+        """Return whether the event stores series to draw."""
         return bool(self.event.evidence.get("series"))
 
 
@@ -131,7 +131,7 @@ class AlertGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class Filter:
-    """Which alerts the list shows, and how they are grouped. Empty fields do not restrict it."""
+    """The choice of alerts that the list shows, and their grouping. Empty fields do not restrict it."""
 
     state: str
     severity: str = ""
@@ -167,7 +167,7 @@ class Filter:
 
 
 def cause_of(kind: str, message: str) -> tuple[str, str]:
-    """What alerts of one cause have in common: their kind, and their message without what varies."""
+    """Return what alerts of one cause have in common: their kind, and their message without what varies."""
     return kind, " ".join(VARYING.sub("#", message).split())
 
 

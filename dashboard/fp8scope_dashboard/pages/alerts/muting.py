@@ -25,7 +25,7 @@ CHOICES: Final = {
     "168": "for 1 week",
     OWN: "until a time …",
 }
-"""What the page offers, with its words."""
+"""The choices of the page, with its words."""
 
 
 def muted_until(form: Mapping[str, str], now: datetime) -> tuple[datetime, str]:

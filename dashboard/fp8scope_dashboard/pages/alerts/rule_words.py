@@ -66,7 +66,7 @@ def amount(kind: str, value: float | None) -> str:
 
 
 def describe(rule: Rule) -> str:
-    """What a rule reports, in one sentence."""
+    """Return what a rule reports, in one sentence."""
     if rule.kind != RuleKind.THRESHOLD:
         return rules.kind_of(rule.kind).description
     numbers = rules.saved_parameters(rule.kind, rule.parameters)

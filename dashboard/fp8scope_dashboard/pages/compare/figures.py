@@ -117,7 +117,7 @@ def _one_of_each_group(results: Sequence[tuple[Run, dict[str, Any]]]) -> list[tu
 
 
 def in_nats(results: Sequence[dict[str, Any]]) -> bool:
-    """Whether differences are drawn as numbers: they and those in per cent have no common axis.
+    """Return whether differences are drawn as numbers: they and those in per cent have no common axis.
 
     Numbers, for losses near 0, are drawn if there is nothing else.
     """

@@ -78,14 +78,17 @@ class Card:
 
     @property
     def shows_costs(self) -> bool:
-        """Whether speed, memory and tokens have a line: the headline has them too, but not the memory."""
+        """Return whether speed, memory and tokens have a line.
+
+        The headline has them too, but not the memory.
+        """
         quantities = self.result.get("quantities") or {}
         has_memory = (quantities.get("memory") or {}).get("ratio") is not None
         return has_memory or bool(self.costs and not quantities.get("headline"))
 
     @property
     def is_group(self) -> bool:
-        """Whether the verdict is that of a group of several runs."""
+        """Return whether the verdict is that of a group of several runs."""
         return bool(self.seeds) or self.verdict.is_of_group
 
 
@@ -150,7 +153,7 @@ def _folded(cards: list[Card]) -> list[Card]:
 
 
 def _own_size(card: Card) -> float:
-    """What runs of a group are ordered by: those without a finite loss first."""
+    """Return what runs of a group are ordered by: those without a finite loss first."""
     if card.verdict.own is None:
         return math.inf if card.verdict.has_left else -math.inf
     return abs(card.verdict.own)

@@ -1,4 +1,4 @@
-"""What the tab of charts shows: the panels of a view, and all scalars of the run in groups."""
+"""The content of the tab of charts: the panels of a view, and all scalars of the run in groups."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class ViewChoice:
 
 
 def charts_context(run: Run, query: QueryDict, user: User) -> dict[str, Any]:
-    """What the tab needs."""
+    """Return what the tab needs."""
     views = list(saved.views_of(run.project, user))
     asked = whole_number(query.get("view", ""))
     view = saved.opened(views, user, asked)

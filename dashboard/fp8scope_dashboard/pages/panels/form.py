@@ -47,7 +47,7 @@ class SelectField:
 def form_context(
     run: Run, panel: Panel, view: SavedView | None, problem: str = "", typed: QueryDict | None = None
 ) -> dict[str, Any]:
-    """What the form needs.
+    """Return what the form needs.
 
     Args:
         problem: what is wrong with what was sent.

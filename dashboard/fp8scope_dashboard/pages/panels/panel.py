@@ -1,4 +1,4 @@
-"""What a panel shows: its metrics, formula or pattern, its axes, its smoothing and its size."""
+"""The content of a panel: its metrics, formula or pattern, its axes, its smoothing and its size."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Panel:
 
     @property
     def query(self) -> QueryDict:
-        """What the address of its figure needs."""
+        """Return what the address of its figure needs."""
         query = QueryDict(mutable=True)
         query.setlist("metric", list(self.metrics))
         plain: dict[str, Any] = {
@@ -91,7 +91,7 @@ class Panel:
         return query
 
     def as_json(self) -> dict[str, Any]:
-        """What is stored of it; see `of_json`."""
+        """Return what is stored of it; see `of_json`."""
         return {**asdict(self), "metrics": list(self.metrics)}
 
 

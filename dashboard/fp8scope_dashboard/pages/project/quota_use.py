@@ -1,4 +1,4 @@
-"""What the tokens of a project have sent in the present windows, against their quotas."""
+"""The amounts that the tokens of a project have sent in the present windows, against their quotas."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ def member_change(request: HttpRequest, project: Project, member_id: int) -> Htt
 
 
 def _ended(entry: Entry) -> str:
-    """What ended or was taken over with a change of a member: the second part of the entry's text."""
+    """Return what ended or was taken over with a change of a member: the second part of the entry's text."""
     ended = entry.text.partition("; ")[2]
     return f"Of theirs: {ended}. " if ended else ""
 

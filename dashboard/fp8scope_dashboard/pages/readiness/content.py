@@ -49,7 +49,7 @@ FORMAT_TITLES: Final = {name: target.title for name, target in TARGET_FORMATS.it
 
 @dataclass(frozen=True, kw_only=True)
 class ReadinessQuery:
-    """What the address asks for. `problems` says which parts of it were not valid and are ignored."""
+    """The choices of the address. `problems` says which parts of it were not valid and are ignored."""
 
     target: Target
     step: int | None

@@ -15,7 +15,10 @@ SEARCH_LENGTH: Final = 200
 
 
 def console_context(run: Run, query: QueryDict) -> dict[str, Any]:
-    """What the list of lines needs. The address may name `rank`, `q` (a search), and `line` or `before`."""
+    """Return what the list of lines needs.
+
+    The address may name `rank`, `q` (a search), and `line` or `before`.
+    """
     everyone = console.writers_with_lines(run)
     ranks = sorted({writer.rank for writer in everyone})
     rank = _number(query.get("rank"))

@@ -1,4 +1,4 @@
-"""What the one paragraph about a run says, read from its stored verdicts."""
+"""The facts for the one paragraph about a run, read from its stored verdicts."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def steps_in_words(run: Run) -> str:
 
 
 def _has_all_steps(run: Run) -> bool:
-    """Whether the run did all planned steps; a script that counts from 0 ends at one less."""
+    """Return whether the run did all planned steps; a script that counts from 0 ends at one less."""
     return bool(run.total_steps) and standing_now(run) == "finished"
 
 

@@ -73,7 +73,7 @@ def last_line(text: str) -> str:
 
 
 def failure_line(run: Run) -> str:
-    """What a failed run died of, in one line.
+    """Return what a failed run died of, in one line.
 
     If the agent could not see it, as after `os._exit` or `kill -9`, it is the last exception that the console
     log has.
@@ -94,7 +94,7 @@ def _alerts(run: Run) -> list[AlertFact]:
 
 
 def _further(event: Event, address: str) -> list[AlertFact]:
-    """What other rules found about the tensors of an alert: they saturate after their scale froze."""
+    """Return what other rules found about the tensors of an alert: they saturate after their scale froze."""
     return [
         AlertFact(
             kind=each["kind"],

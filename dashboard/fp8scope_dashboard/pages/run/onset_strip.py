@@ -118,7 +118,7 @@ class StartFact:
 
 @dataclass(frozen=True, kw_only=True)
 class StripFacts:
-    """What is stored about a run.
+    """The stored facts about a run.
 
     Attributes:
         last_step: the last stored step; None before the first.

@@ -86,7 +86,7 @@ class Disagreement:
 
 @dataclass(frozen=True)
 class Ranks:
-    """What the card shows. `count`: all ranks, of which `ranks` lists the first."""
+    """The content of the card. `count`: all ranks, of which `ranks` lists the first."""
 
     ranks: list[Rank]
     count: int
@@ -96,12 +96,12 @@ class Ranks:
 
     @property
     def has_news(self) -> bool:
-        """Whether there is more to say than the state of the run, which is that of a single rank."""
+        """Return whether there is more to say than the state of the run, which is that of a single rank."""
         return self.disagreement is not None or (bool(self.troubled) and self.count > 1)
 
     @property
     def silent_together(self) -> bool:
-        """Whether no rank reports: one sentence says it better than one for each."""
+        """Return whether no rank reports: one sentence says it better than one for each."""
         return (
             self.count > 1
             and len(self.troubled) == self.count

@@ -1,4 +1,7 @@
-"""What a run belongs to, for its page: baseline, seed group, the run before it, and those after it."""
+"""The runs that a run belongs to, for its page.
+
+Baseline, seed group, the run before it, and those after it.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,7 @@ class RelatedRuns:
 
 
 def related_runs_of(run: Run) -> RelatedRuns:
-    """What the card of a run shows. The number of queries is bounded, and so is what they read."""
+    """Return what the card of a run shows. The number of queries is bounded, and so is what they read."""
     choice = current_choice(run, Choice.Field.BASELINE)
     differs = choice is not None and run.agent_baseline != run.baseline
     return RelatedRuns(

@@ -27,7 +27,7 @@ def related_runs(request: HttpRequest, project: Project, run_id: UUID) -> HttpRe
 
 
 def related_context(run: Run) -> dict[str, object]:
-    """What `pages/_related_runs.html` needs."""
+    """Return what `pages/_related_runs.html` needs."""
     return {
         "run": run,
         "related": related_runs_of(run),

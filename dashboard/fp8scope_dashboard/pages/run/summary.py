@@ -26,7 +26,7 @@ EVERY_TENSOR = 20_000
 OPEN_ALERTS_SHOWN = 3
 
 HOW_TO_SET_BASELINE = 'baseline="bf16" in fp8scope.attach or fp8scope.init, or fp8scope run --baseline bf16'
-"""How to set a run's baseline, for messages."""
+"""The way to set a run's baseline, for messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class ShownVerdict:
 
     @property
     def is_of_group(self) -> bool:
-        """Whether the verdict is that of several runs."""
+        """Return whether the verdict is that of several runs."""
         return len(self.members) > 1
 
     @property
@@ -73,7 +73,7 @@ class ShownVerdict:
 
     @property
     def own_left(self) -> bool:
-        """Whether this run is one of them."""
+        """Return whether this run is one of them."""
         return self.is_of_group and self.has_left
 
     @property
@@ -85,7 +85,7 @@ class ShownVerdict:
 
     @property
     def gauge_label(self) -> str:
-        """What the gauge shows, for readers of the screen."""
+        """Return what the gauge shows, for readers of the screen."""
         delta = difference(self.delta, self.unit, signed=True)
         return f"Delta {delta}, tolerance plus or minus {difference(self.tolerance, self.unit)}"
 
@@ -151,7 +151,7 @@ class Overflow:
 
 @dataclass(frozen=True, kw_only=True)
 class RunHead:
-    """What the head of the page shows."""
+    """The content of the head of the page."""
 
     run: Run
     verdict: ShownVerdict
@@ -178,7 +178,7 @@ class RunHead:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is: per cent of the planned steps, None if there is no plan, and seconds so far."""
+    """The progress of a run: per cent of the planned steps, None if there is no plan, and seconds so far."""
 
     percent: float | None
     seconds: float

@@ -212,7 +212,7 @@ def note_html(text: str) -> SafeString:
 
 
 def notes_context(run: Run) -> dict[str, Any]:
-    """What the tab of notes needs."""
+    """Return what the tab of notes needs."""
     note = Note.objects.filter(run=run).select_related("edited_by").first()
     return {
         "note": note,

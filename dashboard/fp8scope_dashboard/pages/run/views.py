@@ -86,7 +86,7 @@ def _tab_context(request: HttpRequest, shown: Run, name: str) -> dict[str, Any]:
 
 
 def head_context(shown: Run) -> dict[str, Any]:
-    """What the title of a run's pages needs."""
+    """Return what the title of a run's pages needs."""
     baselines = comparison_runs.baseline_runs(shown)
     return {
         **FILES,

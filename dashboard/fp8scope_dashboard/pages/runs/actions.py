@@ -1,4 +1,4 @@
-"""What people do with selected runs: tag, archive, delete, compare, undo; and saved views."""
+"""Actions of people on selected runs: tag, archive, delete, compare, undo; and saved views."""
 
 from __future__ import annotations
 

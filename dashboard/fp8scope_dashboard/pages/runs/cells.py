@@ -25,7 +25,7 @@ EMPTY: Final = mark_safe("")
 
 @dataclass(frozen=True, kw_only=True)
 class RowContent:
-    """What the cells of a run show.
+    """The values of the cells of a run.
 
     Attributes:
         base: the address of the project's pages.

@@ -39,7 +39,7 @@ class RunColumn:
 
     @property
     def paths(self) -> list[str]:
-        """Where the entry of a JSON column may be."""
+        """Return where the entry of a JSON column may be."""
         return entry_paths(self.entry)
 
 

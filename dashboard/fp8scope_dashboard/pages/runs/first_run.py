@@ -1,4 +1,4 @@
-"""How a project gets its first run: three ways, and the notice when one has arrived."""
+"""The ways to a project's first run: three ways, and the notice when one has arrived."""
 
 from __future__ import annotations
 

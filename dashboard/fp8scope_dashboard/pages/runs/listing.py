@@ -45,7 +45,7 @@ GROUP_ORDERS: Final = ("name", "count", "loss", "created")
 
 @dataclass(frozen=True, kw_only=True)
 class ListState:
-    """What the address of the list says. `columns` is empty for the default columns."""
+    """The choices of the list's address. `columns` is empty for the default columns."""
 
     search: str = ""
     sort: str = "-created"
@@ -105,17 +105,17 @@ class ListState:
 
     @property
     def fields_of_search(self) -> list[tuple[str, str]]:
-        """What a form keeps that changes the search."""
+        """Return what a form keeps that changes the search."""
         return self.first_page(search="", open=()).fields()
 
     @property
     def fields_of_columns(self) -> list[tuple[str, str]]:
-        """What a form keeps that changes the columns."""
+        """Return what a form keeps that changes the columns."""
         return self.first_page(columns=()).fields()
 
     @property
     def fields_of_groups(self) -> list[tuple[str, str]]:
-        """What a form keeps that changes the grouping."""
+        """Return what a form keeps that changes the grouping."""
         return self.first_page(by="", open=(), sort="-created").fields()
 
     def address(self, **changes: Any) -> str:
@@ -149,7 +149,7 @@ def _id_in(query: QueryDict, name: str) -> str:
 
 
 def is_group(by: str) -> bool:
-    """Whether runs can be grouped by this."""
+    """Return whether runs can be grouped by this."""
     column = column_named(by)
     return by in GROUPS or (column is not None and column.source in ("config", "recipe"))
 
@@ -323,5 +323,5 @@ def entries_of(run: Run, columns: Sequence[RunColumn]) -> dict[str, Any]:
 
 
 def group_label(by: str) -> str:
-    """What the list is grouped by, for people."""
+    """Return what the list is grouped by, for people."""
     return GROUPS.get(by) or by.partition(".")[2]

@@ -87,10 +87,10 @@ class RunPage:
 
     @property
     def has_previous(self) -> bool:
-        """Whether there is a page before this one."""
+        """Return whether there is a page before this one."""
         return self.number > 1
 
     @property
     def has_next(self) -> bool:
-        """Whether there is a page after this one."""
+        """Return whether there is a page after this one."""
         return self.number < self.count

@@ -45,7 +45,7 @@ class ValueAxis:
 
     @property
     def is_log(self) -> bool:
-        """Whether the axis is logarithmic."""
+        """Return whether the axis is logarithmic."""
         known = self.positions[np.isfinite(self.positions)]
         if self.texts or not len(known) or known.min() <= 0:
             return False

@@ -110,7 +110,7 @@ def _paging(listing: Listing, number: int, count: int) -> dict[str, Any]:
 
 
 def _choices(listing: Listing) -> dict[str, Any]:
-    """What the menus of the list offer."""
+    """Return what the menus of the list offer."""
     state = listing.state
     return {
         "facets": listing.facets(),

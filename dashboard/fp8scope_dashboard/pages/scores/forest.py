@@ -38,7 +38,7 @@ ORDER: Final = ("worse", "cannot_tell", "better", "equivalent")
 
 @dataclass(frozen=True)
 class Positions:
-    """Where the parts of a row are drawn, in per cent of a bar from -REACH to +REACH margins.
+    """The positions of the parts of a row, in per cent of a bar from -REACH to +REACH margins.
 
     To the right FP8 is better, whatever the direction of the metric.
 
@@ -95,7 +95,7 @@ class ForestRow:
 
 @dataclass(frozen=True)
 class _Kind:
-    """What a task's evaluations say of it."""
+    """The summary of a task's evaluations."""
 
     in_percent: bool
     higher_is_better: bool
@@ -133,7 +133,7 @@ def newest_arms(project: Project) -> list[list[Run]]:
 
 
 def _arm_key() -> Case:
-    """What the runs of a seed group share; the id of a run without a group."""
+    """Return what the runs of a seed group share; the id of a run without a group."""
     alone = Cast("run_id", CharField())
     return Case(When(run__group="", then=alone), default=F("run__group"), output_field=CharField())
 

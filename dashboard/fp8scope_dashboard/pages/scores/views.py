@@ -64,7 +64,7 @@ VERDICT_WORDS: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreQuery:
-    """What the address asks for; empty or None: everything. Unknown values become the defaults."""
+    """The choices of the address; empty or None: everything. Unknown values become the defaults."""
 
     search: str
     verdict: str
@@ -156,7 +156,7 @@ class Pairs:
 
 @dataclass(frozen=True, kw_only=True)
 class Power:
-    """What one task can show, from the comparison of one run at its last checkpoint; as text."""
+    """The sensitivity of one task, from the comparison of one run at its last checkpoint; as text."""
 
     row: ForestRow
     wanted: str
@@ -398,7 +398,7 @@ def _pairs(rows: Sequence[EvaluationComparison]) -> list[Pairs]:
 def _power(
     project: Project, comparisons: Sequence[EvaluationComparison], rows: Sequence[ForestRow]
 ) -> list[Power]:
-    """What the shown rows' evaluations can show, in their order."""
+    """Return what the shown rows' evaluations can show, in their order."""
     results = {(str(row.run_id), row.name, row.metric): row.result for row in comparisons}
     trends = _trends(project, rows)
     power = []

@@ -95,7 +95,7 @@ def ago(value: datetime | None) -> str:
 
 @register.filter
 def ahead(value: datetime) -> str:
-    """How long until a moment: `in 5 min`; empty if it is over."""
+    """Return how long until a moment: `in 5 min`; empty if it is over."""
     left = value - timezone.now()
     return f"in {formatting.span(left)}" if left > timedelta(0) else ""
 

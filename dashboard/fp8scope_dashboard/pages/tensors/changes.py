@@ -15,7 +15,10 @@ from fp8scope_dashboard.telemetry import queries
 
 @in_project()
 def changes(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
-    """How many tensors changed the statistic of the address; empty if it is unknown or has few steps."""
+    """Return how many tensors changed the statistic of the address.
+
+    Empty if it is unknown or has few steps.
+    """
     run = run_of(project, run_id)
     statistic = request.GET.get("statistic", "amax")
     is_known = statistic in queries.statistic_names(run.pk)

@@ -50,7 +50,7 @@ MOST_RANKS: Final = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """What is stored of one tensor in one sampled step.
+    """The stored values of one tensor in one sampled step.
 
     Attributes:
         step: the sampled step.

@@ -209,7 +209,7 @@ def _naturally(groups: Sequence[TensorGroup]) -> list[TensorGroup]:
 
 
 def _stem(label: str) -> str:
-    """What labels have in common that differ only in their numbers."""
+    """Return what labels have in common that differ only in their numbers."""
     return _NUMBER.sub("#", label)
 
 

@@ -53,7 +53,7 @@ def detail(run: Run, statistic: str, tensors: list[int], first: int | None, last
 
 
 def _remembered(run: Run, of: _Key, load: Callable[[], Heatmap]) -> Heatmap:
-    """What `load` returned before, if the run has no new rows since."""
+    """Return what `load` returned before, if the run has no new rows since."""
     key = (run.pk, run.rows_stored, run.last_step, run.state, *of)
     with _lock:
         turn = _reading.setdefault(key, Lock())

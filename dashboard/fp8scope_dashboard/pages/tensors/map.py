@@ -152,7 +152,7 @@ def without_gaps(heatmap: Heatmap) -> Heatmap:
 def _shown(
     run: Run, heatmap: Heatmap, tensors: Sequence[Tensor], question: TensorQuery, against: Run | None
 ) -> Floats:
-    """What the mode makes of the values, float64[T, C]."""
+    """Return what the mode makes of the values, float64[T, C]."""
     indices = [tensor.index for tensor in tensors]
     values = of_tensors(heatmap, indices)
     if question.mode == "change":

@@ -1,4 +1,4 @@
-"""What the map of tensors shows: a statistic, its change, or its difference to another run. Pure functions.
+"""The modes of the map of tensors: a statistic, its change, or its difference to another run. Pure functions.
 
 A group's row is the extreme of its tensors: the largest value, and of signed values that of the largest size.
 """
@@ -31,7 +31,7 @@ LEAST_CHANGE, MOST_CHANGE = 1.0, 16.0
 
 @dataclass(frozen=True)
 class ColourScale:
-    """How values become colours.
+    """The mapping of values to colours.
 
     Attributes:
         signed: whether values have two directions; the colours of zero and of both ends differ.

@@ -1,4 +1,4 @@
-"""What the address of a run's page asks of its tensors."""
+"""The choices of tensors in the address of a run's page."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class TensorQuery:
 
     @property
     def has_own_limit(self) -> bool:
-        """Whether the limit is not the default of the statistic."""
+        """Return whether the limit is not the default of the statistic."""
         return not isclose(self.threshold, default_limit(self.statistic), rel_tol=1e-5)
 
     @property
@@ -114,7 +114,7 @@ def no_values_of(statistic: str, statistics: Sequence[str]) -> str:
 
 
 def tensors_context(run: Run, query: QueryDict) -> dict[str, Any]:
-    """What the map, the ranking and the drawer need on the page of a run."""
+    """Return what the map, the ranking and the drawer need on the page of a run."""
     known = queries.statistic_names(run.pk)
     statistics = [name for name in STATISTICS if name in known]
     tensors = Tensor.objects.filter(run=run)

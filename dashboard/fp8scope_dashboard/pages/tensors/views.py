@@ -212,7 +212,7 @@ def _neighbours(run: Run, shown: Tensor) -> dict[str, Tensor | None]:
 
 
 def _fallback(request: HttpRequest, project: Project, run: Run, shown: Tensor) -> dict[str, Any]:
-    """Whether the user can order this layer to BF16 now, and if not, why."""
+    """Return whether the user can order this layer to BF16 now, and if not, why."""
     if not may(request, project, Role.MEMBER):
         why = "Members of the project can order it."
     elif run.state not in (RunState.RUNNING, RunState.SILENT):

@@ -107,7 +107,7 @@ def _moment(column: str) -> Callable[[Operator, str], Q]:
 
 
 def duration_expression() -> ExpressionWrapper[Any]:
-    """How long a run took, or has been heard from."""
+    """Return how long a run took, or has been heard from."""
     end = Coalesce("finished_at", "heartbeat_at")
     return ExpressionWrapper(end - F("created_at"), output_field=DurationField())
 
@@ -390,7 +390,7 @@ def check(term: SearchTerm, vocabulary: Vocabulary) -> SearchTerm | str:
 
 
 def _unfinished(term: SearchTerm, vocabulary: Vocabulary) -> str:
-    """What is wrong with `loss<` and `tag:`; empty for words. A colon may also end a word."""
+    """Return what is wrong with `loss<` and `tag:`; empty for words. A colon may also end a word."""
     match = _WITHOUT_VALUE.fullmatch(term.text)
     name = _canonical(match[1], vocabulary) if match else []
     field = field_named(name) if isinstance(name, str) else None
@@ -434,7 +434,7 @@ def condition_of(term: SearchTerm) -> Q:
 
 
 def is_alternative(term: SearchTerm) -> bool:
-    """Whether further terms of the same field are alternatives to this one."""
+    """Return whether further terms of the same field are alternatives to this one."""
     field = field_named(term.field)
     return field is not None and not field.every and term.operator == ":" and not term.negated
 

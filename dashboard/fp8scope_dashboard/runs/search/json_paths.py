@@ -30,7 +30,7 @@ NOT_FINITE: Final = {
 
 
 class PathExists(Func):
-    """Whether a jsonpath finds anything in a column; false if it does not apply."""
+    """A test that a jsonpath finds anything in a column; false if it does not apply."""
 
     function = "jsonb_path_exists"
     template = "coalesce(%(function)s(%(expressions)s, '{}'::jsonb, true), false)"

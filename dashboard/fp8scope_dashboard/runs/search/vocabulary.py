@@ -1,4 +1,4 @@
-"""What a project's runs have: scalars, configuration keys, and values of fields."""
+"""The names in a project's runs: scalars, configuration keys, and values of fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far the means of blocks of a difference vary by themselves, for blocks of 1, 2, 4, ... points.
+"""The noise of the means of blocks of a difference, for blocks of 1, 2, 4, ... points.
 
 For each length the state has the Allan variance (Allan, 1966): the mean of (B' - B)^2 / 2 over successive
 blocks with the means B and B'. Of white noise it is the variance of a block's mean, and it halves with each
@@ -115,13 +115,16 @@ def add(state: State, value: float, deviations: Sequence[float | None]) -> float
 
 
 def wander(state: State) -> float:
-    """How far the difference to a single seed varies, in means of 64 points."""
+    """Return how far the difference to a single seed varies, in means of 64 points."""
     fall, own_range = (max(pair) for pair in zip(state["before"][:2], _wander_since(state), strict=True))
     return float(max(fall, OWN_RANGE * own_range))
 
 
 def reach(state: State) -> float:
-    """How high the difference to the mean of the seeds may rise at once by itself; infinite if unknown."""
+    """Return how high the difference to the mean of the seeds may rise at once by itself.
+
+    Infinite if unknown.
+    """
     reached = state.get("reached", _fresh_reach())
     if reached["means"] < REACH_KNOWN:
         return math.inf
@@ -245,7 +248,7 @@ def _add_pair(scale: State, values: Sequence[float | None], *, falls_only: bool)
 
 @dataclass(frozen=True)
 class Model:
-    """What the noise is taken to be.
+    """The noise that is assumed.
 
     Attributes:
         length: points from which on the means of successive blocks are (nearly) uncorrelated; if no length
@@ -324,7 +327,7 @@ def white_deviation(known: Sequence[Scale]) -> float:
 
 
 def _is_white(short: Scale, longer: Sequence[Scale], covered: Callable[[int], float]) -> bool:
-    """Whether longer blocks, each and all together, vary as little as independent shorter ones let expect."""
+    """Return whether longer blocks, each and all together, vary as little as if points were independent."""
     ratios = [
         other.variance / (short.variance * short.length / other.length + covered(other.length))
         for other in longer

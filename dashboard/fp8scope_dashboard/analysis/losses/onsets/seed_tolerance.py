@@ -1,4 +1,4 @@
-"""How far a run of the same configuration may lie above the mean of its baseline's seeds.
+"""The tolerance of a run of the same configuration above the mean of its baseline's seeds.
 
 Two runs that differ only in their seed differ by an offset that lasts, and changes slowly. Points are
 averaged over stretches of a geometric grid, each a quarter longer than the one before.
@@ -108,7 +108,7 @@ def _level(state: State, points: int) -> list[float]:
 
 
 def _slope(state: State, points: int) -> float:
-    """How fast the loss falls over the logarithm of the steps, relative to the loss."""
+    """Return how fast the loss falls over the logarithm of the steps, relative to the loss."""
     level, middle = _level(state, points)
     if state["last_level"] is None or abs(level) < SMALLEST:
         return float(state["slope"])

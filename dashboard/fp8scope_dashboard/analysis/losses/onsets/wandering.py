@@ -1,4 +1,4 @@
-"""Whether a rise is no more than a difference that wanders explains.
+"""A test of a rise against a difference that wanders.
 
 Seeds of one configuration may wander away from each other, lastingly. A mean that has wandered above the
 tolerance is no harm. So a rise must also exceed what wandering over its duration produces, as far as the time
@@ -138,7 +138,7 @@ def restarted(state: State, step: int) -> State:
 
 
 def explains(state: State, points: int, runs: float, seeds: int, spread: float) -> bool:
-    """Whether the difference may have wandered up to the mean of so many latest points.
+    """Return whether the difference may have wandered up to the mean of so many latest points.
 
     The window begins with the block of the first of them. A rise that was refused is judged again with the
     next block.
@@ -264,7 +264,7 @@ def _allan(values: Floats, m: int, begin: Indices, end: Indices) -> tuple[Floats
 
 @dataclass(frozen=True)
 class _Known:
-    """What is known of the difference before each onset, float64[onsets] each, at most.
+    """The history of the difference before each onset, float64[onsets] each, at most.
 
     Attributes:
         noise: variance of a block's mean.
@@ -310,7 +310,7 @@ def _cached_ratio(freedom: bytes, level: float) -> Floats:
 
 
 def _exceeds_since_start(record: _Record, mean: float) -> bool:
-    """Whether the mean is further above 0 than a walk from the first point on explains.
+    """Return whether the mean is further above 0 than a walk from the first point on explains.
 
     The whole record shows the walk, or its recent half: a rise that is part of it makes the bound wider, and
     a level that stands still is no walk.
@@ -323,7 +323,7 @@ def _exceeds_since_start(record: _Record, mean: float) -> bool:
 
 
 def _exceeds(record: _Record, mean: float, last: int) -> bool:
-    """Whether the mean is further above the blocks before some onset than wandering explains.
+    """Return whether the mean is further above the blocks before some onset than wandering explains.
 
     Onsets are at LEAST_BLOCKS to `last` blocks.
     """
@@ -337,7 +337,7 @@ def _exceeds(record: _Record, mean: float, last: int) -> bool:
 
 
 def _surely_exceeds(record: _Record, mean: float, last: int) -> bool:
-    """Whether it is above what wandering and noise that lasts for a while explain together.
+    """Return whether it is above what wandering and noise that lasts for a while explain together.
 
     Noise that lasts for m blocks has the Allan variance A(m) there. A mean of q blocks has as much of it, or
     A(m) m / q of it if it is longer. If A has not fallen at the longest m, the noise may be a walk there.

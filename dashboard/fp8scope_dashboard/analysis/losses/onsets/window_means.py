@@ -1,4 +1,4 @@
-"""Whether the mean of the latest points is above a tolerance, in windows of 16, 32, 64, ... points.
+"""A test of the mean of the latest points against a tolerance, in windows of 16, 32, 64, ... points.
 
 A rise is seen first by the shortest window whose noise is small enough beside it. A window consists of BLOCKS
 blocks and is judged after each of them; so the state is BLOCKS means for each length.
@@ -63,7 +63,7 @@ def lasting(tolerance: float) -> float:
 
 
 def _reach(model: Model, window: int, level: float) -> float:
-    """How far the noise of a window's mean reaches, at a level."""
+    """Return how far the noise of a window's mean reaches, at a level."""
     white = model.white
     if white is not None and window >= white.length:
         return math.sqrt(white.variance * white.length / window) * _quantile(white.freedom, level)

@@ -166,7 +166,7 @@ def _named(panel: FigurePanel) -> FigurePanel:
 
 @dataclass
 class _PanelDrawing:
-    """What is added to a figure. `axis` is the layout that all y axes share."""
+    """The additions to a figure. `axis` is the layout that all y axes share."""
 
     axis: dict[str, Any]
     traces: list[dict[str, Any]] = field(default_factory=list)
