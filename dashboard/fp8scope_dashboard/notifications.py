@@ -44,6 +44,7 @@ ChangeKind = Literal[
     "command",
     "report",
     "console",
+    "note",
 ]
 
 # The tasks that changes start. By name, because the tasks' modules import this one.

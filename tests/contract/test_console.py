@@ -14,7 +14,7 @@ from helpers.live_servers import Server
 
 from fp8scope.cli.main import main
 from fp8scope_dashboard.pages.run.onset_facts import failure_line
-from fp8scope_dashboard.runs.models import Artefact, ConsoleLine, Note, Run
+from fp8scope_dashboard.runs.models import Artefact, ConsoleLine, Note, Run, StepNote
 
 SCRIPT = """
 import logging, os, sys
@@ -106,6 +106,7 @@ def test_an_export_brings_all_of_it_back(
     train(server, tmp_path, "run.finish()")
     run = Run.objects.get()
     Note.objects.create(run=run, text="**Seen**, commas; and so on", version=3)
+    StepNote.objects.create(run=run, step=2, text='Here, "too"\nand below')
     monkeypatch.setenv("FP8SCOPE_URL", server.url)
     monkeypatch.setenv("FP8SCOPE_TOKEN", server.token)
     for form in ("parquet", "csv"):
@@ -116,6 +117,8 @@ def test_an_export_brings_all_of_it_back(
         copy = Run.objects.get(pk=copied)
         assert texts(copy) == texts(run) != []
         assert Note.objects.get(run=copy).text == "**Seen**, commas; and so on"
+        pinned = StepNote.objects.get(run=copy)
+        assert (pinned.step, pinned.text) == (2, 'Here, "too"\nand below')
         link = Artefact.objects.get(run=copy)
         assert (link.name, link.address, link.step) == ("Checkpoint", "s3://bucket/step-3", 3)
 

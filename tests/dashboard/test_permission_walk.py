@@ -60,6 +60,7 @@ PAGES: Final[Mapping[str, Page]] = {
         score_differences shared_reports shared_report run_suggest tensor tensor_map tensor_picture
         tensor_ranking tensor_find compare_find compare_configuration console_lines console_text
         panel_figure panel_form project_events run_events runs_figure run_charts run_scatter run_parallel
+        step_note
         """,
         read="viewer",
     ),
@@ -74,6 +75,7 @@ PAGES: Final[Mapping[str, Page]] = {
         """
         alert_change acknowledge_many acknowledge_undo token_create token_revoke command_new rule_create
         rule_save rule_switch rule_remove rule_try note_save note_preview artefact_new artefact_remove
+        step_note_save step_note_remove
         share_link_new share_link_revoke shared_report_delete runs_change runs_undo run_colour
         comparison_margin delivery_again run_delete baseline_new group_new choice_undo change_undo
         """,

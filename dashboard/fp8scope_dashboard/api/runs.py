@@ -156,6 +156,7 @@ def get_run(request: HttpRequest, run: UUID) -> dict[str, Any]:
         "evaluations": _evaluations(stored),
         "evaluations_summary": _evaluations_summary(stored),
         "note": notes.note_of(stored.id),
+        "step_notes": notes.step_notes_of(stored.id),
         "artefacts": notes.artefacts_of(stored.id),
         "events": alerts_after(stored.id, 0)[-LATEST:],
         "url": services.page_url(stored, server_address(request)),

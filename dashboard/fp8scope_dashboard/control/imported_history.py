@@ -21,7 +21,7 @@ from fp8scope_dashboard.alerts.models import EntryKind, Event, EventState, Histo
 from fp8scope_dashboard.control.models import Command, CommandKind, CommandResult, ResultState
 from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.runs import notes
-from fp8scope_dashboard.runs.models import Note, Run
+from fp8scope_dashboard.runs.models import Note, Run, StepNote
 from fp8scope_dashboard.runs.notes import NewArtefact
 from fp8scope_dashboard.text.numbers import NON_FINITE, json_number
 from fp8scope_dashboard.wire import limits
@@ -217,10 +217,13 @@ def store_command(run: Run, command: PastCommand) -> None:
 
 
 def notes_of(run_id: UUID) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The run's note, if there is one, with step 0."""
+    """The run's note with step 0, if there is one, then the notes at its steps."""
     note = notes.note_of(run_id)
     if note is not None:
         yield 0, {**note, "edited_at": note["edited_at"].isoformat()}
+    for each in notes.step_notes_of(run_id):
+        document = {"text": each["text"], "edited_by": each["written_by"], "step": each["step"]}
+        yield each["step"], {**document, "edited_at": each["written_at"].isoformat()}
 
 
 def artefacts_of(run_id: UUID) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -233,6 +236,19 @@ def store_note(run: Run, text: str, edited_by: str, edited_at: datetime) -> None
     """Store an imported note, unless the run has one."""
     values = {"text": text, "version": 1, "edited_by": _person(run, edited_by), "edited_at": edited_at}
     Note.objects.get_or_create(run=run, defaults=values)
+
+
+def store_step_note(run: Run, step: int, text: str, written_by: str, written_at: datetime) -> None:
+    """Store an imported note at a step.
+
+    Raises:
+        InvalidError: if the run has too many.
+    """
+    if StepNote.objects.filter(run=run).count() >= notes.MAX_STEP_NOTES:
+        raise InvalidError(f"The run has {notes.MAX_STEP_NOTES} notes at steps.", "No more can be imported.")
+    values = {"written_by": _person(run, written_by), "written_at": written_at}
+    StepNote.objects.create(run=run, step=step, text=text[: notes.STEP_NOTE_LENGTH], **values)
+    run_changed(run.id, run.project_id, "note", step)
 
 
 def artefact(

@@ -59,7 +59,7 @@ def store(run: Run, message: dedup.MessageId, body: schemas.ReportIn) -> bool:
                 "Only `fp8scope import` may send what people and the server added to a run.",
             )
         if isinstance(body, schemas.PastNoteIn):
-            imported_history.store_note(run, body.note.text, body.note.edited_by, body.note.edited_at)
+            _store_note(run, body.note)
         elif isinstance(body, schemas.PastArtefactIn):
             _store_artefact(run, imported_history.artefact(run, **body.artefact.model_dump()))
         elif isinstance(body, schemas.PastAlertIn):
@@ -69,6 +69,13 @@ def store(run: Run, message: dedup.MessageId, body: schemas.ReportIn) -> bool:
     else:
         _store_report(run, message, body)
     return True
+
+
+def _store_note(run: Run, note: schemas.PastNote) -> None:
+    if note.step is None:
+        imported_history.store_note(run, note.text, note.edited_by, note.edited_at)
+    else:
+        imported_history.store_step_note(run, note.step, note.text, note.edited_by, note.edited_at)
 
 
 def _store_artefact(run: Run, artefact: NewArtefact) -> None:

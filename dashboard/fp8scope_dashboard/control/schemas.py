@@ -149,15 +149,16 @@ class ConsoleIn(_ReportIn):
 
 
 class PastNote(Schema):
-    """The note of an imported run."""
+    """The note of an imported run, or one at a step of it."""
 
     text: Annotated[Text, Field(max_length=MOST_CHARACTERS)]
     edited_by: Annotated[Text, Field(max_length=150)] = ""
     edited_at: AwareDatetime
+    step: Natural | None = None
 
 
 class PastNoteIn(_ReportIn):
-    """The note of an imported run. A note that somebody has written there since is kept."""
+    """A note of an imported run. A note of the run that somebody has written there since is kept."""
 
     kind: Literal["past_note"]
     note: PastNote

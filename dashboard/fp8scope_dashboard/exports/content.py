@@ -21,12 +21,12 @@ from fp8scope_dashboard.control import imported_history
 from fp8scope_dashboard.control.models import Command, Report
 from fp8scope_dashboard.evaluations.models import Evaluation
 from fp8scope_dashboard.runs import console
-from fp8scope_dashboard.runs.models import Artefact, ConsoleLine, Note, Run, Tensor, Writer
+from fp8scope_dashboard.runs.models import Artefact, ConsoleLine, Note, Run, StepNote, Tensor, Writer
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry.codec import SCALAR, TENSOR, TIME_TYPE, ChunkData, Float64s, Int64s
 
 # Version 2 added reports and histograms, version 3 alerts and commands, version 4 the console log, the note
-# and the links to artefacts.
+# and the links to artefacts. Notes at steps came later, as notes with a step.
 FORMAT: Final = 4
 # Lines of the console log in one row.
 LINES_AT_ONCE = 500
@@ -220,6 +220,7 @@ def content_of(run: Run, *, with_histograms: bool) -> ExportContent:
     histograms = queries.histogram_count(run.pk) if with_histograms else 0
     documents = sum(model.objects.filter(run=run).count() for model in DOCUMENTS)
     documents += Note.objects.filter(run=run).exclude(text="").count()
+    documents += StepNote.objects.filter(run=run).count()
     documents += Artefact.objects.filter(run=run).count()
     lines = ConsoleLine.objects.filter(run=run).values("writer").annotate(count=Count("pk"))
     documents += sum(-(-writer["count"] // LINES_AT_ONCE) for writer in lines)

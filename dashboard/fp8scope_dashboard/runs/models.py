@@ -187,6 +187,30 @@ class Note(models.Model):
     edited_at = models.DateTimeField(default=timezone.now)
 
 
+class StepNote(models.Model):
+    """A short plain note of a person at a step of a run, which its charts mark."""
+
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="step_notes")
+    step = models.BigIntegerField()
+    text = models.CharField(max_length=1000)
+    written_by = models.ForeignKey(User, null=True, on_delete=models.SET_NULL, related_name="+")
+    written_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        ordering: ClassVar = ["step", "id"]
+        indexes: ClassVar = [models.Index(fields=["run", "step"], name="step_note_by_step")]
+
+    @property
+    def by(self) -> str:
+        """The author after a comma, for titles; empty for one who has gone."""
+        return f", {self.written_by.username}" if self.written_by is not None else ""
+
+    @property
+    def anchor(self) -> str:
+        """The id of its element on the run's page."""
+        return f"step-note-{self.pk}"
+
+
 class Artefact(models.Model):
     """A link to something that belongs to a run, such as a checkpoint or a log, in a place of its own.
 

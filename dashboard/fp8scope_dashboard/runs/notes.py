@@ -1,4 +1,4 @@
-"""Additions of people to a run: a note, and links to its artefacts."""
+"""Additions of people to a run: a note, notes at its steps, and links to its artefacts."""
 
 from __future__ import annotations
 
@@ -12,10 +12,14 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import User
-from fp8scope_dashboard.runs.models import Artefact, Note, Run
+from fp8scope_dashboard.notifications import run_changed
+from fp8scope_dashboard.runs.models import Artefact, Note, Run, StepNote
 from fp8scope_dashboard.text.markdown import MOST_CHARACTERS
 
 MOST_ARTEFACTS: Final = 500
+MAX_STEP_NOTES: Final = 1_000
+STEP_NOTE_LENGTH: Final = 1_000
+MAX_STEP: Final = 2**62
 NAME_LENGTH: Final = 128
 ADDRESS_LENGTH: Final = 1_000
 SCHEMES: Final = ("http", "https", "s3", "gs", "file")
@@ -53,6 +57,54 @@ def save_note(run: Run, text: str, version: int, user: User) -> Note:
                 "save again."
             )
     return Note.objects.select_related("edited_by").get(run=run)
+
+
+def add_step_note(run: Run, step: int | None, text: str, user: User) -> StepNote:
+    """Pin a note to a step of a run.
+
+    Raises:
+        NoteError: the step or the text is invalid, or the run has MAX_STEP_NOTES.
+    """
+    at, said = _checked(step, text)
+    with transaction.atomic():
+        Run.objects.select_for_update().only("id").get(pk=run.pk)
+        if StepNote.objects.filter(run=run).count() >= MAX_STEP_NOTES:
+            raise NoteError(f"A run has at most {MAX_STEP_NOTES:,} notes at steps: remove one first.")
+        note = StepNote.objects.create(run=run, step=at, text=said, written_by=user)
+    run_changed(run.id, run.project_id, "note", at)
+    return note
+
+
+def change_step_note(note: StepNote, step: int | None, text: str, user: User) -> None:
+    """Replace the step and the text of a note, and its author by the person who did so.
+
+    Raises:
+        NoteError: the step or the text is invalid.
+    """
+    note.step, note.text = _checked(step, text)
+    note.written_by, note.written_at = user, timezone.now()
+    note.save(update_fields=["step", "text", "written_by", "written_at"])
+    run_changed(note.run_id, note.run.project_id, "note", note.step)
+
+
+def remove_step_note(note: StepNote) -> None:
+    """Remove a note at a step."""
+    run_id, project_id, step = note.run_id, note.run.project_id, note.step
+    note.delete()
+    run_changed(run_id, project_id, "note", step)
+
+
+def _checked(step: int | None, text: str) -> tuple[int, str]:
+    """The step and the text of a note at a step."""
+    # A form sends line ends as CRLF.
+    text = text.replace("\r\n", "\n").replace("\x00", "").strip()
+    if not text:
+        raise NoteError("Write what the note says.")
+    if len(text) > STEP_NOTE_LENGTH:
+        raise NoteError(f"The note has {len(text):,} characters; at most {STEP_NOTE_LENGTH:,} are possible.")
+    if step is None or not 0 <= step <= MAX_STEP:
+        raise NoteError("A step is a whole number from 0 on.")
+    return step, text
 
 
 def add_artefact(run: Run, name: str, address: str, user: User) -> Artefact:
@@ -121,6 +173,18 @@ def note_of(run_id: UUID) -> dict[str, Any] | None:
     if note is None:
         return None
     return {"text": note.text, "edited_by": _name_of(note.edited_by), "edited_at": note.edited_at}
+
+
+def step_notes_of(run_id: UUID) -> list[dict[str, Any]]:
+    """The notes at steps of a run by step, as JSON types but for the time."""
+    notes = StepNote.objects.filter(run_id=run_id).select_related("written_by")
+    return [
+        {
+            "step": note.step, "text": note.text, "written_by": _name_of(note.written_by),
+            "written_at": note.written_at,
+        }
+        for note in notes
+    ]  # fmt: skip
 
 
 def artefacts_of(run_id: UUID) -> list[dict[str, Any]]:

@@ -175,6 +175,13 @@ class NoteOut(Schema):
     edited_at: datetime
 
 
+class StepNoteOut(Schema):
+    step: int
+    text: str
+    written_by: str
+    written_at: datetime
+
+
 class ArtefactOut(Schema):
     name: str
     address: str
@@ -211,6 +218,7 @@ class RunOut(Schema):
     evaluations_summary: dict[str, Any] | None
     events: list[Alert]
     note: NoteOut | None
+    step_notes: list[StepNoteOut]
     artefacts: list[ArtefactOut]
     url: str
 

@@ -16,7 +16,7 @@ from fp8scope_dashboard.audit.log import Actor, record
 from fp8scope_dashboard.audit.models import Action
 from fp8scope_dashboard.db.encryption import encrypt_json
 from fp8scope_dashboard.pages.urls import urlpatterns as page_entries
-from fp8scope_dashboard.runs.models import Artefact, BulkAction, Run, SavedView, Tensor
+from fp8scope_dashboard.runs.models import Artefact, BulkAction, Run, SavedView, StepNote, Tensor
 from fp8scope_dashboard.shared_reports.models import SharedReport, ShareLink
 
 ENTRIES = (*account_entries, *page_entries)
@@ -49,6 +49,7 @@ class Addresses:
         )
         self.trial = RuleTrial.objects.create(project=visitor.project, document={})
         self.artefact = Artefact.objects.create(run=self.run, name="log", address="s3://bucket/log")
+        self.note = StepNote.objects.create(run=self.run, step=1, text="Seen.")
         self.report = SharedReport.objects.create(project=visitor.project, title="r", content={})
         self.link = ShareLink.objects.create(report=self.report, digest=bytes(32))
         self.change = BulkAction.objects.create(
@@ -77,6 +78,7 @@ class Addresses:
             "field": "baseline",
             "trial_id": self.trial.pk,
             "artefact_id": self.artefact.pk,
+            "note_id": self.note.pk,
             "report_id": self.report.pk,
             "link_id": self.link.pk,
             "member_id": self.member.pk,

@@ -50,6 +50,7 @@ READ += [
     "run_parallel",
     "panel_figure",
     "panel_form",
+    "step_note",
 ]
 # Redirects to an address that is listed here; test_tensors_views.py covers it.
 REDIRECTS = ["tensor_find"]
@@ -68,6 +69,7 @@ MEMBER = [
 ]
 MEMBER += ["rule_create", "rule_save", "rule_switch", "rule_remove", "rule_try"]
 MEMBER += ["note_save", "note_preview", "artefact_new", "artefact_remove"]
+MEMBER += ["step_note_save", "step_note_remove"]
 MEMBER += ["share_link_new", "share_link_revoke", "shared_report_delete"]
 MEMBER += ["runs_change", "runs_undo", "run_colour", "comparison_margin"]
 MEMBER += ["delivery_again", "run_delete", "baseline_new", "group_new", "choice_undo"]
@@ -151,6 +153,7 @@ def test_objects_of_another_project_are_not_found(stranger: Visitor, addresses: 
         *("runs_undo", "view_delete", "run_colour", "comparison_margin"),
         *("command_new", "run_delete", "baseline_new", "group_new", "choice_undo"),
         *("note_save", "note_preview", "artefact_new", "artefact_remove"),
+        *("step_note_save", "step_note_remove"),
     ):
         assert stranger.client.post(addresses.of(name)).status_code == 404, name
     assert ApiToken.objects.get(pk=addresses.token.pk).revoked_at is None

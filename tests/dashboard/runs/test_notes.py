@@ -8,15 +8,18 @@ from django.db import IntegrityError, transaction
 
 from fp8scope_dashboard.accounts.models import User
 from fp8scope_dashboard.accounts.services import create_project
-from fp8scope_dashboard.runs.models import Artefact, Note, Run
+from fp8scope_dashboard.runs.models import Artefact, Note, Run, StepNote
 from fp8scope_dashboard.runs.notes import (
     ADDRESS_LENGTH,
+    MAX_STEP_NOTES,
     MOST_ARTEFACTS,
     NoteConflictError,
     NoteError,
     add_artefact,
+    add_step_note,
     check_address,
     save_note,
+    step_notes_of,
 )
 from fp8scope_dashboard.text.markdown import MOST_CHARACTERS
 
@@ -97,3 +100,14 @@ def test_a_link_is_stored_once(run: Run) -> None:
     Artefact.objects.create(run=run, name="a", address="gs://bucket/a")
     with pytest.raises(IntegrityError), transaction.atomic():
         Artefact.objects.create(run=run, name="b", address="gs://bucket/a")
+
+
+def test_notes_at_steps_have_limits(run: Run, user: User) -> None:
+    assert add_step_note(run, 2**62, " x\r\ny ", user).text == "x\ny"
+    for step, text in ((None, "x"), (-1, "x"), (2**62 + 1, "x"), (1, " \n"), (1, "x" * 1_001)):
+        with pytest.raises(NoteError):
+            add_step_note(run, step, text, user)
+    StepNote.objects.bulk_create(StepNote(run=run, step=step, text="x") for step in range(MAX_STEP_NOTES - 1))
+    with pytest.raises(NoteError, match="at most 1,000 notes"):
+        add_step_note(run, 1, "One more.", user)
+    assert step_notes_of(run.id)[-1]["written_by"] == "ada"

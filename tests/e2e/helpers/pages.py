@@ -28,6 +28,7 @@ PAGES: Final[dict[str, dict[str, str]]] = {
     },
     "run_charts": {"": "", "of a search": "?q=precision:fp8", "without a match": "?q=nothing"},
     "panel_form": {"": "?metric=loss"},
+    "step_note": {"": "?step=5"},
     "run_data": {"": ""},
     "diagnosis": {"": ""},
     "readiness": {"": ""},

@@ -18,6 +18,7 @@ class Frame:
         size: the height in pixels until it is drawn, one of those in figures.css.
         zoom: zooming requests finer data with `first` and `last`.
         clickable: a click on a point does something.
+        marks: it marks a run's alerts, changes and notes, and people pin notes to its steps.
         keep: htmx keeps it when it replaces what is around it.
     """
 
@@ -27,17 +28,20 @@ class Frame:
     size: int = 340
     zoom: bool = False
     clickable: bool = False
+    marks: bool = False
     keep: bool = False
 
 
 FRAMES: Final[Mapping[str, Frame]] = {
     "panels": Frame(
         title="Loss, difference, tensors in trouble and gradient norm",
-        on="rows alert report comparison",
+        on="rows alert report note comparison",
         axis="steps",
         size=640,
         zoom=True,
+        marks=True,
     ),
+    "loss": Frame(title="Loss", on="rows alert report note", axis="steps", zoom=True, marks=True),
     "tensor-history": Frame(
         title="Exponents over the steps", on="histogram", axis="steps", size=320, zoom=True
     ),

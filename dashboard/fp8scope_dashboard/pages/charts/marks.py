@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -12,19 +13,44 @@ from numpy.typing import NDArray
 from fp8scope_dashboard.pages.charts.theme import Theme, escaped, faded
 
 ALERT: Final = "alert"
+NOTE: Final = "note"
+CHANGE: Final = "change"
 # More marks would overlap.
 MOST_MARKS: Final = 200
 
 
+# Characters of a line, and of all lines, that the hover text has of a detail.
+LINE_LENGTH: Final = 60
+DETAIL_LENGTH: Final = 240
+_SYMBOLS: Final = {ALERT: "diamond", CHANGE: "square", NOTE: "circle"}
+
+
 @dataclass(frozen=True)
 class Mark:
-    """A vertical line with a name, e.g. where an alert began."""
+    """A vertical line with a name, e.g. where an alert began.
+
+    Attributes:
+        label: the kind of mark, for the hover text; other than ALERT and NOTE, it is a change to the run.
+        detail: further words of the hover text, in lines of their own.
+        address: the page that a click on the mark opens; empty for none.
+    """
 
     x: float
     text: str
     severe: bool = False
-    # The kind of mark, for the hover text.
     label: str = ALERT
+    detail: str = ""
+    address: str = ""
+
+    @property
+    def group(self) -> str:
+        return self.label if self.label in (ALERT, NOTE) else CHANGE
+
+    @property
+    def hover(self) -> str:
+        """The text and the detail as HTML of plotly."""
+        lines = textwrap.wrap(textwrap.shorten(self.detail, DETAIL_LENGTH, placeholder=" …"), LINE_LENGTH)
+        return "<br>".join(escaped(line) for line in (self.text, *lines))
 
 
 class Drawing(Protocol):
@@ -55,9 +81,8 @@ def draw_marks(
             line={"color": faded(_colour(mark, theme), 0.7), "width": 1, "dash": "dot"},
             layer="below",
         )
-    alerts = [mark for mark in marks if mark.label == ALERT]
-    changes = [mark for mark in marks if mark.label != ALERT]
-    for name, symbol, group in ((ALERT, "diamond", alerts), ("change", "square", changes)):
+    for name, symbol in _SYMBOLS.items():
+        group = [mark for mark in marks if mark.group == name]
         if group and height is not None:
             drawing.add_scatter(
                 x=[mark.x for mark in group],
@@ -70,9 +95,11 @@ def draw_marks(
                     "color": [_colour(mark, theme) for mark in group],
                     "line": {"width": 1, "color": theme.surface},
                 },
-                text=[escaped(mark.text) for mark in group],
+                text=[mark.hover for mark in group],
                 customdata=[escaped(mark.label) for mark in group],
                 name=name,
+                # For figure_marks.js: a click on a mark opens its page.
+                meta={"addresses": [mark.address for mark in group]},
                 showlegend=False,
                 hovertemplate="%{text}<extra>%{customdata}</extra>",
                 cliponaxis=False,
@@ -90,6 +117,8 @@ def stretches(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 
 def _colour(mark: Mark, theme: Theme) -> str:
+    if mark.label == NOTE:
+        return theme.text
     if mark.label != ALERT:
         return theme.muted
     return theme.danger if mark.severe else theme.warning

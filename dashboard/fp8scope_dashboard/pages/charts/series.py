@@ -14,10 +14,8 @@ from django.http import QueryDict
 from django.utils import timezone
 from numpy.typing import NDArray
 
-from fp8scope_dashboard.alerts.models import Event, Severity
 from fp8scope_dashboard.pages.charts.arms import ArmReader, arm_labels
 from fp8scope_dashboard.pages.charts.curves import Curve
-from fp8scope_dashboard.pages.charts.marks import Mark
 from fp8scope_dashboard.pages.charts.settled_series import thinned_scalars
 from fp8scope_dashboard.pages.charts.smoothing import centred_average, default_span
 from fp8scope_dashboard.pages.charts.theme import Theme, theme_named
@@ -36,8 +34,6 @@ AXIS_TITLES: Final[dict[Axis, str]] = {
 TIMED: Final[tuple[Axis, ...]] = ("time", "wall")
 
 POINTS, COMPACT_POINTS = 1_200, 500
-# The most alerts that are marked in a loss chart.
-MOST_MARKS = 50
 LARGEST_STEP = 2**62
 # Points of a whole series from which the steps of a range of tokens or of time are taken.
 RANGE_POINTS = 4_000
@@ -50,6 +46,7 @@ class Options:
     Attributes:
         first, last: the range of steps.
         span: the range on the axis if this has other units than steps.
+        marks: whether alerts, changes and notes of a run are marked.
     """
 
     theme: Theme
@@ -60,6 +57,7 @@ class Options:
     first: int | None
     last: int | None
     span: tuple[float, float] | None = None
+    marks: bool = True
 
     @classmethod
     def of(cls, query: QueryDict) -> Options:
@@ -75,6 +73,7 @@ class Options:
             first=step_of(query.get("first")),
             last=step_of(query.get("last")),
             span=None if axis == "step" else _span_of(query.get("from", ""), query.get("to", "")),
+            marks=query.get("marks", "1") == "1",
         )
 
     @property
@@ -141,19 +140,6 @@ def _read(
         else:
             read |= thinned_scalars(group, name, first=first, last=last, points=points)
     return read
-
-
-def alert_marks(run: Run) -> list[Mark]:
-    """Marks at the onsets of the run's alerts."""
-    events = Event.objects.filter(run=run).order_by("-step")[:MOST_MARKS]
-    return [
-        Mark(
-            float(event.onset_step),
-            f"{event.get_kind_display()} from step {event.onset_step:,}",
-            event.severity == Severity.CRITICAL,
-        )
-        for event in events
-    ]
 
 
 def _curve(

@@ -19,7 +19,7 @@ from fp8scope_dashboard.evaluations.models import Evaluation
 from fp8scope_dashboard.notifications import project_channel, run_channel
 from fp8scope_dashboard.pages.access import run_of
 from fp8scope_dashboard.pages.live.stream import Fingerprint, release_connections, stream
-from fp8scope_dashboard.runs.models import ConsoleLine, Run, Tensor
+from fp8scope_dashboard.runs.models import ConsoleLine, Run, StepNote, Tensor
 
 
 @require_safe
@@ -102,5 +102,6 @@ def fingerprint_of(runs: QuerySet[Run]) -> Fingerprint:
         ),
         "console": ConsoleLine.objects.filter(run__in=runs).aggregate(Max("pk"), Max("time")),
         "report": Report.objects.filter(run__in=runs).aggregate(Max("pk")),
+        "note": StepNote.objects.filter(run__in=runs).aggregate(Count("pk"), Max("written_at")),
         "evaluation": Evaluation.objects.filter(run__in=runs).aggregate(Max("pk")),
     }

@@ -14,6 +14,7 @@ from django.urls import reverse
 from fp8scope_dashboard.accounts.models import User
 from fp8scope_dashboard.db.regular_expressions import MAX_LENGTH, PatternError, matching
 from fp8scope_dashboard.pages.address_values import whole_number
+from fp8scope_dashboard.pages.charts.frames import Frame
 from fp8scope_dashboard.pages.panels import saved
 from fp8scope_dashboard.pages.panels.figure import title_of
 from fp8scope_dashboard.pages.panels.groups import ScalarGroup, groups_of
@@ -48,6 +49,19 @@ class Cell:
     metric: str = ""
     edit: str = ""
     is_pinned: bool = False
+
+    @property
+    def frame(self) -> Frame:
+        """What surrounds its chart."""
+        return Frame(
+            title=self.title,
+            on="rows alert report note",
+            axis="steps",
+            size=self.size,
+            zoom=True,
+            marks=True,
+            keep=True,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +98,8 @@ def charts_context(run: Run, query: QueryDict, user: User) -> dict[str, Any]:
     shown, problem = _matching(logged, text)
     number = str(view.pk) if view is not None else ""
     own = [_cell(run, panel, number) for panel in panels]
+    sections = [_section(run, group, query, number) for group in groups_of(shown)]
+    cells = [*own, *(cell for section in sections for cell in section.cells)]
     return {
         "view": view,
         "is_own_view": view is not None and view.owner_id == user.pk,
@@ -94,7 +110,9 @@ def charts_context(run: Run, query: QueryDict, user: User) -> dict[str, Any]:
         "max_find": MAX_LENGTH,
         "pinned": [cell for cell in own if cell.is_pinned],
         "arranged": [cell for cell in own if not cell.is_pinned],
-        "sections": [_section(run, group, query, number) for group in groups_of(shown)],
+        "sections": sections,
+        # The state of the switch of marks has the name of the first in the page's address (see view.js).
+        "marked": " ".join(["charts", *(cell.id for cell in cells)]),
         "logged": len(logged),
     }
 

@@ -33,7 +33,7 @@ def panel_figure(
         height=PIXELS[panel.height],
         x_title=AXIS_TITLES[options.axis],
         y_title="",
-        marks=marks if options.axis == "step" else (),
+        marks=marks,
         is_dated=options.axis == "wall",
     )
     if panel.log and not options.zoomed and (ends := _log_range(panel, curves)) is not None:

@@ -18,7 +18,8 @@ from fp8scope_dashboard.pages.access import POST, in_project, may, page, person,
 from fp8scope_dashboard.pages.address_values import whole_number
 from fp8scope_dashboard.pages.charts.addresses import figure_view
 from fp8scope_dashboard.pages.charts.answers import AnyChart, Chart, EmptyChart
-from fp8scope_dashboard.pages.charts.series import Options, alert_marks
+from fp8scope_dashboard.pages.charts.run_marks import marks_of
+from fp8scope_dashboard.pages.charts.series import Options
 from fp8scope_dashboard.pages.panels import arrangement, saved
 from fp8scope_dashboard.pages.panels.content import charts_context, tab_address
 from fp8scope_dashboard.pages.panels.figure import description, panel_figure
@@ -43,7 +44,7 @@ def panel_figure_view(project: Project, query: QueryDict, run_id: UUID) -> AnyCh
         return EmptyChart(str(error))
     if not content.curves:
         return EmptyChart(" ".join(content.notes) or "No values yet.")
-    figure = panel_figure(panel, content.curves, options, alert_marks(run))
+    figure = panel_figure(panel, content.curves, options, marks_of(run, options))
     return Chart(figure, description(panel, content.curves, content.notes))
 
 

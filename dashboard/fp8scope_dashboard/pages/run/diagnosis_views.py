@@ -24,6 +24,7 @@ def diagnosis(request: HttpRequest, project: Project, run_id: UUID) -> HttpRespo
     if not is_current:
         run_changed(run.id, run.project_id, "diagnosis")
     context: dict[str, Any] = {"run": run, "stored": stored, "is_current": is_current}
+    context["page_scripts"] = ["pages/js/marks.js"]
     # Results of an earlier version have other keys.
     if stored is not None and "findings" in stored.result:
         context |= {

@@ -1,7 +1,10 @@
-"""The note of a run, and the links to its artefacts."""
+"""The note of a run, notes at its steps, and the links to its artefacts."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
+from typing import Final
 from uuid import UUID
 
 from django.contrib import messages
@@ -14,9 +17,21 @@ from fp8scope_dashboard.pages.access import POST, in_project, page, person, run_
 from fp8scope_dashboard.pages.address_values import whole_number
 from fp8scope_dashboard.pages.run import tabs
 from fp8scope_dashboard.pages.run.views import head_context
-from fp8scope_dashboard.runs.models import Artefact, Run
-from fp8scope_dashboard.runs.notes import NoteError, add_artefact, save_note
+from fp8scope_dashboard.runs.models import Artefact, Run, StepNote
+from fp8scope_dashboard.runs.notes import (
+    MAX_STEP,
+    STEP_NOTE_LENGTH,
+    NoteError,
+    add_artefact,
+    add_step_note,
+    change_step_note,
+    remove_step_note,
+    save_note,
+)
 from fp8scope_dashboard.text.markdown import MOST_CHARACTERS
+
+# Characters of a step that the form shows again.
+MAX_TYPED: Final = 32
 
 
 @in_project(Role.MEMBER, methods=POST)
@@ -37,6 +52,81 @@ def note_preview(request: HttpRequest, project: Project, run_id: UUID) -> HttpRe
     """A text as HTML, as the saved note would be shown."""
     run_of(project, run_id)
     return HttpResponse(tabs.note_html(request.POST.get("text", "")))
+
+
+@in_project()
+def step_note(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
+    """The form of a new note at the step `step`, or of the note with the number `note`."""
+    run = run_of(project, run_id)
+    number, step = whole_number(request.GET.get("note", "")), whole_number(request.GET.get("step", ""))
+    if number is None:
+        return _step_note_form(request, project, run, StepNoteForm(step="" if step is None else str(step)))
+    note = get_object_or_404(StepNote, run=run, pk=number)
+    form = StepNoteForm(note=str(note.pk), step=str(note.step), text=note.text)
+    return _step_note_form(request, project, run, form)
+
+
+@in_project(Role.MEMBER, methods=POST)
+def step_note_save(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
+    """Save a note at a step, a new one without a number; the form again, if it cannot be saved."""
+    run = run_of(project, run_id)
+    post = request.POST
+    step, text = whole_number(post.get("step", "")), post.get("text", "")
+    number = whole_number(post.get("note", ""))
+    try:
+        if number is None:
+            note = add_step_note(run, step, text, person(request))
+        else:
+            note = get_object_or_404(StepNote, run=run, pk=number)
+            change_step_note(note, step, text, person(request))
+    except NoteError as error:
+        form = StepNoteForm(
+            note="" if number is None else str(number),
+            step=post.get("step", "")[:MAX_TYPED],
+            text=text[: 2 * STEP_NOTE_LENGTH],
+            problem=str(error),
+        )
+        return _step_note_form(request, project, run, form)
+    said = f"The note at step {note.step:,} is saved."
+    if "HX-Request" in request.headers:
+        # The dialog closes, and the charts draw the mark.
+        return HttpResponse(status=204, headers={"HX-Trigger": json.dumps({"fp8:noted": {"said": said}})})
+    messages.success(request, said)
+    return redirect(f"{_notes_tab(run)}#{note.anchor}")
+
+
+@in_project(Role.MEMBER, methods=POST)
+def step_note_remove(request: HttpRequest, project: Project, run_id: UUID, note_id: int) -> HttpResponse:
+    """Remove a note at a step."""
+    run = run_of(project, run_id)
+    note = get_object_or_404(StepNote, run=run, pk=note_id)
+    remove_step_note(note)
+    messages.success(request, f"Removed the note at step {note.step:,}: {note.text}")
+    return _back(run)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepNoteForm:
+    """What the form of a note at a step has. `note` is the number of a changed note."""
+
+    note: str = ""
+    step: str = ""
+    text: str = ""
+    problem: str = ""
+    max_step: str = str(MAX_STEP)
+    max_length: str = str(STEP_NOTE_LENGTH)
+
+    @property
+    def title(self) -> str:
+        return "Change the note" if self.note else "Note at a step"
+
+
+def _step_note_form(request: HttpRequest, project: Project, run: Run, form: StepNoteForm) -> HttpResponse:
+    is_part = "HX-Request" in request.headers
+    template = "pages/run/_step_note.html" if is_part else "pages/run/step_note.html"
+    # htmx puts only answers with a status of success into the page.
+    status = 200 if is_part or not form.problem else 422
+    return page(request, project, "runs", template, {"run": run, "form": form}, status)
 
 
 @in_project(Role.MEMBER, methods=POST)
@@ -78,4 +168,8 @@ def _again(request: HttpRequest, project: Project, run: Run, text: str, problem:
 
 
 def _back(run: Run) -> HttpResponse:
-    return redirect(f"{reverse('run', args=[run.project.slug, run.id])}?tab=notes")
+    return redirect(_notes_tab(run))
+
+
+def _notes_tab(run: Run) -> str:
+    return f"{reverse('run', args=[run.project.slug, run.id])}?tab=notes"

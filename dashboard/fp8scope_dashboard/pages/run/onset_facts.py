@@ -14,6 +14,7 @@ from fp8scope_dashboard.alerts.models import Event, EventState
 from fp8scope_dashboard.analysis.coverage import Standing
 from fp8scope_dashboard.control.models import Command, CommandKind, Report, ReportKind, ResultState
 from fp8scope_dashboard.diagnosis.conclusion import CAUSES
+from fp8scope_dashboard.pages.charts.run_marks import annotated_step
 from fp8scope_dashboard.pages.formatting import difference
 from fp8scope_dashboard.pages.run.onset_strip import (
     AlertFact,
@@ -187,12 +188,6 @@ def _nonfinite_step(run: Run) -> int | None:
     return int(loss.steps[broken[0]]) if len(broken) else None
 
 
-def step_of(report: Report) -> int:
-    """The step that an annotation is about: an incident is written some steps after its own."""
-    incident = report.document.get("incident") or {}
-    return int(incident.get("target", report.step))
-
-
 def _marks(run: Run) -> list[ChangeFact]:
     """Annotations: layers that fell back, incidents, and what the script notes."""
     reports = Report.objects.filter(run=run, kind=ReportKind.ANNOTATION).order_by("step", "id")
@@ -203,7 +198,11 @@ def _marks(run: Run) -> list[ChangeFact]:
         if name in CALM_MARKS:
             changes.append(
                 ChangeFact(
-                    step=step_of(report), kind=name, text="an incident is kept", detail=text, address=address
+                    step=annotated_step(report),
+                    kind=name,
+                    text="an incident is kept",
+                    detail=text,
+                    address=address,
                 )
             )
         else:

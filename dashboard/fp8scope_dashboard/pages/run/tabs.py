@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
 
 from django.http import QueryDict
@@ -24,7 +25,7 @@ from fp8scope_dashboard.pages.run.ranks import ranks_of
 from fp8scope_dashboard.pages.run.related import offered_groups, offered_runs, related_runs_of
 from fp8scope_dashboard.pages.run.summary import HOW_TO_SET_BASELINE, summarise
 from fp8scope_dashboard.pages.tensors.query import tensors_context
-from fp8scope_dashboard.runs.models import Artefact, Note, Run, RunState, Writer
+from fp8scope_dashboard.runs.models import Artefact, Note, Run, RunState, StepNote, Writer
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.text.markdown import MOST_CHARACTERS, to_html
 
@@ -33,6 +34,8 @@ TENSOR_NAME_LENGTH: Final = 512
 MOST_ERRORS: Final = 32
 SECONDARY: Final = ("tokens_per_second", "step_seconds", "mfu", "memory_peak")
 MOST_ENTRIES: Final = 2_000
+# Steps on each side of a note that its link shows.
+STEPS_AROUND: Final = 50
 # What is kept in the addresses of the tabs.
 KEPT: Final = ("steps", "tensor", "view")
 
@@ -211,6 +214,40 @@ def note_html(text: str) -> SafeString:
     return mark_safe(to_html(text, first_heading=3))
 
 
+@dataclass(frozen=True, kw_only=True)
+class ShownStepNote:
+    """A note at a step in the list of them. `address` shows the steps around it."""
+
+    pk: int
+    anchor: str
+    step: int
+    text: str
+    author: str
+    written_at: datetime
+    address: str
+
+
+def step_notes_context(run: Run) -> dict[str, Any]:
+    """What the list of notes at steps needs."""
+    notes = StepNote.objects.filter(run=run).select_related("written_by")
+    page = reverse("run", args=[run.project.slug, run.pk])
+    return {
+        "step_notes": [
+            ShownStepNote(
+                pk=note.pk,
+                anchor=note.anchor,
+                step=note.step,
+                text=note.text,
+                author="a former user" if note.written_by is None else note.written_by.username,
+                written_at=note.written_at,
+                address=f"{page}?steps={max(0, note.step - STEPS_AROUND)}..{note.step + STEPS_AROUND}",
+            )
+            for note in notes
+        ],
+        "step_notes_remark": "None yet. Members add one with a click on a step of a chart, which marks it.",
+    }
+
+
 def notes_context(run: Run) -> dict[str, Any]:
     """Return what the tab of notes needs."""
     note = Note.objects.filter(run=run).select_related("edited_by").first()
@@ -218,6 +255,7 @@ def notes_context(run: Run) -> dict[str, Any]:
         "note": note,
         "note_html": note_html(note.text) if note is not None else "",
         "most_characters": MOST_CHARACTERS,
+        **step_notes_context(run),
         "artefacts": Artefact.objects.filter(run=run).select_related("added_by"),
         "marks": Report.objects.filter(run=run, kind=ReportKind.ANNOTATION).order_by("-step", "-id")[:50],
     }

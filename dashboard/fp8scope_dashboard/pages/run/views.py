@@ -29,15 +29,16 @@ SEEDS_COMPARED: Final = 8
 # Of the template run.html.
 FILES: Final = {
     "page_styles": ["pages/css/run.css"],
-    "page_scripts": ["pages/js/run.js", "pages/js/console.js", "pages/js/panels.js"],
+    "page_scripts": ["pages/js/run.js", "pages/js/console.js", "pages/js/panels.js", "pages/js/marks.js"],
 }
 # The parts that refresh themselves, by the id that htmx sends.
 HEAD, SUMMARY, CARDS, TENSORS, TAB = "run-head", "run-summary", "run-cards", "tensors-card", "run-tab"
+STEP_NOTES = "step-notes"
 
 
 @in_project()
 def run(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponseBase:
-    """The page of a run, or the part that htmx asks for: its head, summary, cards, tensors or tab."""
+    """The page of a run, or the part that htmx asks for: its head, summary, cards, tensors, notes or tab."""
     shown = run_of(project, run_id)
     part = request.headers.get("HX-Target", "")
     if part == HEAD:
@@ -53,6 +54,9 @@ def run(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponseBas
     if part == CARDS:
         context = {"run": shown, "summary": summarise(shown)}
         return page(request, project, "runs", "pages/run/_cards.html", context)
+    if part == STEP_NOTES:
+        context = {"run": shown, **tabs.step_notes_context(shown)}
+        return page(request, project, "runs", "pages/run/_step_notes.html", context)
     if part == TENSORS:
         name = tabs.tab_named(request.GET.get("tab", ""))
         context = {"run": shown, "tab": name}

@@ -21,7 +21,7 @@ from fp8scope_dashboard.alerts.models import Event
 from fp8scope_dashboard.notifications import flush, run_changed
 from fp8scope_dashboard.pages.live import stream as event_stream
 from fp8scope_dashboard.pages.live.views import fingerprint_of
-from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.runs.models import Run, StepNote
 
 P = ParamSpec("P")
 
@@ -235,6 +235,8 @@ def test_fingerprints_differ_after_each_kind_of_change(admin: Visitor, run: Run)
     Event.objects.create(run=run, kind="loss_spike", severity="warning", onset_step=1, step=2, message="Up.")
     after = fingerprint_of(runs)
     assert [kind for kind in before if before[kind] != after[kind]] == ["alert"]
+    StepNote.objects.create(run=run, step=1, text="Seen.")
+    assert fingerprint_of(runs)["note"] != after["note"]
     Event.objects.update(state="acknowledged")
     assert fingerprint_of(runs)["alert"] != after["alert"]
     Run.objects.update(state="failed")
@@ -245,6 +247,6 @@ def test_a_fingerprint_needs_few_queries(
     admin: Visitor, run: Run, django_assert_max_num_queries: Any
 ) -> None:
     # One query for each table that the pages show, regardless of the number of runs.
-    with django_assert_max_num_queries(13):
+    with django_assert_max_num_queries(14):
         fingerprint_of(Run.objects.filter(project=admin.project))
     assert connection.in_atomic_block is False

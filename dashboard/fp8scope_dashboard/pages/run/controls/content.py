@@ -11,8 +11,6 @@ from fp8scope_dashboard.analysis.verdict_coverage import standing_now
 from fp8scope_dashboard.control.commands import HOW_TO_ALLOW, accepted_kinds, giver_of, state_of
 from fp8scope_dashboard.control.models import Command, CommandKind, CommandResult, Report, ReportKind
 from fp8scope_dashboard.pages.badges import COMMAND_STATES, DEAD_WINDOW, WINDOW_VERDICTS, Badge
-from fp8scope_dashboard.pages.charts.marks import Mark
-from fp8scope_dashboard.pages.run.onset_facts import step_of
 from fp8scope_dashboard.runs.models import Run, RunState, Tensor
 
 COMMANDS_SHOWN = 12
@@ -21,7 +19,6 @@ BISECTIONS_SHOWN = 20
 INCIDENTS_SHOWN = 20
 MODULES_PROPOSED = 2_000
 PRODUCTS_LISTED = 10
-MOST_MARKS = 100
 
 
 @dataclass(frozen=True)
@@ -127,22 +124,6 @@ def ranking_of(report: Report, most: int) -> ShownBisection:
         for rank, row in enumerate(document["products"][:most], 1)
     ]
     return ShownBisection(report, products, float(document["total_error"]), float(document["total_cosine"]))
-
-
-def annotation_marks(run: Run) -> list[Mark]:
-    """Marks in the loss chart for changes made to the run."""
-    reports = Report.objects.filter(run=run, kind=ReportKind.ANNOTATION).order_by("-step", "-id")[:MOST_MARKS]
-    return [
-        Mark(float(step_of(report)), _describe_report(report), label=report.document["name"])
-        for report in reports
-    ]
-
-
-def _describe_report(report: Report) -> str:
-    document = report.document
-    return f"step {step_of(report):,}: {document['text']}" + (
-        f" ({document['why']})" if document.get("why") else ""
-    )
 
 
 def command_entry(command: Command) -> CommandEntry:

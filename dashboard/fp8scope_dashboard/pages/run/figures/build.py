@@ -15,15 +15,14 @@ from fp8scope_dashboard.pages.charts.answers import AnyChart, Chart, EmptyChart
 from fp8scope_dashboard.pages.charts.arms import Arms
 from fp8scope_dashboard.pages.charts.curves import curves_figure
 from fp8scope_dashboard.pages.charts.ranges import central_range, loss_range
+from fp8scope_dashboard.pages.charts.run_marks import marks_of
 from fp8scope_dashboard.pages.charts.series import (
     AXIS_TITLES,
     Options,
-    alert_marks,
     loss_curves,
     scalar_curves,
 )
 from fp8scope_dashboard.pages.formatting import number, percent
-from fp8scope_dashboard.pages.run.controls.content import annotation_marks
 from fp8scope_dashboard.pages.run.efficiency import read_split
 from fp8scope_dashboard.pages.run.figures.panel_content import load_panels
 from fp8scope_dashboard.pages.run.figures.panels import panels_figure
@@ -45,7 +44,6 @@ def _loss(run: Run, query: QueryDict, options: Options) -> AnyChart:
     mine = [curve for curve in curves if not curve.quiet]
     if not mine:
         return EmptyChart("No loss yet. Log it with step.log(loss=…).")
-    marks = [*alert_marks(run), *annotation_marks(run)] if options.axis == "step" else []
     drawn = curves_figure(
         curves,
         options.theme,
@@ -54,7 +52,7 @@ def _loss(run: Run, query: QueryDict, options: Options) -> AnyChart:
         compact=options.compact,
         x_title=AXIS_TITLES[options.axis],
         y_title="loss",
-        marks=marks,
+        marks=marks_of(run, options),
     )
     return Chart(drawn, _describe(run, "loss", mine[0].y))
 
@@ -63,7 +61,7 @@ def _panels(run: Run, query: QueryDict, options: Options) -> AnyChart:
     loaded = load_panels(run, options, also=query.get("also", ""))
     if not loaded.panels:
         return EmptyChart("No loss yet. Log it with step.log(loss=…).")
-    marks = [*alert_marks(run), *annotation_marks(run)]
+    marks = marks_of(run, options)
     x_range = loaded.x_range
     if options.first is not None and options.last is not None and options.first < options.last:
         x_range = (float(options.first), float(options.last))

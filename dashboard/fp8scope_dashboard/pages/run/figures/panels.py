@@ -28,6 +28,8 @@ from fp8scope_dashboard.statistics.arrays import Floats
 # below the menu of the figure.
 GAP: Final = 30
 TOP, BOTTOM = 50, 36
+# The height of the marks of a run in the first panel, from its lower edge.
+MARK_SHARE: Final = 0.035
 # The legend is above the title of the first panel.
 TITLE: Final = 20
 # Plotly writes values below this with prefixes such as µ, as of units.
@@ -128,8 +130,7 @@ def panels_figure(
         legend = number == 1 and has_legend
         _axis(drawing, panel, axis, domain, theme)
         _draw(drawing, panel if number == 1 else _named(panel), axis, theme, legend=legend)
-    first = panels[0].y_range
-    draw_marks(drawing, marks, theme, axis="y", height=None if first is None else first[0])
+    draw_marks(drawing, marks, theme, axis="y", height=_height_of_marks(panels[0]))
     x_axis = layout["xaxis"]
     layout |= {
         **drawing.axes,
@@ -153,6 +154,14 @@ def panels_figure(
         "legend": {**layout["legend"], "y": 1.0 + TITLE / (height - top - BOTTOM)},
     }
     return unchecked_figure(drawing.traces, layout)
+
+
+def _height_of_marks(panel: FigurePanel) -> float | None:
+    """A little above the lower edge, where the pointer is still over the panel; None without a range."""
+    if panel.y_range is None:
+        return None
+    low, high = panel.y_range
+    return low * (high / low) ** MARK_SHARE if panel.log else low + (high - low) * MARK_SHARE
 
 
 def _named(panel: FigurePanel) -> FigurePanel:

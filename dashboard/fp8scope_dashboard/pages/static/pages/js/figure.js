@@ -6,6 +6,7 @@
 //   data-axis        figures with the same name share their range and their crosshair
 //   data-zoom        zooming requests finer data
 //   data-clickable   a click dispatches fp8:point on the element
+//   data-marks       it has marks of a run; marks.js opens what they stand for, and adds notes
 //
 // Events on the document, which other scripts may dispatch too:
 //
@@ -431,6 +432,8 @@ class Figure {
 
   point(x, traces = []) {
     this.at = x ?? undefined;
+    // For marks.js.
+    this.plot.dataset.at = x ?? "";
     this.tellHover(x);
     this.showCross(x);
     const line = this.element.querySelector(".figure__value");
