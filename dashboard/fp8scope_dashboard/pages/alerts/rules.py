@@ -36,7 +36,7 @@ from fp8scope_dashboard.analysis import comparison_runs
 from fp8scope_dashboard.audit.log import actor_of
 from fp8scope_dashboard.pages.access import POST, in_project, page, person
 from fp8scope_dashboard.pages.address_values import uuids_in
-from fp8scope_dashboard.pages.alerts import rule_words
+from fp8scope_dashboard.pages.alerts import rule_groups, rule_words
 from fp8scope_dashboard.pages.undo_offer import offer_undo
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import queries
@@ -51,17 +51,18 @@ RUNS_ASKED: Final = 5
 
 @in_project()
 def rules(request: HttpRequest, project: Project) -> HttpResponse:
-    """All rules, in words."""
-    stored = rule_store.rules_in(project)
+    """The rules in words, in groups by what they watch; those that the search `q` finds."""
+    search = request.GET.get("q", "").strip()[: rule_groups.MAX_SEARCH]
+    groups = rule_groups.groups_of(rule_store.rules_in(project), search)
     context = {
-        "own": [_listed(rule) for rule in stored if rule.kind == RuleKind.THRESHOLD],
-        "built_in": [_listed(rule) for rule in stored if rule.kind != RuleKind.THRESHOLD],
+        "groups": groups,
+        "search": search,
+        "max_search": rule_groups.MAX_SEARCH,
+        "invites": not search and all(group.name != rule_groups.OWN for group in groups),
     }
-    return page(request, project, "alerts", "pages/alerts/rules.html", context)
-
-
-def _listed(rule: Rule) -> dict[str, Any]:
-    return {"rule": rule, "words": rule_words.describe(rule), "channels": list(rule.channels.all())}
+    is_part = request.headers.get("HX-Target") == "rule-groups"
+    template = "pages/alerts/_rule_groups.html" if is_part else "pages/alerts/rules.html"
+    return page(request, project, "alerts", template, context)
 
 
 @in_project()
