@@ -216,14 +216,15 @@ def reopen(event: Event, user: User | None = None, *, text: str = "") -> bool:
         False if the event is not resolved.
 
     Raises:
-        LifecycleError: if a newer alert of the same rule is unresolved.
+        LifecycleError: with a user, if a newer alert of the same rule is unresolved. Detection knows that it
+            has another cause: a rule about tensors may have several alerts at once.
     """
     if user is not None:
         # The lock of the evaluation, which opens events.
         DetectorState.objects.get_or_create(run_id=event.run_id, writer=RUN_WIDE)
         DetectorState.objects.select_for_update().get(run_id=event.run_id, writer=RUN_WIDE)
-    if same_condition(event).filter(state__in=UNRESOLVED).exclude(pk=event.pk).exists():
-        raise LifecycleError("A newer alert of this rule is not resolved yet: use that one.")
+        if same_condition(event).filter(state__in=UNRESOLVED).exclude(pk=event.pk).exists():
+            raise LifecycleError("A newer alert of this rule is not resolved yet: use that one.")
     return _open_again(event, TRANSITIONS[EntryKind.REOPENED], user, text)
 
 

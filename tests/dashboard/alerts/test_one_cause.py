@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 from dashboard.helpers.recording import make_run
@@ -97,6 +97,18 @@ def test_other_tensors_or_a_later_onset_are_another_alert(run: Run) -> None:
     later = finding(900, f"{UP}.input")
     assert [event.kind for event in apply(run, ("underflow_rate", other))] == ["underflow_rate"]
     assert [event.kind for event in apply(run, ("scale_stale", later))] == ["scale_stale"]
+
+
+def test_a_cause_comes_back_while_another_of_its_rule_lasts(run: Run) -> None:
+    """A rule about tensors may have several alerts at once; the run is still judged."""
+    (first,) = apply(run, ("scale_frozen", finding(300, f"{UP}.input")))
+    (second,) = apply(run, ("scale_frozen", finding(600, "blocks.9.mlp.up.input")))
+    end = replace(finding(300, f"{UP}.input"), opened=False, step=1_000)
+    apply(run, ("scale_frozen", end))
+    first.refresh_from_db()
+    assert first.state == EventState.RESOLVED
+    assert apply(run, ("scale_frozen", finding(1_010, f"{UP}.input"))) == [first]
+    assert set(Event.objects.filter(state=EventState.OPEN)) == {first, second}
 
 
 def test_of_many_tensors_the_layers_are_compared(run: Run) -> None:
