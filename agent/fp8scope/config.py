@@ -109,9 +109,9 @@ def settings_from(
     url = url or env.get("FP8SCOPE_URL", "")
     token = token or env.get("FP8SCOPE_TOKEN", "")
     if not (url and token):
-        known = find_login(read_logins(credentials_path(env)), url=url, project=project)
-        if known is not None:
-            url, token = known.url, token or known.token
+        login = find_login(read_logins(credentials_path(env)), url=url, project=project)
+        if login is not None:
+            url, token = login.url, token or login.token
     chosen = mode or env.get("FP8SCOPE_MODE") or "online"
     if chosen not in get_args(Mode):
         raise ConfigurationError(f"mode must be one of {', '.join(get_args(Mode))}, got {chosen!r}.")
@@ -151,9 +151,9 @@ def overhead_from(text: str, name: str) -> float | None:
 
 def check_console(value: object, name: str) -> Console:
     """Return whose output is recorded. Raises ConfigurationError if it is not one of `Console`."""
-    for known in get_args(Console):
-        if isinstance(value, str) and value == known:
-            return cast(Console, known)
+    for arg in get_args(Console):
+        if isinstance(value, str) and value == arg:
+            return cast(Console, arg)
     raise ConfigurationError(f"{name} must be one of {', '.join(get_args(Console))}, got {value!r}.")
 
 

@@ -306,8 +306,8 @@ class Run:
         registration = self.session.registration
         with self.guard.shield("recording the configuration"):
             if self._steps.active:
-                known = registration.document["config"]
-                registration.document["config"] = {**known, **plain_entries(config)}
+                stored = registration.document["config"]
+                registration.document["config"] = {**stored, **plain_entries(config)}
                 registration.send()
 
     @property

@@ -137,12 +137,12 @@ class Step:
         owner = self._owner
         if not owner.active:
             return
-        known, own = owner.known_names, self.scalars
+        names, own = owner.known_names, self.scalars
         if scalars is not None and (named or not isinstance(scalars, dict)):
             scalars = as_mapping(owner.guard, scalars, named)
         for name, value in (scalars or named).items():
             # The common case, kept short because it runs in the training's time.
-            if type(value) is float and name in known and not self.device_scalars:
+            if type(value) is float and name in names and not self.device_scalars:
                 own[name] = value
                 continue
             try:
@@ -151,12 +151,12 @@ class Step:
                 owner.guard.caught(_failed_to_log(name, error), error)
 
     def _add(self, name: str, value: Any) -> None:
-        known = self._owner.known_names
-        if name not in known and not isinstance(value, Mapping):
+        names = self._owner.known_names
+        if name not in names and not isinstance(value, Mapping):
             if not SCALAR_NAME.fullmatch(name):
                 raise ValueError(NAME_RULE)
-            if len(known) < MAX_SCALARS:
-                known.add(name)
+            if len(names) < MAX_SCALARS:
+                names.add(name)
         if len(self.scalars) + len(self.device_scalars) >= MAX_SCALARS and name not in self:
             raise StepIsFullError(f"a step holds at most {MAX_SCALARS} values")
         tensor = is_tensor(value)

@@ -68,8 +68,8 @@ def keep_scaling_out_of_ddp(model: nn.Module) -> int:
         if isinstance(module, ScalingState)
         for name, _ in module.named_buffers(recurse=False)
     ]
-    known = set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
-    ignored: Any = sorted(known | set(names))
+    already_ignored = set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
+    ignored: Any = sorted(already_ignored | set(names))
     model._ddp_params_and_buffers_to_ignore = ignored
     return len(names)
 

@@ -145,9 +145,9 @@ def to_block_operand(
     quantized = quantize_blocks(x, format, grid, recipe, row, block_row)
     if isinstance(recipe, RowwiseScaling):
         return Operand(quantized.values, quantized.scale.reciprocal().reshape(-1, 1))
-    one = torch.ones((), dtype=torch.float32, device=x.device)
+    unit_scale = torch.ones((), dtype=torch.float32, device=x.device)
     exact = isinstance(recipe, MXFP8) or (isinstance(recipe, BlockScaling) and recipe.power_of_two)
-    return Operand(quantized.dequantize(torch.bfloat16 if exact else torch.float32), one)
+    return Operand(quantized.dequantize(torch.bfloat16 if exact else torch.float32), unit_scale)
 
 
 def multiply(a: Operand, b: Operand, out_dtype: torch.dtype) -> Tensor:

@@ -272,8 +272,8 @@ def _quantize_compiled(
     nonfinite: Nonfinite,
 ) -> Tensor:
     """q; if the row needs an unknown extent, the same pass measures it."""
-    known = None if extent is None else (extent.amax.item(), int(extent.nonfinite) if row is not None else 0)
-    return cpu_backend.quantize(x, scale.item(), format, dtype, row, known, nonfinite=nonfinite).data
+    bounds = None if extent is None else (extent.amax.item(), int(extent.nonfinite) if row is not None else 0)
+    return cpu_backend.quantize(x, scale.item(), format, dtype, row, bounds, nonfinite=nonfinite).data
 
 
 def quantize_and_measure(

@@ -195,10 +195,10 @@ def recipe_from_dict(values: Mapping[str, Any]) -> Recipe:
     cls = RECIPES.get(kind) if isinstance(kind, str) else None
     if cls is None:
         raise ValueError(f"'recipe' must be one of {', '.join(RECIPES)}, got {kind!r}.")
-    known = {field.name for field in fields(cls)}
-    unknown = sorted(str(key) for key in values if key != "recipe" and key not in known)
+    names = {field.name for field in fields(cls)}
+    unknown = sorted(str(key) for key in values if key != "recipe" and key not in names)
     if unknown:
-        raise ValueError(f"{kind} has no field {', '.join(unknown)}; it has {', '.join(sorted(known))}.")
+        raise ValueError(f"{kind} has no field {', '.join(unknown)}; it has {', '.join(sorted(names))}.")
     return cls(**{key: value for key, value in values.items() if key != "recipe"})
 
 

@@ -97,9 +97,9 @@ def _is_for_compiled(x: Tensor, values: Tensor, inverse_scale: Tensor) -> bool:
     """
     exact = values.dtype is torch.bfloat16 or (values.dtype.itemsize == 1 and values.is_floating_point())
     by_row = inverse_scale.numel() == 1 or inverse_scale.shape == (len(x), *(1 for _ in x.shape[1:]))
-    known = x.dtype in (torch.bfloat16, torch.float32) and inverse_scale.dtype is torch.float32
+    is_supported = x.dtype in (torch.bfloat16, torch.float32) and inverse_scale.dtype is torch.float32
     plain = is_plain(values) and is_plain(inverse_scale)
-    return exact and by_row and known and plain and x.numel() > 0 and backends.use_compiled(x)
+    return exact and by_row and is_supported and plain and x.numel() > 0 and backends.use_compiled(x)
 
 
 def _accumulate(sample: Tensor, x: Tensor, values: Tensor, inverse_scale: Tensor) -> None:

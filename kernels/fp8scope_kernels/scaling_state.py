@@ -121,8 +121,8 @@ class ScalingState(nn.Module):
 
         With it, one pass over the tensor can both cast and measure. With `update`, call `remember` next.
         """
-        known = self._started and not (self._unchecked or self._is_empty)
-        if not isinstance(self.recipe, DelayedScaling) or not known:
+        has_scale = self._started and not (self._unchecked or self._is_empty)
+        if not isinstance(self.recipe, DelayedScaling) or not has_scale:
             return None
         return self._past_scale(self.recipe, update)
 
@@ -193,8 +193,8 @@ class ScalingState(nn.Module):
         if _is_capturing(amax) or is_abstract(amax):
             return
         self._unchecked = False
-        place = float(amax * self.scale) / (self.format.max * 2.0**-recipe.margin)
-        if amax > 0 and not 1 / STALE_FACTOR <= place <= STALE_FACTOR:
+        quotient = float(amax * self.scale) / (self.format.max * 2.0**-recipe.margin)
+        if amax > 0 and not 1 / STALE_FACTOR <= quotient <= STALE_FACTOR:
             self.reset()
             self.status = "stale"
             warnings.warn(

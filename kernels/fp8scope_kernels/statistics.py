@@ -210,11 +210,11 @@ class StatisticsBuffer:
         """
         if not name:
             raise ValueError("A tensor needs a name, such as 'blocks.0.mlp.up.weight'.")
-        known = self._names.get(name)
-        if known is not None:
-            if self._catalogue[known].role != role:
-                raise ValueError(f"{name!r} is already registered as {self._catalogue[known].role}.")
-            return Slot(self, known)
+        position = self._names.get(name)
+        if position is not None:
+            if self._catalogue[position].role != role:
+                raise ValueError(f"{name!r} is already registered as {self._catalogue[position].role}.")
+            return Slot(self, position)
         index = len(self._catalogue)
         if index == self.capacity:
             self._grow()

@@ -191,9 +191,9 @@ class Attachment:
         """Follow another optimizer of the named model. It replaces those that train the same parameters."""
         self._leave_light()
         own = {id(parameter) for parameter in parameters_of(optimizer)}
-        for known in list(self._awaited):
-            if self._optimizers[known] == name and any(id(p) in own for p in parameters_of(known)):
-                self._awaited.discard(known)
+        for awaited in list(self._awaited):
+            if self._optimizers[awaited] == name and any(id(p) in own for p in parameters_of(awaited)):
+                self._awaited.discard(awaited)
         for followed in self._followed:
             if followed.name == name:
                 followed.by_hand = False
@@ -571,7 +571,7 @@ class Attachment:
         """Drop losses whose gradients were discarded before any optimizer used them."""
         if not self._pending:
             return
-        gone = {name for name, versions in gradients.items() if all(each is None for each in versions)}
+        gone = {name for name, versions in gradients.items() if all(version is None for version in versions)}
         for _, reached in self._pending:
             reached -= gone
         self._pending = [(loss, reached) for loss, reached in self._pending if reached]

@@ -197,7 +197,9 @@ class Discovery:
             return
         with self._guard.shield("looking for the model"):
             models = [(reference(), gradients) for reference, gradients in before]
-            trained = [each for each, earlier in models if each is not None and _gradients(each) != earlier]
+            trained = [
+                later for later, earlier in models if later is not None and _gradients(later) != earlier
+            ]
             if not trained:
                 return
             unlisten(self)
@@ -239,7 +241,7 @@ class Discovery:
         self._losses.clear()
         self._forget(model)
         outer = called if unwrapped(called) is model else model
-        optimizers = [each for each in self._optimizers if holds_parameters_of(each, model)]
+        optimizers = [other for other in self._optimizers if holds_parameters_of(other, model)]
         if self._convert is not None:
             self._convert(model)
         if self.run is None or self.run.finished:
@@ -261,8 +263,8 @@ class Discovery:
         attachment = attachment_of(run)
         if attachment is None:
             return
-        new = [each for each in optimizers if each not in attachment.optimizers]
-        known = [attachment.optimizers[each] for each in optimizers if each in attachment.optimizers]
+        new = [other for other in optimizers if other not in attachment.optimizers]
+        followed = [attachment.optimizers[other] for other in optimizers if other in attachment.optimizers]
         name = attachment.name_of(model)
         if name is not None:
             for optimizer in new:
@@ -270,9 +272,9 @@ class Discovery:
                 attachment.follow_optimizer(name, optimizer)
             return
         name = self._free_name(type(model).__name__)
-        if known:
+        if followed:
             watch(run, model, None, name)
-            attachment.follow_calls(known[0], model)
+            attachment.follow_calls(followed[0], model)
         else:
             follow(run, attachment, name, model, new)
 
@@ -341,7 +343,7 @@ def models_where(holds: Callable[[torch.Tensor], bool]) -> list[nn.Module]:
 def _gradients(model: nn.Module) -> list[tuple[int, int] | None]:
     """Identify the gradients, without reading their values."""
     gradients = [parameter.grad for parameter in model.parameters()]
-    return [None if each is None else (id(each), each._version) for each in gradients]
+    return [None if gradient is None else (id(gradient), gradient._version) for gradient in gradients]
 
 
 def _running_trainer(frame: FrameType | None) -> tuple[Any, Any] | None:
@@ -353,14 +355,14 @@ def _running_trainer(frame: FrameType | None) -> tuple[Any, Any] | None:
         ("pytorch_lightning", "Trainer", "lightning"),
     ):
         # Look only at packages that the script has imported.
-        known = getattr(sys.modules.get(package), name, None)
-        if isinstance(known, type):
-            classes.append((known, ours))
+        library_class = getattr(sys.modules.get(package), name, None)
+        if isinstance(library_class, type):
+            classes.append((library_class, ours))
     while frame is not None and classes:
         if frame.f_code.co_argcount:
             this = locals_of(frame).get(frame.f_code.co_varnames[0])
-            for known, ours in classes:
-                if issubclass(type(this), known):
+            for library_class, ours in classes:
+                if issubclass(type(this), library_class):
                     return importlib.import_module(f"fp8scope.integrations.{ours}"), this
         frame = frame.f_back
     return None

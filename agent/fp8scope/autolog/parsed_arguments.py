@@ -73,7 +73,7 @@ class ParsedArguments:
         namespace = result[0] if isinstance(result, tuple) and result else None
         if not isinstance(namespace, argparse.Namespace):
             return
-        if all(namespace is not known for known in self.namespaces):
+        if all(namespace is not earlier for earlier in self.namespaces):
             self.namespaces.append(namespace)
             del self.namespaces[:-MAX_NAMESPACES]
 

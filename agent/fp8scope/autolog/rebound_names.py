@@ -60,16 +60,20 @@ class _NameCollector(ast.NodeVisitor):
     def _visit_scope(self, node: ast.AST) -> None:
         """A function or class: of the names that it binds, only those that it declares `global` are meant."""
         inner = list(ast.walk(node))
-        declared = {name for each in inner if isinstance(each, ast.Global) for name in each.names}
+        declared = {
+            name for statement in inner if isinstance(statement, ast.Global) for name in statement.names
+        }
         self.names |= declared & {
-            each.id for each in inner if isinstance(each, ast.Name) and not isinstance(each.ctx, ast.Load)
+            statement.id
+            for statement in inner
+            if isinstance(statement, ast.Name) and not isinstance(statement.ctx, ast.Load)
         }
 
     def _visit_comprehension(self, node: ast.AST) -> None:
         """Its variables are its own; what it binds by `:=` is not."""
-        for each in ast.walk(node):
-            if isinstance(each, ast.NamedExpr):
-                self.names.add(each.target.id)
+        for child in ast.walk(node):
+            if isinstance(child, ast.NamedExpr):
+                self.names.add(child.target.id)
 
     visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = visit_Lambda = _visit_scope
     visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = _visit_comprehension

@@ -138,12 +138,12 @@ def collect(namespaces: Sequence[argparse.Namespace], trainer: Mapping[str, Any]
     """
     main = vars(sys.modules["__main__"])
     scopes = [locals_of(frame) for frame in _script_frames(sys._getframe(1))]
-    objects = dict(_objects(main, scopes, {id(each) for each in namespaces}))
+    objects = dict(_objects(main, scopes, {id(parsed) for parsed in namespaces}))
     sources: list[tuple[str, Mapping[str, Any]]] = []
     for namespace in reversed(namespaces):
         sources.append(("arguments", _declared(namespace)))
-    sources += [("click", each) for each in _click()]
-    sources += [("omegaconf", each) for each in _omegaconf([main, *scopes])]
+    sources += [("click", source) for source in _click()]
+    sources += [("omegaconf", source) for source in _omegaconf([main, *scopes])]
     generic = {name: values for name, values in objects.items() if _GENERIC_NAME.fullmatch(name)}
     sources += generic.items()
     sources.append(("objects", {name: values for name, values in objects.items() if name not in generic}))
@@ -176,12 +176,12 @@ def _merged(trainer: Mapping[str, Any], sources: Iterable[tuple[str, Mapping[str
     """Merge by name. The first value wins; a different one is kept under the name of its source."""
     merged = dict(trainer)
     # HfArgumentParser creates the Trainer's arguments, which `trainer` already holds.
-    known = trainer.get("trainer")
-    known = known if isinstance(known, Mapping) else {}
+    settings = trainer.get("trainer")
+    settings = settings if isinstance(settings, Mapping) else {}
     aside: dict[str, dict[str, Any]] = {}
     for source, values in sources:
         for name, value in values.items():
-            if name in known and known[name] == value:
+            if name in settings and settings[name] == value:
                 continue
             if name not in merged:
                 merged[name] = value
@@ -194,19 +194,19 @@ def _merged(trainer: Mapping[str, Any], sources: Iterable[tuple[str, Mapping[str
 
 def _bounded(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries that fit into MAX_BYTES, in order."""
-    kept: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     size, left_out = 0, []
     for name, value in config.items():
         value = plain({name: value})
         length = len(json.dumps(value))
         if size + length <= MAX_BYTES:
-            kept |= value
+            values |= value
             size += length
         else:
             left_out.append(name)
     if left_out:
         logger.warning("the script's configuration is too long: left out %s.", ", ".join(left_out)[:500])
-    return kept
+    return values
 
 
 def secrets_in(values: Mapping[str, Any], depth: int = 0) -> Iterator[str]:
@@ -276,7 +276,7 @@ def _script_frames(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _objects(
-    main: Mapping[str, Any], scopes: Sequence[Mapping[str, Any]], known: Collection[int]
+    main: Mapping[str, Any], scopes: Sequence[Mapping[str, Any]], seen_ids: Collection[int]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield configuration objects and their names, from the script's running functions and then its module.
 
@@ -284,7 +284,7 @@ def _objects(
     """
     for scope in (*scopes, main):
         for name, value in list(scope.items()):
-            if not name.startswith("_") and id(value) not in known and _is_configuration(name, value):
+            if not name.startswith("_") and id(value) not in seen_ids and _is_configuration(name, value):
                 try:
                     settings = _class_values(value) if isinstance(value, type) else None
                     settings = (
@@ -362,8 +362,12 @@ def _could_be_setting(value: Any) -> bool:
         return len(value) <= MAX_TEXT
     if type(value) in (list, tuple):
         # An empty list is usually one that the training fills.
-        simple = all(isinstance(each, bool | int | float | str) for each in value[:MAX_SEQUENCE])
-        return 0 < len(value) <= MAX_SEQUENCE and simple and sum(len(str(each)) for each in value) <= MAX_TEXT
+        simple = all(isinstance(element, bool | int | float | str) for element in value[:MAX_SEQUENCE])
+        return (
+            0 < len(value) <= MAX_SEQUENCE
+            and simple
+            and sum(len(str(element)) for element in value) <= MAX_TEXT
+        )
     return not isinstance(value, Mapping | set | frozenset)
 
 
@@ -372,13 +376,13 @@ def settings_of_model(model: Any) -> dict[str, Any]:
     config: Any = getattr(model, "config", None)
     try:
         # Configurations of Transformers have `to_dict`.
-        known = config.to_dict() if hasattr(config, "to_dict") else config
+        plain = config.to_dict() if hasattr(config, "to_dict") else config
     except Exception as error:
         before_any_run("reading the model's configuration", error)
         return {}
     try:
-        reader = _PlainValueReader(strict=not isinstance(known, Mapping))
-        settings = None if known is None else reader.read(known, "the model's configuration")
+        reader = _PlainValueReader(strict=not isinstance(plain, Mapping))
+        settings = None if plain is None else reader.read(plain, "the model's configuration")
     except NotPlainError:
         return {}
     return {"model": settings} if isinstance(settings, dict) and settings else {}

@@ -168,8 +168,8 @@ class Archive:
         if HISTOGRAM in batch.schema.names and "tensor" not in batch.schema.names:
             raise TransferError(f"{self.path} is damaged: its histograms have no tensor")
         writers = batch.column("writer").to_numpy()
-        known = len(self.description["writers"])
-        if len(writers) and not 0 <= writers.min() <= writers.max() < known:
+        writer_count = len(self.description["writers"])
+        if len(writers) and not 0 <= writers.min() <= writers.max() < writer_count:
             raise TransferError(f"{self.path} is damaged: it has rows of a process that it does not describe")
 
 

@@ -96,11 +96,11 @@ def _positive(text: str) -> int:
     return number
 
 
-def _show(found: Bisection, options: argparse.Namespace) -> None:
+def _show(bisection: Bisection, options: argparse.Namespace) -> None:
     if options.json:
-        print(json.dumps(found.document()))
+        print(json.dumps(bisection.document()))
         return
-    print(found.table(options.top))
+    print(bisection.table(options.top))
 
 
 class Capture:
@@ -140,14 +140,14 @@ class Capture:
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             # Only what the script calls, not what that calls; and what is called to train.
             outer = self._depth == 0 and not self._busy and module.training and torch.is_grad_enabled()
-            kept = self._begin(module, args, kwargs) if outer else None
+            state = self._begin(module, args, kwargs) if outer else None
             self._depth += 1
             try:
                 output = original(module, *args, **kwargs)
             finally:
                 self._depth -= 1
-            if kept is not None:
-                self._call, self._output = kept, output
+            if state is not None:
+                self._call, self._output = state, output
             return output
 
         return call

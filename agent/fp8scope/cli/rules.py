@@ -38,9 +38,11 @@ def _parser() -> argparse.ArgumentParser:
         "--check", action="store_true", help="change nothing; show what would change, and exit with 3 if any"
     )
     apply.add_argument("--prune", action="store_true", help="also remove rules that the file does not have")
-    for each in (export, apply):
-        each.add_argument("--url", help="the server's address (default: FP8SCOPE_URL, or `fp8scope login`)")
-        each.add_argument("--project", help="the project whose login to use")
+    for subparser in (export, apply):
+        subparser.add_argument(
+            "--url", help="the server's address (default: FP8SCOPE_URL, or `fp8scope login`)"
+        )
+        subparser.add_argument("--project", help="the project whose login to use")
     return parser
 
 

@@ -196,7 +196,7 @@ class _Watching:
         self._discovery = Discovery(self._begin, converter(recipe), options.tokens_per_step)
         self._discovery.install()
 
-    def _begin(self, **known: Any) -> "Run":
+    def _begin(self, **plain_config: Any) -> "Run":
         import fp8scope
 
         options = self._options
@@ -212,19 +212,19 @@ class _Watching:
             "tags": options.tags,
             "mode": options.mode,
         }
-        config, failure = self._config(known.get("config") or {})
+        config, failure = self._config(plain_config.get("config") or {})
         chosen = {key: value for key, value in given.items() if value not in (None, "", [])}
-        run = fp8scope.init(**(known | {"config": config} | chosen))
+        run = fp8scope.init(**(plain_config | {"config": config} | chosen))
         if failure is not None:
             run.guard.caught("reading the script's configuration", failure)
         return run
 
-    def _config(self, known: Mapping[str, Any]) -> tuple[Mapping[str, Any], Exception | None]:
+    def _config(self, plain_config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Exception | None]:
         """Return the run's configuration, and the exception of reading it, if any."""
         try:
-            return collect(self._arguments.namespaces, known), None
+            return collect(self._arguments.namespaces, plain_config), None
         except Exception as error:
-            return known, error
+            return plain_config, error
 
     def warn_if_nothing_was_recorded(self) -> None:
         """Log a warning if no run was begun."""

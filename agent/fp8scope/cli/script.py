@@ -110,11 +110,16 @@ def without_ours(trace: TracebackType | None) -> TracebackType | None:
     while trace is not None:
         frames.append(trace)
         trace = trace.tb_next
-    kept = None
+    last_entry = None
     for entry in reversed(frames):
         ours = entry.tb_frame.f_code.co_filename.startswith(package)
         # A last frame of this package is shown: the error is ours.
-        if not ours or kept is None and entry is frames[-1] and entry.tb_frame.f_code.co_filename != __file__:
-            entry.tb_next = kept
-            kept = entry
-    return kept
+        if (
+            not ours
+            or last_entry is None
+            and entry is frames[-1]
+            and entry.tb_frame.f_code.co_filename != __file__
+        ):
+            entry.tb_next = last_entry
+            last_entry = entry
+    return last_entry

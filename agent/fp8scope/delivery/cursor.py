@@ -71,7 +71,7 @@ class Cursor:
             self._descriptor = -1
 
     def _load(self) -> None:
-        known = {field.name for field in fields(SendProgress)}
+        names = {field.name for field in fields(SendProgress)}
         for index in range(2):
             raw = os.pread(self._descriptor, _SLOT_BYTES, index * _SLOT_BYTES)
             checksum, length = _HEAD.unpack_from(raw)
@@ -81,4 +81,4 @@ class Cursor:
             values = json.loads(body)
             if values["generation"] > self._generation:
                 self._generation = values["generation"]
-                self.progress = SendProgress(**{k: v for k, v in values.items() if k in known})
+                self.progress = SendProgress(**{k: v for k, v in values.items() if k in names})

@@ -118,5 +118,5 @@ class Inbox:
 
 def _newer(documents: Any, after: int) -> list[Mapping[str, Any]]:
     """Those with an id greater than `after`; anything that is not a document with an id is skipped."""
-    known = [each for each in documents if isinstance(each, dict)] if isinstance(documents, list) else []
-    return [document for document in known if isinstance(document.get("id"), int) and document["id"] > after]
+    valid = [entry for entry in documents if isinstance(entry, dict)] if isinstance(documents, list) else []
+    return [document for document in valid if isinstance(document.get("id"), int) and document["id"] > after]

@@ -54,10 +54,10 @@ class Reader:
             self.registration = record.payload
             return
         document = load_json(record.payload)
-        known = len(self.catalogue)
+        tensor_count = len(self.catalogue)
         offset = int(document["offset"])
-        if offset <= known:
-            self.catalogue += document["tensors"][known - offset :]
+        if offset <= tensor_count:
+            self.catalogue += document["tensors"][tensor_count - offset :]
         self._statistics = list(document["statistics"])
         self.origin = {name: document[name] for name in ("rank", "hostname", "attempt")}
 

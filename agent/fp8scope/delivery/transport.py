@@ -88,12 +88,12 @@ def classify(status: int, headers: Mapping[str, str], body: bytes) -> SendOutcom
         # Most often somebody has copied the address of a page.
         message = "HTTP 404: no dashboard is at this address. Leave out the path of a page (/p/default/)"
     wait = retry_after(headers.get("Retry-After"))
-    action = _CODES.get((status, code)) or _by_status(status, known=bool(code))
+    action = _CODES.get((status, code)) or _by_status(status, has_code=bool(code))
     return SendOutcome(action=action, status=status, code=code, message=message, wait=wait)
 
 
-def _by_status(status: int, *, known: bool) -> NextAction:
-    if status in (400, 422) and known:
+def _by_status(status: int, *, has_code: bool) -> NextAction:
+    if status in (400, 422) and has_code:
         return NextAction.SET_ASIDE
     if status == 413:
         return NextAction.HALVE

@@ -90,8 +90,10 @@ class BatchLog:
     def begin_group(self, completed: int) -> None:
         """The batches that follow are drawn after step `completed`."""
         self.ordinal += 1
-        kept: list[KeptBatch] | None = [] if self.keeps else None
-        self._open = StepBatches(ordinal=self.ordinal, after_step=completed, position=self.drawn, kept=kept)
+        batches: list[KeptBatch] | None = [] if self.keeps else None
+        self._open = StepBatches(
+            ordinal=self.ordinal, after_step=completed, position=self.drawn, kept=batches
+        )
         if len(self.groups) == MAX_GROUPS:
             self._bytes -= _size(self.groups[0])
         self.groups.append(self._open)
@@ -103,9 +105,9 @@ class BatchLog:
         self.drawn += 1
         group.count += 1
         if group.kept is not None and self._bytes <= self._max_bytes:
-            kept = KeptBatch.of(batch)
-            group.kept.append(kept)
-            self._bytes += kept.nbytes
+            stored = KeptBatch.of(batch)
+            group.kept.append(stored)
+            self._bytes += stored.nbytes
         elif group.kept is not None:
             self._bytes -= _size(group)
             group.kept = None
@@ -161,7 +163,7 @@ def bytes_of(batch: Any) -> int:
 
 
 def _size(group: StepBatches) -> int:
-    return sum(kept.nbytes for kept in group.kept or ())
+    return sum(stored.nbytes for stored in group.kept or ())
 
 
 def _tensors(value: Any, depth: int) -> Iterator[Any]:

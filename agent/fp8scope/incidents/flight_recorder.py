@@ -295,7 +295,7 @@ class FlightRecorder:
         groups = list(self.log.groups) if self.log is not None else []
         taken = self._kept_snapshots()
         since = taken[0][1] if taken else sys.maxsize
-        kept = {
+        batches = {
             group.after_step: list(group.kept)
             for group in groups
             if group.kept is not None and group.ordinal >= since
@@ -326,7 +326,7 @@ class FlightRecorder:
             "snapshots": [step for step, _, _ in taken],
         }
         snapshots = {step: snapshot for step, _, snapshot in taken}
-        return Contents(document, payloads, list(self._random), snapshots, kept)
+        return Contents(document, payloads, list(self._random), snapshots, batches)
 
     def _write(self, contents: Contents, onset: int | None) -> None:
         """Write an incident, on a thread for it."""

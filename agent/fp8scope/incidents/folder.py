@@ -67,8 +67,8 @@ def write(contents: Contents, folder: Path) -> int:
             torch.save([list(entry) for entry in contents.random], draft / "random.pt")
             for step, snapshot in contents.snapshots.items():
                 torch.save(snapshot, draft / f"snapshot-{step}.pt")
-            for step, kept in contents.batches.items():
-                torch.save([[each.batch, each.random] for each in kept], draft / f"batches-{step}.pt")
+            for step, batch in contents.batches.items():
+                torch.save([[stored.batch, stored.random] for stored in batch], draft / f"batches-{step}.pt")
         document = {"version": VERSION, **contents.document}
         (draft / "incident.json").write_text(json.dumps(document, indent=1, default=str))
         os.replace(draft, folder)

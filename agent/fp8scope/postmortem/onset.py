@@ -69,13 +69,13 @@ def signs(rows: Sequence[Row], tensors: Sequence[str], statistics: Sequence[str]
     steps = [row.step for row in rows]
     moved = []
     for name, values in series_of(rows, tensors, statistics):
-        known = ~np.isnan(values) if name not in SCALARS else np.ones(len(values), bool)
-        places = np.flatnonzero(known)
-        index = moved_at(values[known], is_rate=name.endswith(" rate"))
+        observed = ~np.isnan(values) if name not in SCALARS else np.ones(len(values), bool)
+        places = np.flatnonzero(observed)
+        index = moved_at(values[observed], is_rate=name.endswith(" rate"))
         if index is not None:
-            kept = values[known]
-            before = float(np.median(kept[: len(kept) // SHARE]))
-            moved.append(Sign(steps[places[index]], name, before, float(kept[index])))
+            observed_values = values[observed]
+            before = float(np.median(observed_values[: len(observed_values) // SHARE]))
+            moved.append(Sign(steps[places[index]], name, before, float(observed_values[index])))
     return sorted(moved, key=lambda sign: sign.step)[:MAX_SIGNS]
 
 
@@ -91,9 +91,9 @@ def series_of(
     if "numel" not in columns:
         return
     cube = np.full((len(rows), len(tensors), len(statistics)), np.nan)
-    for place, row in enumerate(rows):
+    for position, row in enumerate(rows):
         observed = row.statistics[:, columns["numel"]] > 0
-        cube[place, : len(observed)][observed] = row.statistics[observed]
+        cube[position, : len(observed)][observed] = row.statistics[observed]
     for index, tensor in enumerate(tensors):
         if "amax" in columns:
             yield f"{tensor} amax", cube[:, index, columns["amax"]]

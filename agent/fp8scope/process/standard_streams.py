@@ -75,14 +75,14 @@ _lock = threading.Lock()
 
 def listen(listeners: dict[StreamName, Listener]) -> bool:
     """Call the listeners for what is written from now on. Returns whether both streams can be heard."""
-    known: list[int] = []
+    identities: list[int] = []
     complete = True
     with _lock:
         for name in STREAMS:
             for stream in (getattr(sys, name, None), getattr(sys, f"__{name}__", None)):
-                if stream is None or id(stream) in known:
+                if stream is None or id(stream) in identities:
                     continue
-                known.append(id(stream))
+                identities.append(id(stream))
                 try:
                     _tap_of(stream).listeners.append(listeners[name])
                 except (AttributeError, TypeError):

@@ -95,7 +95,7 @@ def call_after_fork(method: Callable[[], None]) -> None:
 
     In the child the parent's threads do not run, and its files belong to the parent.
     """
-    _after_fork[:] = [known for known in _after_fork if known() is not None]
+    _after_fork[:] = [handler for handler in _after_fork if handler() is not None]
     _after_fork.append(weakref.WeakMethod(method))
 
 

@@ -102,7 +102,7 @@ class ConsoleLog:
             if not keep:
                 self._left_out += len(lines)
                 return []
-            lines.sort(key=lambda each: each[1].number)
+            lines.sort(key=lambda line: line[1].number)
             return self._documents(self._affordable(lines, final))
 
     def _drain(self) -> None:

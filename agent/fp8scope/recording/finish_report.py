@@ -55,9 +55,13 @@ def log_unsent(name: str, mode: Mode, report: FinishReport, trouble: str) -> Non
     elif mode == "offline":
         logger.info("run %s is kept in %s: upload it with: fp8scope sync %s", name, left, left)
     else:
-        kept = "What was recorded is kept" if report.errors else "Nothing is lost"
+        consequence = "What was recorded is kept" if report.errors else "Nothing is lost"
         logger.warning(
-            "run %s: not everything was sent yet%s. %s; send it with: fp8scope sync %s", name, why, kept, left
+            "run %s: not everything was sent yet%s. %s; send it with: fp8scope sync %s",
+            name,
+            why,
+            consequence,
+            left,
         )
 
 

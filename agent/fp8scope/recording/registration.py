@@ -202,5 +202,5 @@ def _number(value: Any) -> Any:
     if type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0:
         return value.item()
     if isinstance(value, Mapping):
-        return {str(name): _number(each) for name, each in value.items()}
+        return {str(name): _number(entry) for name, entry in value.items()}
     return value

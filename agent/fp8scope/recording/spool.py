@@ -304,17 +304,17 @@ class Spool:
         file = self._new_file(base, head)
         if file is None:
             return [record for record in records if record.begin >= self._answered]
-        kept = 0
+        saved = 0
         with contextlib.suppress(OSError):
             for record in records:
                 file.append(frame(record.kind, record.payload), record.payload)
-                kept += 1
-        if kept:
+                saved += 1
+        if saved:
             self._replace(segment, file)
         else:
             with contextlib.suppress(OSError):
                 file.delete()
-        return [record for record in records[kept:] if record.begin >= self._answered]
+        return [record for record in records[saved:] if record.begin >= self._answered]
 
     def end_with(self, kind: RecordKind, payload: bytes) -> None:
         """After `rescue`, write a last record to the reserved disk space. Raises OSError if that fails.

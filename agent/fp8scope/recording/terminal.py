@@ -117,10 +117,10 @@ class Screen:
 
     def _erase(self, line: TerminalLine, how: int, time: float, step: int) -> None:
         """Erase to the end of the line (0), to its beginning (1), or all of it (2)."""
-        kept = line.text[: self._column] if how == 0 else ""
+        remaining = line.text[: self._column] if how == 0 else ""
         if how == 1:
-            kept = " " * min(len(line.text), self._column + 1) + line.text[self._column + 1 :]
-        line.text = kept
+            remaining = " " * min(len(line.text), self._column + 1) + line.text[self._column + 1 :]
+        line.text = remaining
         self._note(line, time, step)
 
     def _line(self, time: float, step: int) -> TerminalLine:

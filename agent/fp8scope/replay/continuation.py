@@ -58,13 +58,13 @@ class Continuation:
         """Yield the batches of the script, from the snapshot on, without those that are left out."""
         try:
             for batch in source:
-                place, self._drawn = self._drawn, self._drawn + 1
-                if place < self._begin:
+                position, self._drawn = self._drawn, self._drawn + 1
+                if position < self._begin:
                     continue
-                self._check(place, batch)
+                self._check(position, batch)
                 if not self._loaded:
                     self._load(flight)
-                if place in self._left_out:
+                if position in self._left_out:
                     self.skipped += 1
                     continue
                 flight.before_draw()
@@ -80,11 +80,11 @@ class Continuation:
             self.problem = "the script does not take its batches from run.batches(...)."
             raise EndScript
 
-    def _check(self, place: int, batch: Any) -> None:
-        expected, actual = self._hashes.get(place), host_hash(batch)
+    def _check(self, position: int, batch: Any) -> None:
+        expected, actual = self._hashes.get(position), host_hash(batch)
         if expected is not None and actual is not None and expected != actual:
             raise SnapshotError(
-                f"batch {place + 1} of the script is another one than in the run: seed its data as it was "
+                f"batch {position + 1} of the script is another one than in the run: seed its data as it was "
                 "then, and pass the same arguments."
             )
 

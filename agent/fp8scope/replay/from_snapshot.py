@@ -103,9 +103,9 @@ class FromSnapshot:
         """Yield the batches of a group; return the rows of the steps that trained on them."""
         self._use_rates(group)
         added, begin = flight.ring.added, int(group["after_step"]) + 1
-        for kept in self._batches_of(group):
-            restore_random(kept.random)
-            yield clone_batch(kept.batch)
+        for stored in self._batches_of(group):
+            restore_random(stored.random)
+            yield clone_batch(stored.batch)
         rows = recorded_since(flight, added)
         self._study.compare(rows, range(begin, begin + len(rows)))
         return rows

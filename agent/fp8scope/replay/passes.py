@@ -95,12 +95,12 @@ class Passes:
         self,
         flight: FlightRecorder,
         trained: Trained,
-        kept: list[KeptBatch],
+        batches: list[KeptBatch],
         on_begin: Callable[[], None] = lambda: None,
     ) -> None:
         self._flight = flight
         self._trained = trained
-        self._kept = kept
+        self._kept = batches
         self._on_begin = on_begin
         self._begin = trained.capture()
         self._watch = GradientWatch(trained.models, flight.session.guard)
@@ -126,16 +126,16 @@ class Passes:
         self._watch.begin(None)
         began = self._flight.session.steps.completed
         added = self._flight.ring.added
-        for kept in self._kept:
-            restore_random(kept.random)
-            yield clone_batch(kept.batch)
+        for stored in self._kept:
+            restore_random(stored.random)
+            yield clone_batch(stored.batch)
         while more is not None and self._flight.session.steps.completed == began:
             try:
                 batch = more()
             except StopIteration:
                 break
-            kept = KeptBatch.of(batch)
-            self._kept.append(kept)
+            stored = KeptBatch.of(batch)
+            self._kept.append(stored)
             yield batch
         return self._end(added)
 
@@ -148,9 +148,9 @@ class Passes:
             set_products(layer, None if products is None else products.get(layer, frozenset()))
         added = self._flight.ring.added
         try:
-            for kept in self._kept:
-                restore_random(kept.random)
-                yield clone_batch(kept.batch)
+            for stored in self._kept:
+                restore_random(stored.random)
+                yield clone_batch(stored.batch)
         finally:
             for _, layer in self.layers:
                 set_products(layer, None)
@@ -186,12 +186,12 @@ def recorded_since(flight: FlightRecorder, added: int) -> list[Row]:
     return flight.ring.rows_since(added)
 
 
-def same_gradient(one: Pass, other: Pass) -> bool:
+def same_gradient(first: Pass, other: Pass) -> bool:
     """Return whether two passes of a step have the same gradient, up to REPEATED_GRADIENT. NaN equals NaN."""
-    if len(one.gradient) != len(other.gradient):
+    if len(first.gradient) != len(other.gradient):
         return False
     difference = size = 0.0
-    for mine, theirs in zip(one.gradient, other.gradient, strict=True):
+    for mine, theirs in zip(first.gradient, other.gradient, strict=True):
         if not torch.equal(mine.isfinite(), theirs.isfinite()):
             return False
         mine, theirs = (part.double().nan_to_num(0.0, 0.0, 0.0) for part in (mine, theirs))

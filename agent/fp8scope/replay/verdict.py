@@ -99,7 +99,7 @@ class ReplayResult:
         if not self.diverges or self.bisection is None or not self.bisection.products:
             return None
         worst = self.bisection.products[0]
-        others = [each.relative_error for each in self.bisection.products if each.layer != worst.layer]
+        others = [other.relative_error for other in self.bisection.products if other.layer != worst.layer]
         if math.isnan(worst.relative_error) or not others:
             return worst
         rest = max(others)
@@ -209,9 +209,9 @@ class ReplayResult:
         return f"The median of the products of other layers is {median(others):.1%}." if others else ""
 
 
-def same_bits(one: float, other: float) -> bool:
+def same_bits(first: float, other: float) -> bool:
     """Return whether two numbers are the same float64. All NaN count as the same."""
-    return struct.pack("<d", one) == struct.pack("<d", other) or (math.isnan(one) and math.isnan(other))
+    return struct.pack("<d", first) == struct.pack("<d", other) or (math.isnan(first) and math.isnan(other))
 
 
 def loss_in(scalars: Mapping[str, float] | None) -> float | None:

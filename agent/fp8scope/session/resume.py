@@ -103,8 +103,8 @@ def identify(
         chosen = Identity(job.shared_run(next(_begun)) or str(uuid.uuid4()))
     attempt = max(chosen.attempt, job.restarts)
     if chosen.resumed:
-        known = ledger.attempt if ledger is not None and ledger.run == chosen.run else -1
-        attempt = max(attempt, known + 1, last_attempt(chosen.run, settings) + 1)
+        previous = ledger.attempt if ledger is not None and ledger.run == chosen.run else -1
+        attempt = max(attempt, previous + 1, last_attempt(chosen.run, settings) + 1)
         # The ranks ask at different times; the answer that the first one got is used by all.
         attempt = int(job.agree(f"attempt of {chosen.run}", str(attempt)))
     return replace(chosen, attempt=attempt)

@@ -70,7 +70,7 @@ def sessions_of(user: User, this_key: str | None) -> list[SignedIn]:
                 session.session_key == this_key,
             )
         )
-    return sorted(listed, key=lambda each: not each.is_this)
+    return sorted(listed, key=lambda session: not session.is_this)
 
 
 def sign_out(user: User, this_key: str | None, number: str | None = None) -> int:

@@ -94,29 +94,31 @@ def apply(
     opened: list[Event] = []
     live = RunAlerts(run)
     # The end of a stream is not the moment to open what has waited in it.
-    restored = [each for each in _restored(run, waiting) if each.stream not in (ended or {})]
+    restored = [detection for detection in _restored(run, waiting) if detection.stream not in (ended or {})]
     queue = [*restored, *sorted(detections, key=_order)]
-    kept: list[Detection] = []
-    for each in queue:
-        if each.finding.opened:
-            _opened_or_kept(live, each, opened, kept)
+    remaining: list[Detection] = []
+    for detection in queue:
+        if detection.finding.opened:
+            _opened_or_kept(live, detection, opened, remaining)
         else:
-            kept = [other for other in kept if not _is_end_of(each, other)]
-            _leave(live, each)
-    kept = [each for each in kept if each.stream not in (ended or {})]
+            remaining = [other for other in remaining if not _is_end_of(detection, other)]
+            _leave(live, detection)
+    remaining = [detection for detection in remaining if detection.stream not in (ended or {})]
     _end_streams(live, ended or {})
     opened += _continue_streams(live, continued)
     # What waited for events that have just been resolved.
     still_kept: list[Detection] = []
-    for each in kept:
-        _opened_or_kept(live, each, opened, still_kept)
+    for detection in remaining:
+        _opened_or_kept(live, detection, opened, still_kept)
     for event in opened:
         routing.notify(event, Reason.REOPENED if event.reopened else Reason.OPENED)
         signals.event_opened.send(sender=Event, event=event)
     if detections or opened:
-        step = max((each.finding.step for each in detections), default=opened[-1].step if opened else 0)
+        step = max(
+            (detection.finding.step for detection in detections), default=opened[-1].step if opened else 0
+        )
         transaction.on_commit(lambda: run_changed(run.id, run.project_id, "alert", step))
-    return Applied(opened, [_as_json(each) for each in still_kept[:MOST_WAITING]])
+    return Applied(opened, [_as_json(detection) for detection in still_kept[:MOST_WAITING]])
 
 
 def _order(detection: Detection) -> tuple[int, int]:
@@ -128,33 +130,35 @@ def _is_end_of(end: Detection, waiting: Detection) -> bool:
     return (end.rule.pk, end.holder) == (waiting.rule.pk, waiting.holder)
 
 
-def _opened_or_kept(live: RunAlerts, each: Detection, opened: list[Event], kept: list[Detection]) -> None:
-    same = _same_cause(live, each)
+def _opened_or_kept(
+    live: RunAlerts, detection: Detection, opened: list[Event], remaining: list[Detection]
+) -> None:
+    same = _same_cause(live, detection)
     if same is not None:
         # Without a detector that sees it, a person has opened it again.
-        comes_back = not same.seen_by and not each.finding.update
-        _join(same, each)
-        if comes_back and lifecycle.open_again(same, text=_came_back(each)):
+        comes_back = not same.seen_by and not detection.finding.update
+        _join(same, detection)
+        if comes_back and lifecycle.open_again(same, text=_came_back(detection)):
             opened.append(same)
         return
-    if each.finding.update:
+    if detection.finding.update:
         # Its event waits or was resolved by a person.
-        kept[:] = [_completed(other, each) for other in kept]
+        remaining[:] = [_completed(other, detection) for other in remaining]
         return
-    outranking = [kind.name for kind in rules.KINDS.values() if each.rule.kind in kind.outranks]
+    outranking = [kind.name for kind in rules.KINDS.values() if detection.rule.kind in kind.outranks]
     # No detector sees imported events any more.
-    seen = [event for event in live.unresolved(each.generation) if event.seen_by]
-    if any(_covers(event, each.finding) for event in seen if event.kind in outranking):
-        kept.append(each)
+    seen = [event for event in live.unresolved(detection.generation) if event.seen_by]
+    if any(_covers(event, detection.finding) for event in seen if event.kind in outranking):
+        remaining.append(detection)
         return
-    event = _come_back(live, each)
+    event = _come_back(live, detection)
     if event is None:
-        other = _cause_seen_by_another_rule(live, each)
+        other = _cause_seen_by_another_rule(live, detection)
         if other is not None:
             was_opened_now = any(event.pk == other.pk for event in opened)
-            _add_evidence(other, each, notifies=not was_opened_now)
+            _add_evidence(other, detection, notifies=not was_opened_now)
             return
-        event = _create(live, each)
+        event = _create(live, detection)
     if event is not None:
         live.add(event)
         opened.append(event)
@@ -172,134 +176,143 @@ def _completed(waiting: Detection, update: Detection) -> Detection:
     return Detection(waiting.rule, finding, waiting.stream, waiting.generation)
 
 
-def _same_cause(live: RunAlerts, each: Detection) -> Event | None:
+def _same_cause(live: RunAlerts, detection: Detection) -> Event | None:
     """The unresolved event that a finding belongs to.
 
     A kind that names tensors may have several causes at once, told apart by their onsets.
     """
     for event in live.unresolved():
-        if each.further_holder in event.seen_by:
+        if detection.further_holder in event.seen_by:
             return event
     for event in live.unresolved():
-        if event.rule_id != each.rule.pk:
+        if event.rule_id != detection.rule.pk:
             continue
-        if each.holder in event.seen_by:
+        if detection.holder in event.seen_by:
             return event
-        if each.finding.update or event.generation != each.generation:
+        if detection.finding.update or event.generation != detection.generation:
             continue
-        if not rules.kind_of(each.rule.kind).names_tensors or evidence.overlaps(event, each.finding):
+        if not rules.kind_of(detection.rule.kind).names_tensors or evidence.overlaps(
+            event, detection.finding
+        ):
             return event
     return None
 
 
-def _cause_seen_by_another_rule(live: RunAlerts, each: Detection) -> Event | None:
+def _cause_seen_by_another_rule(live: RunAlerts, detection: Detection) -> Event | None:
     """The unresolved event of another rule about the same tensors, whose onset is near.
 
     A rule of a person has alerts of its own. So has one that orders something, or whose alerts go elsewhere
     or escalate differently: that would not happen otherwise.
     """
-    if not rules.kind_of(each.rule.kind).names_tensors or each.rule.kind == RuleKind.THRESHOLD:
+    if not rules.kind_of(detection.rule.kind).names_tensors or detection.rule.kind == RuleKind.THRESHOLD:
         return None
-    for event in live.unresolved(each.generation):
-        is_other = event.rule_id not in (None, each.rule.pk) and event.kind != RuleKind.THRESHOLD
+    for event in live.unresolved(detection.generation):
+        is_other = event.rule_id not in (None, detection.rule.pk) and event.kind != RuleKind.THRESHOLD
         if not event.seen_by or not is_other or not rules.kind_of(event.kind).names_tensors:
             continue
-        about_the_same = evidence.overlaps(event, each.finding) and evidence.is_about(event, each.finding)
-        if about_the_same and event.rule is not None and routing.treats_alike(event.rule, each.rule):
+        about_the_same = evidence.overlaps(event, detection.finding) and evidence.is_about(
+            event, detection.finding
+        )
+        if about_the_same and event.rule is not None and routing.treats_alike(event.rule, detection.rule):
             return event
     return None
 
 
-def _add_evidence(event: Event, each: Detection, *, notifies: bool = True) -> None:
+def _add_evidence(event: Event, detection: Detection, *, notifies: bool = True) -> None:
     """Make a finding of another rule further evidence of an event, and the event as severe as that rule.
 
     Args:
         notifies: whether a more severe event is sent again; false if it has not been sent yet.
     """
-    is_new = each.further_holder not in event.seen_by
+    is_new = detection.further_holder not in event.seen_by
     if is_new:
-        event.seen_by = [*event.seen_by, each.further_holder]
-    evidence.add_further(event, each.rule, each.finding)
-    _begin_earlier(event, each.finding)
-    is_worse = event.severity == Severity.WARNING and each.rule.severity == Severity.CRITICAL
+        event.seen_by = [*event.seen_by, detection.further_holder]
+    evidence.add_further(event, detection.rule, detection.finding)
+    _begin_earlier(event, detection.finding)
+    is_worse = event.severity == Severity.WARNING and detection.rule.severity == Severity.CRITICAL
     if is_worse:
-        event.severity = each.rule.severity
+        event.severity = detection.rule.severity
         # Its own message first, as its title says; the other one has room for what made it more severe.
-        more = f" {each.rule.title}: {each.finding.message}"[: evidence.MESSAGE_LENGTH // 2]
+        more = f" {detection.rule.title}: {detection.finding.message}"[: evidence.MESSAGE_LENGTH // 2]
         event.message = f"{event.message[: evidence.MESSAGE_LENGTH - len(more)]}{more}"
     event.save(update_fields=["seen_by", "evidence", "severity", "message", "onset_step"])
     if is_new:
-        lifecycle.write(event, EntryKind.UPDATED, text=f"{each.rule.title}: {each.finding.message}")
+        lifecycle.write(event, EntryKind.UPDATED, text=f"{detection.rule.title}: {detection.finding.message}")
     if is_worse and notifies:
         lifecycle.send_again(event)
         routing.notify(event, Reason.WORSE)
 
 
-def _join(event: Event, each: Detection) -> None:
+def _join(event: Event, detection: Detection) -> None:
     """Add the finding to an event: another rank that sees the same, or more tensors."""
-    if each.further_holder in event.seen_by:
-        _add_evidence(event, each)
+    if detection.further_holder in event.seen_by:
+        _add_evidence(event, detection)
         return
-    if each.holder not in event.seen_by:
-        event.seen_by = [*event.seen_by, each.holder]
+    if detection.holder not in event.seen_by:
+        event.seen_by = [*event.seen_by, detection.holder]
     before = int(event.evidence.get("tensors_over", 0))
-    evidence.complete(event, each.finding)
-    if "tensors" in each.finding.evidence:
-        _begin_earlier(event, each.finding)
+    evidence.complete(event, detection.finding)
+    if "tensors" in detection.finding.evidence:
+        _begin_earlier(event, detection.finding)
     event.save(update_fields=["seen_by", "evidence", "message", "value", "onset_step"])
     # Not each tensor is an entry: a cause may reach hundreds.
     if before and event.evidence["tensors_over"] >= 2 * before:
         lifecycle.write(event, EntryKind.UPDATED, text=event.message)
 
 
-def _come_back(live: RunAlerts, each: Detection) -> Event | None:
+def _come_back(live: RunAlerts, detection: Detection) -> Event | None:
     """The rule's last event, reopened, if its condition ended shortly before."""
     if not live.has_any:
         return None
     last = (
         Event.objects.filter(
-            run=live.run, rule=each.rule, generation=each.generation, state=EventState.RESOLVED
+            run=live.run, rule=detection.rule, generation=detection.generation, state=EventState.RESOLVED
         )
         .exclude(resolved_step=None)
         .select_related("run")
         .order_by("-resolved_step", "-id")
         .first()
     )
-    onset = each.finding.onset_step
-    if last is None or not evidence.shares_tensors(last, each.finding):
+    onset = detection.finding.onset_step
+    if last is None or not evidence.shares_tensors(last, detection.finding):
         return None
     if not 0 <= onset - (last.resolved_step or 0) <= lifecycle.REOPEN_STEPS:
         return None
-    return _reopened(last, each)
+    return _reopened(last, detection)
 
 
-def _reopened(event: Event, each: Detection) -> Event | None:
-    if not lifecycle.reopen(event, text=_came_back(each)):
+def _reopened(event: Event, detection: Detection) -> Event | None:
+    if not lifecycle.reopen(event, text=_came_back(detection)):
         return None
-    event.seen_by, event.severity = [each.holder], each.rule.severity
+    event.seen_by, event.severity = [detection.holder], detection.rule.severity
     event.save(update_fields=["seen_by", "severity"])
     return event
 
 
-def _came_back(each: Detection) -> str:
-    return f"The condition came back at step {each.finding.onset_step:,}: {each.finding.message}"
+def _came_back(detection: Detection) -> str:
+    return f"The condition came back at step {detection.finding.onset_step:,}: {detection.finding.message}"
 
 
-def _create(live: RunAlerts, each: Detection) -> Event | None:
+def _create(live: RunAlerts, detection: Detection) -> Event | None:
     run = live.run
     same = {
-        "run": run, "kind": each.rule.kind, "rule_name": each.rule.name, "generation": each.generation
-    }  # fmt: skip
-    finding = _since_its_beginning(run, each)
+        "run": run,
+        "kind": detection.rule.kind,
+        "rule_name": detection.rule.name,
+        "generation": detection.generation,
+    }
+    finding = _since_its_beginning(run, detection)
     if not live.has_any:
-        first = Event.objects.create(**same, onset_step=finding.onset_step, **_fields(run, each, finding))
+        first = Event.objects.create(
+            **same, onset_step=finding.onset_step, **_fields(run, detection, finding)
+        )
         lifecycle.note_opened(first)
         return first
-    event = Event.objects.filter(**same, evidence__own_onset=each.finding.onset_step).first()
+    event = Event.objects.filter(**same, evidence__own_onset=detection.finding.onset_step).first()
     created = False
     if event is None:
         event, created = Event.objects.get_or_create(
-            **same, onset_step=finding.onset_step, defaults=_fields(run, each, finding)
+            **same, onset_step=finding.onset_step, defaults=_fields(run, detection, finding)
         )
     if created:
         lifecycle.note_opened(event)
@@ -308,40 +321,40 @@ def _create(live: RunAlerts, each: Detection) -> Event | None:
     event = next((other for other in live.lasting() if other.pk == event.pk), event)
     if not event.seen_by:
         # It ended for those that saw it, e.g. for another rank.
-        return _reopened(event, each)
+        return _reopened(event, detection)
     # A person has resolved what another detector still sees.
-    event.seen_by = [*event.seen_by, each.holder]
+    event.seen_by = [*event.seen_by, detection.holder]
     event.save(update_fields=["seen_by"])
     return None
 
 
-def _fields(run: Run, each: Detection, finding: ConditionChange) -> dict[str, Any]:
+def _fields(run: Run, detection: Detection, finding: ConditionChange) -> dict[str, Any]:
     """The fields of a new event, beside those that identify it."""
     return {
-        "rule": each.rule,
-        "severity": each.rule.severity,
+        "rule": detection.rule,
+        "severity": detection.rule.severity,
         "step": finding.step,
         "step_time": _time_of(run, finding.step),
         "value": finding.value,
         "threshold": finding.threshold,
         "message": finding.message[: evidence.MESSAGE_LENGTH],
-        "evidence": evidence.gather(run, each.rule, finding),
-        "seen_by": [each.holder],
+        "evidence": evidence.gather(run, detection.rule, finding),
+        "seen_by": [detection.holder],
     }
 
 
-def _since_its_beginning(run: Run, each: Detection) -> ConditionChange:
+def _since_its_beginning(run: Run, detection: Detection) -> ConditionChange:
     """A finding that opens an event, from the earliest step at which its condition was seen.
 
     That is the onset of its first tensor, or of a condition that was its beginning (`Kind.begins_as`) and
     still lasted. The finding's own onset, by which its detector knows it, is kept as `own_onset`.
     """
-    finding, kind = each.finding, rules.kind_of(each.rule.kind)
+    finding, kind = detection.finding, rules.kind_of(detection.rule.kind)
     began = Event.objects.filter(
         Q(resolved_step__gte=finding.onset_step) | ~Q(seen_by=[]),
         run=run,
         kind__in=kind.begins_as,
-        generation=each.generation,
+        generation=detection.generation,
         onset_step__lt=finding.onset_step,
     )
     first = began.order_by("onset_step").first() if kind.begins_as else None
@@ -373,7 +386,7 @@ def _leave(live: RunAlerts, end: Detection) -> None:
     """The detector no longer sees the condition; the event is resolved when none does."""
     for event in live.lasting():
         holders = [end.further_holder, *([end.holder] if event.rule_id == end.rule.pk else [])]
-        gone = [each for each in holders if each in event.seen_by]
+        gone = [other for other in holders if other in event.seen_by]
         _without(event, gone, step=end.finding.step)
         if gone and event.seen_by and not held_by(event, end.rule.pk):
             text = f"{end.rule.title} has ended; other conditions last."
@@ -382,8 +395,8 @@ def _leave(live: RunAlerts, end: Detection) -> None:
 
 def held_by(event: Event, rule: int) -> list[Any]:
     """The entries of `Event.seen_by` of a rule's detectors."""
-    own = [each for each in event.seen_by if len(each) == 2 and event.rule_id == rule]
-    return own + [each for each in event.seen_by if len(each) > 2 and each[2] == rule]
+    own = [holder for holder in event.seen_by if len(holder) == 2 and event.rule_id == rule]
+    return own + [holder for holder in event.seen_by if len(holder) > 2 and holder[2] == rule]
 
 
 def _end_streams(live: RunAlerts, ended: Mapping[str, str]) -> None:
@@ -414,12 +427,12 @@ def _without(
         lifecycle.resolve(event, step=step, reason=reason)
 
 
-def _as_json(each: Detection) -> dict[str, Any]:
+def _as_json(detection: Detection) -> dict[str, Any]:
     return {
-        "rule": each.rule.pk,
-        "stream": each.stream,
-        "generation": each.generation,
-        "finding": asdict(each.finding),
+        "rule": detection.rule.pk,
+        "stream": detection.stream,
+        "generation": detection.generation,
+        "finding": asdict(detection.finding),
     }
 
 
@@ -427,13 +440,13 @@ def _restored(run: Run, waiting: Sequence[Mapping[str, Any]]) -> Iterator[Detect
     """The inverse of `_as_json`, without the findings of rules that are gone or switched off."""
     if not waiting:
         return
-    known = Rule.objects.filter(project=run.project_id, enabled=True).in_bulk(
+    enabled_rules = Rule.objects.filter(project=run.project_id, enabled=True).in_bulk(
         [item["rule"] for item in waiting]
     )
     for item in waiting:
-        if item["rule"] in known:
+        if item["rule"] in enabled_rules:
             finding = ConditionChange(**item["finding"])
-            yield Detection(known[item["rule"]], finding, item["stream"], item["generation"])
+            yield Detection(enabled_rules[item["rule"]], finding, item["stream"], item["generation"])
 
 
 def _time_of(run: Run, step: int) -> datetime | None:

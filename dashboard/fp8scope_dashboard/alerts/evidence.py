@@ -96,7 +96,7 @@ def is_about(event: Event, finding: ConditionChange) -> bool:
     only the worst; then half of the layers must be the event's.
     """
     ours, theirs = event.evidence, finding.evidence
-    if all(int(each.get("tensors_over", 0)) > NAMED for each in (ours, theirs)):
+    if all(int(tensors.get("tensors_over", 0)) > NAMED for tensors in (ours, theirs)):
         mine, other = set(ours.get("layers", [])), set(theirs.get("layers", []))
         if mine and other:
             return 2 * len(mine & other) >= len(other)
@@ -123,7 +123,7 @@ def add_further(event: Event, rule: Rule, finding: ConditionChange) -> None:
             if key in finding.evidence
         },
     }
-    others = [each for each in event.evidence.get("further", []) if each["title"] != rule.title]
+    others = [entry for entry in event.evidence.get("further", []) if entry["title"] != rule.title]
     event.evidence = {
         **event.evidence,
         **_earlier_first(event.evidence, finding.evidence),
@@ -137,7 +137,7 @@ def add_further(event: Event, rule: Rule, finding: ConditionChange) -> None:
 
 def _earlier_first(before: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """The first tensor of two evidences, as an entry; nothing if neither names it."""
-    named = [each["first"] for each in (before, other) if each.get("first")]
+    named = [entry["first"] for entry in (before, other) if entry.get("first")]
     return {"first": min(named, key=lambda first: int(first["onset_step"]))} if named else {}
 
 
@@ -147,8 +147,8 @@ def complete(event: Event, finding: ConditionChange) -> None:
     if tensors is None:
         return
     before = event.evidence
-    known = {tensor["name"] for tensor in tensors}
-    others = [tensor for tensor in before.get("tensors", []) if tensor["name"] not in known]
+    names = {tensor["name"] for tensor in tensors}
+    others = [tensor for tensor in before.get("tensors", []) if tensor["name"] not in names]
     more = int(finding.evidence["tensors_over"]) >= int(before.get("tensors_over", 0))
     event.evidence = {
         **before,

@@ -35,13 +35,13 @@ def validate(name: str, parameters: Mapping[str, Any]) -> dict[str, float]:
     Raises:
         RuleError: if the kind or a parameter is unknown, not a number, or out of bounds.
     """
-    known = kind_of(name).parameters
+    definitions = kind_of(name).parameters
     for given in parameters:
-        if given not in known:
-            raise RuleError(f"{name} has no parameter {given!r}; it takes: {', '.join(known)}.")
+        if given not in definitions:
+            raise RuleError(f"{name} has no parameter {given!r}; it takes: {', '.join(definitions)}.")
     return {
         key: _checked(key, parameter, parameters.get(key, parameter.default))
-        for key, parameter in known.items()
+        for key, parameter in definitions.items()
     }
 
 
@@ -53,13 +53,13 @@ def saved_parameters(name: str, parameters: Mapping[str, Any]) -> dict[str, floa
     Raises:
         RuleError: if the kind is unknown.
     """
-    kept: dict[str, float] = {}
+    values: dict[str, float] = {}
     for key, parameter in kind_of(name).parameters.items():
         try:
-            kept[key] = _checked(key, parameter, parameters.get(key, parameter.default))
+            values[key] = _checked(key, parameter, parameters.get(key, parameter.default))
         except RuleError:
-            kept[key] = parameter.default
-    return kept
+            values[key] = parameter.default
+    return values
 
 
 def _checked(key: str, parameter: Parameter, value: Any) -> float:

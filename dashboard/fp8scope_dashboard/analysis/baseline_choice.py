@@ -85,10 +85,10 @@ def undo(run: Run, field: str, *, user: User) -> list[Run]:
     choices = Choice.objects.filter(act=latest.act, field=field, undone_at=None, run__deleted_at=None)
     runs = _locked(choices.values_list("run_id", flat=True))
     choices.update(undone_by=user, undone_at=timezone.now())
-    for each in runs:
-        before = current_choice(each, field)
-        agents = each.agent_baseline if field == Choice.Field.BASELINE else ""
-        _set(each, field, agents if before is None else before.value)
+    for member in runs:
+        before = current_choice(member, field)
+        agents = member.agent_baseline if field == Choice.Field.BASELINE else ""
+        _set(member, field, agents if before is None else before.value)
     return runs
 
 
@@ -102,8 +102,8 @@ def _choose(runs: Sequence[Run], field: str, value: str, user: User, suggested: 
     )
     for run in locked:
         _set(run, field, value)
-        kept = Choice.objects.filter(run=run, field=field).order_by("-id").values("pk")[:MOST_CHOICES]
-        Choice.objects.filter(run=run, field=field).exclude(pk__in=kept).delete()
+        newest = Choice.objects.filter(run=run, field=field).order_by("-id").values("pk")[:MOST_CHOICES]
+        Choice.objects.filter(run=run, field=field).exclude(pk__in=newest).delete()
     return locked
 
 

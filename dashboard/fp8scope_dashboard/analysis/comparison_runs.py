@@ -48,9 +48,7 @@ def baseline_runs(run: Run) -> list[Run]:
     if not run.baseline:
         return []
     group = Run.objects.filter(arm_named([run.baseline]), project_id=run.project_id).exclude(pk=run.pk)
-    return sorted(
-        group.order_by("-created_at", "id")[:MOST_SEEDS], key=lambda each: (each.created_at, each.id)
-    )
+    return sorted(group.order_by("-created_at", "id")[:MOST_SEEDS], key=lambda run: (run.created_at, run.id))
 
 
 def baseline_label(run: Run) -> str:
@@ -82,7 +80,7 @@ def siblings(run: Run) -> list[Run]:
         return []
     group = Run.objects.filter(project_id=run.project_id, group=run.group, baseline=run.baseline)
     newest = group.exclude(pk=run.pk).order_by("-created_at", "id")[: MOST_SEEDS - 1]
-    return sorted(newest, key=lambda each: (each.created_at, each.id))
+    return sorted(newest, key=lambda run: (run.created_at, run.id))
 
 
 def dependents(run: Run) -> list[UUID]:

@@ -31,9 +31,9 @@ def benjamini_hochberg(p_values: Floats, level: float = LEVEL) -> NDArray[np.boo
     Yekutieli 2001), as those of tensors of one model are.
     """
     claims = np.zeros(len(p_values), bool)
-    known = np.flatnonzero(~np.isnan(p_values))
-    if len(known):
-        claims[known] = scipy.stats.false_discovery_control(p_values[known], method="bh") <= level
+    positions = np.flatnonzero(~np.isnan(p_values))
+    if len(positions):
+        claims[positions] = scipy.stats.false_discovery_control(p_values[positions], method="bh") <= level
     return claims
 
 
@@ -44,8 +44,8 @@ def e_benjamini_hochberg(e_values: Floats, level: float = LEVEL) -> NDArray[np.b
     "False discovery rate control with e-values", 2022). NaN is no claim.
     """
     claims = np.zeros(len(e_values), bool)
-    known = np.flatnonzero(~np.isnan(e_values))
-    order = known[np.argsort(-e_values[known], kind="stable")]
+    positions = np.flatnonzero(~np.isnan(e_values))
+    order = positions[np.argsort(-e_values[positions], kind="stable")]
     ranks = np.arange(1, len(order) + 1)
     enough = np.flatnonzero(e_values[order] * ranks * level >= len(order))
     if len(enough):
@@ -87,9 +87,9 @@ def change_p_values(values: Floats, split: int) -> Floats:
     filled, observed = _filled(values)
     past, recent = observed[:, :split].sum(axis=1), observed[:, split:].sum(axis=1)
     p_values = np.full(len(values), np.nan)
-    known = np.flatnonzero((past >= LEAST_PAST) & (recent >= LEAST_RECENT))
-    if len(known):
-        p_values[known] = _shift_p_values(_normal_scores(filled[known]), split)
+    positions = np.flatnonzero((past >= LEAST_PAST) & (recent >= LEAST_RECENT))
+    if len(positions):
+        p_values[positions] = _shift_p_values(_normal_scores(filled[positions]), split)
     return p_values
 
 

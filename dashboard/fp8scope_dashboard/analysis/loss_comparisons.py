@@ -53,9 +53,9 @@ def compare(run_id: UUID) -> Comparison | None:
     arm, baseline = [run, *comparison_runs.siblings(run)], comparison_runs.baseline_runs(run)
     with progress(run.id, "comparison", expected_seconds=latest.seconds if latest else 0.0) as report:
         report("Reading the losses", 0.0)
-        mine, others = read_arms([each.id for each in arm], [each.id for each in baseline])
-        ours = [_planned(reading.curve, each) for reading, each in zip(mine, arm, strict=True)]
-        theirs = [_planned(reading.curve, each) for reading, each in zip(others, baseline, strict=True)]
+        mine, others = read_arms([reading.id for reading in arm], [reading.id for reading in baseline])
+        ours = [_planned(reading.curve, member) for reading, member in zip(mine, arm, strict=True)]
+        theirs = [_planned(reading.curve, member) for reading, member in zip(others, baseline, strict=True)]
         report("Comparing the losses", 0.7)
         prior = project_prior(run)
         result = compare_losses(

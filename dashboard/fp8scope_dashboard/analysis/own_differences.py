@@ -67,14 +67,14 @@ def of_losses(
     scale = abs(result.baseline_loss or 0.0) if result.unit == "relative" else 1.0
     values = np.array([level for _, level in measured])
     differences = result.delta + (values - values.mean()) / (scale or 1.0)
-    found = with_left(
+    own_differences = with_left(
         [
             replace(run, value=float(value), difference=float(difference))
             for (run, _), value, difference in zip(measured, values, differences, strict=True)
         ],
         PUBLIC_NATS if result.unit == "nats" else prior,
     )
-    return [*found, *(run for run in broken if run.run not in {each.run for each in found})]
+    return [*own_differences, *(run for run in broken if run.run not in {own.run for own in own_differences})]
 
 
 def ends_broken(curve: LossCurve) -> bool:

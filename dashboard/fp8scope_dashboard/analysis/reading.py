@@ -142,17 +142,17 @@ def _joined(first: ScalarMeans, second: ScalarMeans) -> ScalarMeans:
 def _reading(means: Mapping[str, ScalarMeans]) -> RunReading:
     loss, tokens = means["loss"], means["tokens"]
     at = np.searchsorted(tokens.ends, loss.ends)
-    known = len(tokens) > 0 and bool((at < len(tokens)).all())
+    is_complete = len(tokens) > 0 and bool((at < len(tokens)).all())
     # A bucket's tokens are those after its last step, so each of its losses needs them.
-    known = (
-        known
+    is_complete = (
+        is_complete
         and np.array_equal(tokens.ends[at], loss.ends)
         and bool((tokens.counts[at] >= loss.counts).all())
     )
     curve = LossCurve(
         steps=loss.ends,
         losses=loss.means,
-        tokens=tokens.last[at] if known else None,
+        tokens=tokens.last[at] if is_complete else None,
         data_hash=_hashes(means),
     )
     return RunReading(curve, {name: means[name] for name in SCALARS if len(means[name])})

@@ -35,14 +35,14 @@ def sampled_tensors(run_id: UUID, step: int | None = None) -> Sampled | None:
     if stored is None:
         return None
     rows = {index: i for i, index in enumerate(stored.tensors.tolist())}
-    known = [
+    catalogued = [
         tensor
         for tensor in Tensor.objects.filter(run_id=run_id, role__in=ROLES).order_by("index")
         if tensor.index in rows
     ]
-    if not known:
+    if not catalogued:
         return None
-    indices = [tensor.index for tensor in known]
+    indices = [tensor.index for tensor in catalogued]
     counts = stored.counts[[rows[index] for index in indices]]
     # Roll-ups have the largest amax of several steps.
     is_raw = stored.step >= queries.raw_from(run_id)
@@ -51,10 +51,10 @@ def sampled_tensors(run_id: UUID, step: int | None = None) -> Sampled | None:
         stored.step,
         indices,
         Tensors(
-            [tensor.name for tensor in known],
-            [tensor.role for tensor in known],
+            [tensor.name for tensor in catalogued],
+            [tensor.role for tensor in catalogued],
             Distribution.of(counts, amax),
-            np.array([_columns(tensor) for tensor in known]),
+            np.array([_columns(tensor) for tensor in catalogued]),
             _largest_amax(run_id, indices, stored.step - HISTORY, stored.step - 1),
         ),
     )

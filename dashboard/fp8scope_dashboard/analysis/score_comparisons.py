@@ -68,18 +68,18 @@ def compare_evaluations(run_id: UUID) -> list[EvaluationComparison]:
     if run is None or not run.baseline:
         return []
     siblings, baselines = comparison_runs.siblings(run), comparison_runs.baseline_runs(run)
-    latest = _latest_scores([each.id for each in (run, *siblings, *baselines)])
+    latest = _latest_scores([member.id for member in (run, *siblings, *baselines)])
     reached = comparison_runs.reached_steps([run, *baselines])
     rows = EvaluationComparison.objects.filter(run=run).only("name", "metric", "step", "inputs")
-    known = {(row.name, row.metric, row.step): row.inputs for row in rows}
+    inputs = {(row.name, row.metric, row.step): row.inputs for row in rows}
     checkpoints = _checkpoints(run, baselines, latest)
-    names = {each.id: each.name for each in (run, *siblings, *baselines)}
+    names = {member.id: member.name for member in (run, *siblings, *baselines)}
     computed = []
     for step in sorted(latest[run.id]):
         tasks = _inputs_at(step, run, siblings, baselines, latest, reached)
         checkpoint = checkpoints.get(step, _Checkpoint())
         digest = _digest(tasks, checkpoint, run.project.alpha, run.equivalence_margin)
-        if any(known.get((*task.name, step)) != digest for task in tasks):
+        if any(inputs.get((*task.name, step)) != digest for task in tasks):
             computed += _compare_step(run, step, tasks, checkpoint, names, digest)
     if computed:
         run_changed(run.id, run.project_id, "comparison", run.last_step)
@@ -95,7 +95,7 @@ def summary_of(run: Run, rows: Sequence[EvaluationComparison]) -> ScoreSummary:
     named = [f"{row.name} {row.metric}" for row in rows]
     measured = [judgement.measured for judgement in judged]
     summary = summarise(list(zip(named, measured, strict=True)), run.project.alpha)
-    in_part = next((each for each in judged if each.verdict != each.measured), None)
+    in_part = next((task for task in judged if task.verdict != task.measured), None)
     if in_part is None or summary.verdict not in GOOD:
         return summary
     return replace(summary, verdict=in_part.verdict, explanation=f"{summary.explanation} {in_part.reason}")
@@ -119,9 +119,9 @@ def _inputs_at(
 ) -> list[_Inputs]:
     tasks = []
     for name, mine in sorted(latest[run.id][step].items()):
-        scored = [each for each in baselines if name in latest[each.id][step]]
-        others = [latest[each.id][step][name] for each in siblings if name in latest[each.id][step]]
-        references = [latest[each.id][step][name] for each in scored]
+        scored = [member for member in baselines if name in latest[member.id][step]]
+        others = [latest[sibling.id][step][name] for sibling in siblings if name in latest[sibling.id][step]]
+        references = [latest[member.id][step][name] for member in scored]
         coverage = coverage_of_score(run, scored, reached, step)
         tasks.append(_Inputs(name, [mine, *others], references, coverage))
     return tasks
@@ -132,7 +132,7 @@ def _checkpoints(run: Run, baselines: Sequence[Run], latest: Latest) -> dict[int
     steps = [
         step
         for step, tasks in sorted(latest[run.id].items())
-        if any(name in latest[each.id][step] for each in baselines for name in tasks)
+        if any(name in latest[member.id][step] for member in baselines for name in tasks)
     ]
     parts = shares(steps, run.total_steps, ended=run.state != RunState.RUNNING)
     return {

@@ -30,11 +30,11 @@ def refresh(run_id: UUID) -> None:
     if run is None:
         return
     affected = [run, *runs.filter(pk__in=comparison_runs.dependents(run))]
-    for each in affected:
-        if each.baseline:
-            compare_evaluations(each.id)
-            if not _is_postponed(each):
-                compare(each.id)
+    for affected_run in affected:
+        if affected_run.baseline:
+            compare_evaluations(affected_run.id)
+            if not _is_postponed(affected_run):
+                compare(affected_run.id)
 
 
 def _is_postponed(run: Run) -> bool:

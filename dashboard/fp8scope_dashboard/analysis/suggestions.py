@@ -80,8 +80,8 @@ def suggest(run: Candidate, others: Iterable[Candidate]) -> Suggestion | None:
 
 
 def _rank(precision: str, runs: list[Candidate]) -> tuple[int, int, int, float]:
-    newest = max(each.created_at for each in runs).timestamp()
-    finished = sum(each.finished for each in runs)
+    newest = max(other.created_at for other in runs).timestamp()
+    finished = sum(other.finished for other in runs)
     return HIGH_PRECISIONS.index(precision), -finished, -len(runs), -newest
 
 
@@ -106,7 +106,10 @@ def suggest_group(
     if groups:
         name = max(sorted(set(groups)), key=groups.count)
         return SuggestedGroup(name, (run.id,), groups.count(name))
-    by_seed = {other.seed: other for other in sorted(mates, key=lambda each: (each.created_at, each.id))}
+    by_seed = {
+        other.seed: other
+        for other in sorted(mates, key=lambda candidate: (candidate.created_at, candidate.id))
+    }
     if not by_seed:
         return None
     names = [run.name, *(other.name for other in by_seed.values())]

@@ -45,20 +45,20 @@ def coverage_of_loss(
     reached = comparison_runs.reached_steps([*arm, *baseline])
     used = [baseline[i] for i in basis.baselines] if basis else []
     arm_used = [arm[i] for i in basis.runs] if basis else [run]
-    gaps = {each.id: cadence(curve.steps.tolist()) for each, curve in zip(baseline, theirs, strict=True)}
+    gaps = {member.id: cadence(curve.steps.tolist()) for member, curve in zip(baseline, theirs, strict=True)}
     own = cadence(ours[0].steps.tolist())
     step_gap = max(basis.step_gap if basis else 1.0, own)
-    furthest = [reached[each.id] for each in used]
+    furthest = [reached[member.id] for member in used]
     missing, logged = missing_steps(ours[0].steps.tolist(), run.rows_dropped)
     used_curves = zip(used, [theirs[i] for i in basis.baselines] if basis else [], strict=True)
-    lacking = [missing_steps(curve.steps.tolist(), each.rows_dropped)[0] for each, curve in used_curves]
+    lacking = [missing_steps(curve.steps.tolist(), member.rows_dropped)[0] for member, curve in used_curves]
     coverage = Coverage(
         standing=standing_of(run.state, reached[run.id], run.total_steps, own),
         reached=reached[run.id],
         cadence=own,
-        waits=any(each.state == RunState.RUNNING for each in (*arm_used, *(used or baseline))),
+        waits=any(used_curve.state == RunState.RUNNING for used_curve in (*arm_used, *(used or baseline))),
         baseline=BaselineArm(
-            tuple(_standing(each, reached, gaps[each.id]) for each in used),
+            tuple(_standing(member, reached, gaps[member.id]) for member in used),
             max((step for step in furthest if step is not None), default=None),
             len(baseline) - len(used) if basis else 0,
             max(lacking, default=0),
@@ -75,7 +75,7 @@ def coverage_of_loss(
         return coverage
     planned = max(_end(curve, result.aligned_on) for curve in (ours[0], *theirs))
     if result.aligned_on == "steps":
-        planned = max(planned, *(float(each.total_steps or 0) for each in baseline))
+        planned = max(planned, *(float(member.total_steps or 0) for member in baseline))
     return replace(
         coverage,
         judged=basis.end,
@@ -93,12 +93,12 @@ def coverage_of_score(
 
     `baseline`: the runs with a score at that step.
     """
-    furthest = [reached[each.id] for each in baseline]
+    furthest = [reached[member.id] for member in baseline]
     plan: Plan = "total_steps" if run.total_steps else "longest_run"
     # The length of a run without a plan is known once it has ended.
     lengths = [
-        float(each.total_steps or (0 if each.state == RunState.RUNNING else reached[each.id]) or 0)
-        for each in (run, *baseline)
+        float(member.total_steps or (0 if member.state == RunState.RUNNING else reached[member.id]) or 0)
+        for member in (run, *baseline)
     ]
     return Coverage(
         standing=standing_of(run.state, reached[run.id], run.total_steps),
@@ -106,9 +106,9 @@ def coverage_of_score(
         planned=float(run.total_steps) if run.total_steps else max(float(step), *lengths),
         plan=plan,
         reached=reached[run.id],
-        waits=any(each.state == RunState.RUNNING for each in baseline),
+        waits=any(member.state == RunState.RUNNING for member in baseline),
         baseline=BaselineArm(
-            tuple(_standing(each, reached) for each in baseline),
+            tuple(_standing(member, reached) for member in baseline),
             max((step for step in furthest if step is not None), default=None),
         ),
     )

@@ -98,8 +98,8 @@ def get_console(
     """The newest lines of the console log of a rank, or those before the line with the id `before`."""
     writers = console.writers_with_lines(run_of(request, run), rank)
     query = q.replace("\0", "")
-    known = ConsoleLine.objects.filter(writer__in=writers).select_related("writer")
-    edge = known.filter(pk=before).first() if before is not None else None
+    lines = ConsoleLine.objects.filter(writer__in=writers).select_related("writer")
+    edge = lines.filter(pk=before).first() if before is not None else None
     if before is not None and edge is None:
         raise InvalidError(f"The console log of rank {rank} has no line {before}.", "Begin without `before`.")
     chosen = (
@@ -130,9 +130,9 @@ def _command(command: Command) -> dict[str, Any]:
 
 @router.post("/runs/{run}/reports", response=ANSWERS, auth=WRITER)
 def send_report(
-    request: HttpRequest, run: UUID, body: Body[schemas.ReportIn], known: Query[Known]
+    request: HttpRequest, run: UUID, body: Body[schemas.ReportIn], received: Query[Known]
 ) -> Status[Any]:
     """Store a bisection, reference window, annotation, command result, or the list of accepted commands."""
     if isinstance(body, schemas.ConsoleIn):
         take_quota(request, console_lines=len(body.lines))
-    return take(request, run, body, "report", partial(reports.store, body=body), known)
+    return take(request, run, body, "report", partial(reports.store, body=body), received)

@@ -102,9 +102,9 @@ def _read(scope: Scope) -> batches.Sent | None:
     if said is None or kind not in (batches.ARROW, batches.JSON):
         return None
     _, _, secret = given[b"authorization"].decode("latin-1").partition(" ")
-    known, urgent = said
+    received, urgent = said
     return batches.Sent(
-        run=UUID(path[1]), secret=secret.strip(), kind=kind, body=b"", known=known, urgent=urgent
+        run=UUID(path[1]), secret=secret.strip(), kind=kind, body=b"", known=received, urgent=urgent
     )
 
 

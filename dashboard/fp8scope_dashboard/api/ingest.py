@@ -86,21 +86,21 @@ HISTOGRAM_BODY = {
 
 
 @router.post("/runs/{run}/batches", response=ANSWERS, openapi_extra={"requestBody": BATCH_BODY})
-def send_batch(request: HttpRequest, run: UUID, known: Query[Known], urgent: Query[Urgent]) -> Status[Any]:
+def send_batch(request: HttpRequest, run: UUID, received: Query[Known], urgent: Query[Urgent]) -> Status[Any]:
     """Store rows. Sending the same message again has no effect."""
     sent = batches.Sent(
         run=run,
         secret=secret_of(request),
         kind=_content_type(request),
         body=request.body,
-        known=known,
+        known=received,
         urgent=urgent.urgent,
     )
     return Status(*batches.take(sent))
 
 
 @router.post("/runs/{run}/histograms", response=ANSWERS, openapi_extra={"requestBody": HISTOGRAM_BODY})
-def send_histograms(request: HttpRequest, run: UUID, known: Query[Known]) -> Status[Any]:
+def send_histograms(request: HttpRequest, run: UUID, received: Query[Known]) -> Status[Any]:
     """Store the exponent histograms of some tensors in one sampled step."""
     registered = run_of_message(request, run)
     body = request.body
@@ -112,12 +112,12 @@ def send_histograms(request: HttpRequest, run: UUID, known: Query[Known]) -> Sta
         _check_run(registered, histograms.run)
         message = identify(registered.id, histograms.writer, histograms.seq, "histogram", body)
         stored = store_histograms(registered, message, histograms)
-    return answer(registered, message, stored, known)
+    return answer(registered, message, stored, received)
 
 
 @router.post("/runs/{run}/evaluations", response=ANSWERS)
 def send_evaluation(
-    request: HttpRequest, run: UUID, body: schemas.EvaluationIn, known: Query[Known]
+    request: HttpRequest, run: UUID, body: schemas.EvaluationIn, received: Query[Known]
 ) -> Status[Any]:
     """Store the scores of the items of one evaluation."""
     scores = Scores(
@@ -132,11 +132,13 @@ def send_evaluation(
         precision=body.precision,
         margin=body.margin,
     )
-    return take(request, run, body, "evaluation", partial(store_evaluation, scores=scores), known)
+    return take(request, run, body, "evaluation", partial(store_evaluation, scores=scores), received)
 
 
 @router.post("/runs/{run}/finish", response=ANSWERS)
-def finish_run(request: HttpRequest, run: UUID, body: schemas.FinishIn, known: Query[Known]) -> Status[Any]:
+def finish_run(
+    request: HttpRequest, run: UUID, body: schemas.FinishIn, received: Query[Known]
+) -> Status[Any]:
     """Record that a writer has finished. The run is over once all writers have."""
     ending = services.Ending(
         failed=body.state == "failed",
@@ -148,15 +150,17 @@ def finish_run(request: HttpRequest, run: UUID, body: schemas.FinishIn, known: Q
         errors=body.errors,
         finished_at=body.finished_at,
     )
-    return take(request, run, body, "finish", partial(services.store_finish, ending=ending), known)
+    return take(request, run, body, "finish", partial(services.store_finish, ending=ending), received)
 
 
 @router.post("/runs/{run}/heartbeat", response={200: schemas.Pulse, ERRORS: schemas.ErrorOut})
-def beat(request: HttpRequest, run: UUID, body: schemas.HeartbeatIn, known: Query[Known]) -> dict[str, Any]:
+def beat(
+    request: HttpRequest, run: UUID, body: schemas.HeartbeatIn, received: Query[Known]
+) -> dict[str, Any]:
     """Record that a writer is alive when it has nothing to send."""
     registered = run_of_message(request, run)
     state = runs.heartbeat(registered, body.writer, dropped=body.dropped, errors=body.errors)
-    return {"state": state.value, **news_for(registered, body.writer, known)}
+    return {"state": state.value, **news_for(registered, body.writer, received)}
 
 
 def _content_type(request: HttpRequest) -> str:

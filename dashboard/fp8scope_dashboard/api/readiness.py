@@ -108,9 +108,9 @@ def _errors(readiness: Readiness, names: Sequence[str], allowed: float | None) -
     """The mean error, the error that is allowed, and the tensors to keep in BF16 for it."""
     effect = readiness.effect
     budget = default_budget(effect) if allowed is None else allowed
-    known = np.isfinite(effect.error.estimate)
+    finite = np.isfinite(effect.error.estimate)
     return {
-        "mean": float(effect.error.estimate[known].mean()) if known.any() else None,
+        "mean": float(effect.error.estimate[finite].mean()) if finite.any() else None,
         "budget": budget,
         "keep_in_bf16": [names[i] for i in smallest_set(effect.error.estimate, budget)],
     }

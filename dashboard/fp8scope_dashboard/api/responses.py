@@ -74,17 +74,17 @@ def take(
     body: Identified,
     kind: MessageKind,
     store: Callable[[Run, MessageId], bool],
-    known: Known,
+    received: Known,
 ) -> Status[Any]:
     """Store a JSON message and return the response. `store` returns False if it was stored before."""
     stored_run = run_of_message(request, run)
     message = identify(stored_run.id, body.writer, body.seq, kind, request.body)
-    return answer(stored_run, message, store(stored_run, message), known)
+    return answer(stored_run, message, store(stored_run, message), received)
 
 
-def answer(run: Run, message: MessageId, stored: bool, known: Known) -> Status[Any]:
+def answer(run: Run, message: MessageId, stored: bool, received: Known) -> Status[Any]:
     """The response to a message."""
-    return Status(*receipt(message, stored, news_for(run, message.writer, known)))
+    return Status(*receipt(message, stored, news_for(run, message.writer, received)))
 
 
 def receipt(
@@ -96,12 +96,12 @@ def receipt(
     return 201 if stored else 200, body
 
 
-def news_for(run: Run, writer: UUID, known: Known, news: News | None = None) -> dict[str, Any]:
+def news_for(run: Run, writer: UUID, received: Known, news: News | None = None) -> dict[str, Any]:
     """The alerts and commands that the writer does not have yet; `news`: whether there are any, if known."""
     if news is None:
-        parameters = {"run": run.pk, "alerts": known.alerts_after, "commands": known.commands_after}
+        parameters = {"run": run.pk, "alerts": received.alerts_after, "commands": received.commands_after}
         news = News(*sql.fetch(_HAS_NEWS, parameters, replica.PRIMARY)[0])
     return {
-        "alerts": alerts_after(run.id, known.alerts_after) if news.alerts else [],
-        "commands": commands_for(run, writer, known.commands_after or 0) if news.commands else [],
+        "alerts": alerts_after(run.id, received.alerts_after) if news.alerts else [],
+        "commands": commands_for(run, writer, received.commands_after or 0) if news.commands else [],
     }

@@ -45,7 +45,7 @@ class SendingWriter:
     news: News
 
 
-def sender_of(secret: str, run_id: UUID, writer: UUID | None, known: Known) -> SendingWriter:
+def sender_of(secret: str, run_id: UUID, writer: UUID | None, received: Known) -> SendingWriter:
     """Authenticate a token that writes to a run, and read what storing its message needs.
 
     Args:
@@ -62,8 +62,8 @@ def sender_of(secret: str, run_id: UUID, writer: UUID | None, known: Known) -> S
         "digest": digest_of(secret),
         "run": run_id,
         "writer": writer,
-        "alerts": known.alerts_after,
-        "commands": known.commands_after,
+        "alerts": received.alerts_after,
+        "commands": received.commands_after,
     }
     rows = sql.fetch(_SENDER, parameters, replica.PRIMARY)
     if not rows:

@@ -209,9 +209,9 @@ def store_command(run: Run, command: PastCommand) -> None:
     fields["given_by"] = _person(run, command.given_by)
     if command.alert is not None:
         fields["event"] = Event.objects.filter(run=run, **command.alert.model_dump()).first()
-    kept = Command.objects.create(run=run, **fields)
+    stored = Command.objects.create(run=run, **fields)
     CommandResult.objects.bulk_create(
-        CommandResult(command=kept, **result.model_dump()) for result in command.results
+        CommandResult(command=stored, **result.model_dump()) for result in command.results
     )
     run_changed(run.id, run.project_id, "command")
 
@@ -228,8 +228,8 @@ def notes_of(run_id: UUID) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def artefacts_of(run_id: UUID) -> Iterator[tuple[int, dict[str, Any]]]:
     """The run's links, in the order in which they were added, each with its step or 0."""
-    for each in notes.artefacts_of(run_id):
-        yield each["step"] or 0, {**each, "added_at": each["added_at"].isoformat()}
+    for artefact in notes.artefacts_of(run_id):
+        yield artefact["step"] or 0, {**artefact, "added_at": artefact["added_at"].isoformat()}
 
 
 def store_note(run: Run, text: str, edited_by: str, edited_at: datetime) -> None:

@@ -163,8 +163,8 @@ def _alert(plan: RunPlan, report: TrainerReport, event: Mapping[str, Any]) -> Al
     opened = datetime.fromisoformat(event["opened_at"]).timestamp()
 
     def since(number: int | None) -> float | None:
-        known = number is not None and 1 <= number <= len(report.step_times)
-        return opened - report.step_times[number - 1] if known and number is not None else None
+        has_time = number is not None and 1 <= number <= len(report.step_times)
+        return opened - report.step_times[number - 1] if has_time and number is not None else None
 
     return AlertOutcome(
         kind=event["kind"],

@@ -42,7 +42,7 @@ def examine(run: RunLoss, baselines: Sequence[RunLoss]) -> BaselineHealth:
     names = {arm.name for arm, _ in sick}
     usable = tuple(arm for arm in arms if arm not in [bad for bad, _ in sick])
     arm, bad = sick[0]
-    links = tuple(EvidenceLink("run", each.name, {"run": each.run}) for each, _ in sick[:3])
+    links = tuple(EvidenceLink("run", run.name, {"run": run.run}) for run, _ in sick[:3])
     what = f"the BF16 run {arm.name} is in trouble, and the FP8 run is not: {describe(bad)}"
     if usable:
         rest = f"It is left out; {len(usable)} of {len(arms)} BF16 runs are healthy."
@@ -71,4 +71,4 @@ def _lasting(curve: RunLoss) -> Trouble | None:
     """The first trouble that lasts to the end of a run."""
     if not np.isfinite(curve.losses).any():
         return Trouble("not_finite", int(curve.steps[0]), None, np.inf)
-    return next((each for each in troubles(curve.steps, curve.losses) if each.lasts), None)
+    return next((trouble for trouble in troubles(curve.steps, curve.losses) if trouble.lasts), None)

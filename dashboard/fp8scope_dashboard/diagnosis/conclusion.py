@@ -116,7 +116,9 @@ def _decisive(steps: StepFindings, optimizer: Finding, scaling: Finding, product
     causes = [finding for finding in (scaling, optimizer, product) if finding.outcome == "cause"]
     if causes:
         # Faults of scales that arithmetic proves, then the one that began first, then the order of the steps.
-        return min(causes, key=lambda each: (each.step != "scaling" or not each.is_proven, _begin(each)))
+        return min(
+            causes, key=lambda finding: (finding.step != "scaling" or not finding.is_proven, _begin(finding))
+        )
     if steps.loss_code is not None:
         return steps.loss_code
     if shared is not None:

@@ -52,10 +52,10 @@ def examine(
 
 
 def _in_another_precision(ours: Sequence[Scored], theirs: Sequence[Scored], precision: str) -> Finding | None:
-    wrong = next((each for each in reversed(ours) if _mismatch(each.precision, precision)), None)
+    wrong = next((score for score in reversed(ours) if _mismatch(score.precision, precision)), None)
     if wrong is None:
         return None
-    reference = {each.precision.upper() for each in theirs if each.task == wrong.task and each.precision}
+    reference = {score.precision.upper() for score in theirs if score.task == wrong.task and score.precision}
     versus = f", and the BF16 runs in {' and '.join(sorted(reference))}" if reference else ""
     sentence = (
         f"The evaluation is in the wrong precision: {wrong.name} {wrong.metric} at step {wrong.step:,} was "
@@ -68,7 +68,7 @@ def _in_another_precision(ours: Sequence[Scored], theirs: Sequence[Scored], prec
 
 
 def _of_a_baseline_in_another_precision(theirs: Sequence[Scored]) -> Finding | None:
-    crossed = next((each for each in theirs if _mismatch(each.precision, "bf16")), None)
+    crossed = next((score for score in theirs if _mismatch(score.precision, "bf16")), None)
     if crossed is None:
         return None
     sentence = (
@@ -89,7 +89,7 @@ def _of_a_baseline_in_another_precision(theirs: Sequence[Scored]) -> Finding | N
 def _worse_alone(ours: Sequence[Scored]) -> Finding | None:
     """Scores that are worse although the training loss is not."""
     # With a known precision, worse scores are no sign of a wrong one.
-    worse = [each for each in ours if each.verdict == "worse" and not each.precision]
+    worse = [score for score in ours if score.verdict == "worse" and not score.precision]
     if not worse:
         return None
     last = worse[-1]
@@ -109,13 +109,13 @@ def _worse_alone(ours: Sequence[Scored]) -> Finding | None:
 
 
 def _agreement(ours: Sequence[Scored]) -> Finding:
-    checkpoints = len({each.step for each in ours})
+    checkpoints = len({score.step for score in ours})
     note = ""
     if checkpoints < LEAST_CHECKPOINTS:
         note = f" Only {checkpoints} checkpoint{'s' if checkpoints > 1 else ''}: too few for a trend."
-    is_known = any(each.precision for each in ours)
-    known = "in the training's precision" if is_known else "precision not recorded"
-    sentence = f"The evaluations agree with the training ({known}).{note}"
+    is_known = any(score.precision for score in ours)
+    precision = "in the training's precision" if is_known else "precision not recorded"
+    sentence = f"The evaluations agree with the training ({precision}).{note}"
     return Finding(step="evaluation", outcome="clear", sentence=sentence, links=LINKS)
 
 

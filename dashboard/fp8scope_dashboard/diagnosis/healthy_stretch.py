@@ -28,7 +28,7 @@ class Judged:
 def broken_from(run_id: UUID) -> int | None:
     """The first step from which the loss is broken to the run's end; None if it is healthy."""
     loss = queries.scalar(run_id, "loss", points=POINTS, timed=False)
-    return next((each.onset for each in troubles(loss.steps, loss.values) if each.lasts), None)
+    return next((trouble.onset for trouble in troubles(loss.steps, loss.values) if trouble.lasts), None)
 
 
 def tensors_to_judge(run_id: UUID, step: int | None = None) -> Judged | None:

@@ -58,7 +58,7 @@ class GradientNorms:
 def inputs_of(run: Run) -> str:
     """A fingerprint of what a diagnosis uses. The rows of a running run count in steps of 10 %."""
     arms = [run, *baselines_of(run)]
-    states = [(str(each.id), _grown(each), each.state, each.precision) for each in arms]
+    states = [(str(arm.id), _grown(arm), arm.state, arm.precision) for arm in arms]
     scores = Evaluation.objects.filter(run__in=arms).count()
     reports = run.reports.exclude(kind="annotation").count()
     verdict = getattr(getattr(run, "comparison", None), "verdict", "")
@@ -74,9 +74,10 @@ def _grown(run: Run) -> int:
 
 def baselines_of(run: Run) -> list[Run]:
     """The BF16 runs to compare with: that of the same seed first, then the newest."""
-    runs = [each for each in comparison_runs.baseline_runs(run) if each.precision != "fp8"]
+    runs = [baseline for baseline in comparison_runs.baseline_runs(run) if baseline.precision != "fp8"]
     runs.sort(
-        key=lambda each: (each.seed == run.seed and run.seed is not None, each.created_at), reverse=True
+        key=lambda baseline: (baseline.seed == run.seed and run.seed is not None, baseline.created_at),
+        reverse=True,
     )
     return runs[:MOST_BASELINES]
 
@@ -172,14 +173,14 @@ def gradient_norms(run: Run, baseline: Run | None) -> GradientNorms:
     if baseline is None:
         return GradientNorms(np.zeros(0, np.int64), np.zeros(0))
     ours, theirs = (
-        queries.scalar(each.id, "grad_norm", points=MOST_CURVE_POINTS, timed=False)
-        for each in (run, baseline)
+        queries.scalar(member.id, "grad_norm", points=MOST_CURVE_POINTS, timed=False)
+        for member in (run, baseline)
     )
     steps, here, there = np.intersect1d(ours.steps, theirs.steps, return_indices=True)
     with np.errstate(divide="ignore", invalid="ignore"):
         bits = np.log2(ours.values[here]) - np.log2(theirs.values[there])
-    known = np.isfinite(bits)
-    return GradientNorms(steps[known], bits[known])
+    finite = np.isfinite(bits)
+    return GradientNorms(steps[finite], bits[finite])
 
 
 def tensors_of(run: Run) -> list[CataloguedTensor]:
@@ -220,9 +221,9 @@ def tensor_rows(
     run: Run, tensors: Sequence[CataloguedTensor], between: tuple[int, int]
 ) -> TensorSeries | None:
     """All rows of these tensors in these steps; None if nothing is stored."""
-    known = set(Run.objects.values_list("statistics", flat=True).get(pk=run.pk))
-    names = [name for name in (*COUNTS, *ERRORS) if name in known]
-    if "amax" not in known:
+    recorded = set(Run.objects.values_list("statistics", flat=True).get(pk=run.pk))
+    names = [name for name in (*COUNTS, *ERRORS) if name in recorded]
+    if "amax" not in recorded:
         return None
     merged = queries.unmerged_rows(run.id, names, [tensor.index for tensor in tensors], *between)
     if merged is None or not len(merged.steps):

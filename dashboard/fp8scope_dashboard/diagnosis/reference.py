@@ -222,16 +222,16 @@ def _match(trouble: Trouble, run: RunLoss, arms: Sequence[tuple[RunLoss, list[Tr
     matches: list[tuple[RunLoss, Trouble]] = []
     for arm, theirs in arms:
         same = [
-            each
-            for each in theirs
-            if abs(each.onset - trouble.onset) <= near
-            or (each.lasts and (trouble.lasts or each.onset <= trouble.onset + near))
-            or _overlap(each, trouble)
-            or (not trouble.lasts and each.size >= SAME_SIZE * trouble.size)
+            candidate
+            for candidate in theirs
+            if abs(candidate.onset - trouble.onset) <= near
+            or (candidate.lasts and (trouble.lasts or candidate.onset <= trouble.onset + near))
+            or _overlap(candidate, trouble)
+            or (not trouble.lasts and candidate.size >= SAME_SIZE * trouble.size)
         ]
         if same:
             # The nearest in time; of equals, the first.
-            matches.append((arm, min(same, key=lambda each: abs(each.onset - trouble.onset))))
+            matches.append((arm, min(same, key=lambda match: abs(match.onset - trouble.onset))))
     same_seed = [match for match in matches if run.seed is not None and match[0].seed == run.seed]
     if not same_seed and 2 * len(matches) < len(arms):
         return None
@@ -241,12 +241,12 @@ def _match(trouble: Trouble, run: RunLoss, arms: Sequence[tuple[RunLoss, list[Tr
     return _Matched(trouble, theirs_too, arm)
 
 
-def _overlap(one: Trouble, other: Trouble) -> bool:
+def _overlap(first: Trouble, other: Trouble) -> bool:
     """Return whether two troubles that are no jumps overlap."""
-    if "jump" in (one.kind, other.kind):
+    if "jump" in (first.kind, other.kind):
         return False
-    ends = [np.inf if each.until is None else each.until for each in (one, other)]
-    return one.onset <= ends[1] and other.onset <= ends[0]
+    ends = [np.inf if trouble.until is None else trouble.until for trouble in (first, other)]
+    return first.onset <= ends[1] and other.onset <= ends[0]
 
 
 def _not_fp8(run: RunLoss, shared: Sequence[_Matched], links: tuple[EvidenceLink, ...]) -> Finding:

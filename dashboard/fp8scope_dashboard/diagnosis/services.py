@@ -93,14 +93,14 @@ def conclude_run(run: Run, report: ReportStage) -> Conclusion:
     baselines = reading.baselines_of(run)
     resumes = reading.resumes_of(run)
     curve = reading.curve_of(run)
-    health = baseline_health.examine(curve, [reading.curve_of(each) for each in baselines])
+    health = baseline_health.examine(curve, [reading.curve_of(baseline) for baseline in baselines])
     shared = reference.compare_trouble(curve, health.usable, reading.windows_of(run), resumes)
     scores = reading.scores_of([run], run)
     trouble = RunTrouble(
         int(curve.steps[0]) if len(curve.steps) else 0,
         shared.own,
         shared.is_worse
-        or any(each.verdict == "worse" for each in scores)
+        or any(score.verdict == "worse" for score in scores)
         or getattr(getattr(run, "comparison", None), "verdict", "") == "worse",
     )
     report("Reading the tensors", 0.2)

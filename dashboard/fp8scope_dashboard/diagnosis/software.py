@@ -67,14 +67,14 @@ def examine(environments: Sequence[Mapping[str, Any]], recipe: Mapping[str, Any]
             suggestion="Install the same versions on every node.", links=(EvidenceLink("ranks", "Ranks"),),
         )  # fmt: skip
     environment = environments[0]
-    for known in KNOWN:
-        version = _version(str(environment.get(known.package, "")))
-        if version and known.first <= version < known.before and (not known.rowwise or _is_rowwise(recipe)):
-            sentence = f"{known.package} {environment[known.package]} is known for this: {known.what}."
+    for fault in KNOWN:
+        version = _version(str(environment.get(fault.package, "")))
+        if version and fault.first <= version < fault.before and (not fault.rowwise or _is_rowwise(recipe)):
+            sentence = f"{fault.package} {environment[fault.package]} is known for this: {fault.what}."
             return Finding(
                 step="software", outcome="suspect", sentence=sentence, cause="known_version",
                 suggestion="Update it, or check that the training does not use this.",
-                links=(EvidenceLink("source", known.source, {"address": known.source}),),
+                links=(EvidenceLink("source", fault.source, {"address": fault.source}),),
             )  # fmt: skip
     listed = ", ".join(f"{name} {environment[name]}" for name in PACKAGES[:4] if environment.get(name))
     return Finding(
@@ -91,7 +91,7 @@ def _mixed(environments: Sequence[Mapping[str, Any]]) -> list[tuple[str, list[st
         return [(str(name), sorted(map(str, versions))) for name, versions in sorted(collected.items())]
     mixed = []
     for package in PACKAGES:
-        versions = sorted({str(each[package]) for each in environments if each.get(package)})
+        versions = sorted({str(other[package]) for other in environments if other.get(package)})
         if len(versions) > 1:
             mixed.append((package, versions))
     return mixed

@@ -111,11 +111,11 @@ _ADVICE: Final = (
 def leap_of(rows: TensorSeries) -> tuple[int, float] | None:
     """The first step in which most weights leap, and the median leap in powers of two; None without one."""
     amax = rows.amax[rows.roles == "weight"]
-    known = np.isfinite(amax).sum(axis=1) > 0.9 * amax.shape[1]
-    if int(known.sum()) < LEAST_WEIGHTS or amax.shape[1] < LEAST_ROWS:
+    observed = np.isfinite(amax).sum(axis=1) > 0.9 * amax.shape[1]
+    if int(observed.sum()) < LEAST_WEIGHTS or amax.shape[1] < LEAST_ROWS:
         return None
     with np.errstate(divide="ignore", invalid="ignore"):
-        changes = np.abs(np.diff(np.log2(amax[known]), axis=1))
+        changes = np.abs(np.diff(np.log2(amax[observed]), axis=1))
     changes = np.nan_to_num(changes, nan=0.0, posinf=0.0, neginf=0.0)
     median = np.median(changes, axis=0)
     for i in range(LEAST_ROWS, len(median)):

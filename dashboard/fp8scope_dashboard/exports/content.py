@@ -137,8 +137,8 @@ class ExportContent:
             return pa.nulls(rows, kind)
         wide = np.full((rows, len(self.tensors)), np.nan)
         indices = source.catalogue[: values.shape[1]]
-        known = indices < len(self.tensors)
-        wide[:, indices[known]] = values[:, : len(indices)][:, known]
+        is_tensor = indices < len(self.tensors)
+        wide[:, indices[is_tensor]] = values[:, : len(indices)][:, is_tensor]
         flat = wide.reshape(-1)
         offsets = np.arange(rows + 1, dtype=np.int32) * np.int32(len(self.tensors))
         return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat, mask=np.isnan(flat)))
@@ -180,9 +180,9 @@ class ExportContent:
         while (rows := queries.histogram_rows(self.run_id, source.uuid, next_seq, together)) is not None:
             next_seq = int(rows.seqs[-1]) + 1
             # Without tensors that joined the catalogue after the description was written.
-            known = np.flatnonzero(np.isin(rows.tensors, source.catalogue))
-            for begin in range(0, len(known), together):
-                yield self._sampled(source, rows, known[begin : begin + together])
+            positions = np.flatnonzero(np.isin(rows.tensors, source.catalogue))
+            for begin in range(0, len(positions), together):
+                yield self._sampled(source, rows, positions[begin : begin + together])
 
     def _sampled(self, source: ExportedWriter, rows: queries.HistogramRows, chosen: Int64s) -> pa.RecordBatch:
         count = len(chosen)

@@ -129,5 +129,5 @@ def _flat(piece: pa.RecordBatch, schema: pa.Schema, tensors: int) -> pa.RecordBa
         else:
             values = cast("pa.ListArray[Any]", column).flatten().to_numpy(zero_copy_only=False)
             matrix = values.reshape(len(column), tensors)
-            columns += [pa.array(each, mask=np.isnan(each)) for each in matrix.T]
+            columns += [pa.array(column, mask=np.isnan(column)) for column in matrix.T]
     return pa.record_batch(columns, schema=schema)

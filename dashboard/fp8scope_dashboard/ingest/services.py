@@ -58,18 +58,20 @@ def store_batch(
         WriterConflictError, CatalogueGapRefusalError, InvalidError: see docs/wire.md.
     """
     _check_names(run, batch)
-    known = writer or statements.known_writer(run.id, batch.writer)
-    if batch.width > (0 if known is None else known.catalogued):
-        raise _catalogue_gap(0 if known is None else known.catalogued, batch)
-    if known is None:
-        known = statements.KnownWriter(runs.writer_of(run, batch.writer).pk, rows_dropped=0, catalogued=0)
-    if batch.dropped > known.rows_dropped:
+    stored_writer = writer or statements.known_writer(run.id, batch.writer)
+    if batch.width > (0 if stored_writer is None else stored_writer.catalogued):
+        raise _catalogue_gap(0 if stored_writer is None else stored_writer.catalogued, batch)
+    if stored_writer is None:
+        stored_writer = statements.KnownWriter(
+            runs.writer_of(run, batch.writer).pk, rows_dropped=0, catalogued=0
+        )
+    if batch.dropped > stored_writer.rows_dropped:
         with transaction.atomic():
-            is_new = statements.store(run.id, known.id, message, batch)
+            is_new = statements.store(run.id, stored_writer.id, message, batch)
             if is_new:
-                runs.count_losses(run, Writer.objects.get(pk=known.id), dropped=batch.dropped)
+                runs.count_losses(run, Writer.objects.get(pk=stored_writer.id), dropped=batch.dropped)
     else:
-        is_new = statements.store(run.id, known.id, message, batch)
+        is_new = statements.store(run.id, stored_writer.id, message, batch)
     if not is_new:
         dedup.check_same(message)
         return False
@@ -123,8 +125,8 @@ def _check_names(run: Run, batch: Batch) -> None:
     _check_count("statistics", run.statistics, batch.statistics, limits.STATISTICS)
 
 
-def _check_count(what: str, known: Iterable[str], new: Iterable[str], most: int) -> None:
-    count = len(set(known) | set(new))
+def _check_count(what: str, names: Iterable[str], new: Iterable[str], most: int) -> None:
+    count = len(set(names) | set(new))
     if count > most:
         raise InvalidError(
             f"The run would have {count} different {what}; at most {most} are allowed.",

@@ -141,7 +141,7 @@ def _projects(telemetry_bytes: int) -> list[ProjectStorage]:
             )
             for row in listed
         ),
-        key=lambda each: (-each.bytes, each.slug),
+        key=lambda row: (-row.bytes, row.slug),
     )
 
 

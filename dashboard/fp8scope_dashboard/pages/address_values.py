@@ -27,4 +27,4 @@ def uuid_in(text: str) -> UUID | None:
 
 def uuids_in(texts: Iterable[str], most: int) -> set[UUID]:
     """The ids among the first `most` texts."""
-    return {found for text in islice(texts, most) if (found := uuid_in(text)) is not None}
+    return {address for text in islice(texts, most) if (address := uuid_in(text)) is not None}

@@ -114,7 +114,7 @@ def with_spread(value: float, spread: float | None) -> str:
     if spread == 0 or not 1e-3 <= spread < abs(value) < GROUPED_UP_TO:
         return f"{number(value)} ± {number(spread, 2)}"
     decimals = max(0, 1 - math.floor(math.log10(spread)))
-    texts = (f"{each:,.{decimals}f}".replace(",", THIN).replace("-", MINUS) for each in (value, spread))
+    texts = (f"{x:,.{decimals}f}".replace(",", THIN).replace("-", MINUS) for x in (value, spread))
     return " ± ".join(texts)
 
 

@@ -56,9 +56,9 @@ def kept_or_read(run: Run, what: str, read: Callable[[], T]) -> T:
     if not is_settled(run):
         return read()
     key = key_of(run, what)
-    known = kept([key])
-    if key in known:
-        value: T = known[key]
+    cached = kept([key])
+    if key in cached:
+        value: T = cached[key]
         return value
     value = read()
     keep({key: value})

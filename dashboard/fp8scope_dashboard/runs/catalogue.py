@@ -81,19 +81,19 @@ def extend(
     length = len(writer.catalogue)
     if offset > length:
         raise CatalogueGapError(length)
-    known = dict(Tensor.objects.filter(run=run).values_list("name", "index"))
+    by_name = dict(Tensor.objects.filter(run=run).values_list("name", "index"))
     overlap = min(length - offset, len(entries))
     for i, entry in enumerate(entries[:overlap], start=offset):
-        if known.get(entry.name) != writer.catalogue[i]:
+        if by_name.get(entry.name) != writer.catalogue[i]:
             raise CatalogueConflictError(i)
     new_entries = entries[overlap:]
-    _add_tensors(run, known, new_entries)
+    _add_tensors(run, by_name, new_entries)
     indices = set(writer.catalogue)
     for entry in new_entries:
-        if known[entry.name] in indices:
+        if by_name[entry.name] in indices:
             raise RepeatedTensorError(entry.name)
-        indices.add(known[entry.name])
-    writer.catalogue = [*writer.catalogue, *(known[entry.name] for entry in new_entries)]
+        indices.add(by_name[entry.name])
+    writer.catalogue = [*writer.catalogue, *(by_name[entry.name] for entry in new_entries)]
     is_new_attempt = attempt > writer.attempt
     writer.rank, writer.hostname, writer.attempt, writer.imported = rank, hostname, attempt, imported
     writer.save(update_fields=["catalogue", "rank", "hostname", "attempt", "imported"])
@@ -104,16 +104,16 @@ def extend(
     return len(writer.catalogue)
 
 
-def _add_tensors(run: Run, known: dict[str, int], entries: Sequence[TensorEntry]) -> None:
+def _add_tensors(run: Run, indices: dict[str, int], entries: Sequence[TensorEntry]) -> None:
     """Store tensors that are new to the run, and add their index to `known`."""
     new: list[Tensor] = []
     for entry in entries:
-        if entry.name not in known:
-            known[entry.name] = len(known)
+        if entry.name not in indices:
+            indices[entry.name] = len(indices)
             new.append(
                 Tensor(
                     run=run,
-                    index=known[entry.name],
+                    index=indices[entry.name],
                     name=entry.name,
                     module=entry.module,
                     role=entry.role,
@@ -122,6 +122,6 @@ def _add_tensors(run: Run, known: dict[str, int], entries: Sequence[TensorEntry]
                     numel=entry.numel,
                 )
             )
-    if len(known) > limits.TENSORS:
+    if len(indices) > limits.TENSORS:
         raise TooManyTensorsError
     Tensor.objects.bulk_create(new, batch_size=1000)

@@ -96,22 +96,22 @@ def newest(writers: Sequence[Writer], count: int, query: str = "") -> list[Conso
 
     Reads the last processes first: PostgreSQL would sort the lines of all.
     """
-    found: list[ConsoleLine] = []
+    newest: list[ConsoleLine] = []
     left, size = sorted(writers, key=_place), 1
-    while left and len(found) < count:
-        lines = lines_of(left[-size:], query).reverse()[: count - len(found)]
-        found = [*reversed(lines), *found]
+    while left and len(newest) < count:
+        lines = lines_of(left[-size:], query).reverse()[: count - len(newest)]
+        newest = [*reversed(lines), *newest]
         # Many short starts need few queries.
         left, size = left[:-size], 2 * size
-    return found
+    return newest
 
 
 def before(writers: Sequence[Writer], line: ConsoleLine, count: int, query: str = "") -> list[ConsoleLine]:
     """The last `count` lines before a line of these processes that contain `query`, in their order."""
     same = lines_of([line.writer], query).filter(number__lt=line.number)
-    found = list(same.reverse()[:count])[::-1]
+    after = list(same.reverse()[:count])[::-1]
     earlier = [writer for writer in writers if _place(writer) < _place(line.writer)]
-    return newest(earlier, count - len(found), query) + found
+    return newest(earlier, count - len(after), query) + after
 
 
 def _place(writer: Writer) -> tuple[int, int]:

@@ -191,10 +191,10 @@ def artefacts_of(run_id: UUID) -> list[dict[str, Any]]:
     """The links of a run in the order in which they were added, as JSON types but for the time."""
     return [
         {
-            "name": each.name, "address": each.address, "step": each.step,
-            "added_by": _name_of(each.added_by), "added_at": each.added_at,
+            "name": artefact.name, "address": artefact.address, "step": artefact.step,
+            "added_by": _name_of(artefact.added_by), "added_at": artefact.added_at,
         }
-        for each in Artefact.objects.filter(run_id=run_id).select_related("added_by")
+        for artefact in Artefact.objects.filter(run_id=run_id).select_related("added_by")
     ]  # fmt: skip
 
 

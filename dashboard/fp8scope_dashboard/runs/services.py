@@ -166,7 +166,7 @@ def _environment(stored: Mapping[str, Any], sent: Mapping[str, Any]) -> dict[str
     completed = {**sent, **stored}
     mixed = dict(stored.get("mixed_versions") or {})
     for name in VERSIONED:
-        versions = {str(each[name]) for each in (stored, sent) if each.get(name)}
+        versions = {str(document[name]) for document in (stored, sent) if document.get(name)}
         if len(versions) > 1:
             mixed[name] = sorted({*mixed.get(name, ()), *versions})[:MOST_VERSIONS]
     return {**completed, "mixed_versions": mixed} if mixed else completed

@@ -104,7 +104,7 @@ def combine(fine: Parts, stride: int) -> Parts:
     return coarse
 
 
-def unite(known: Parts, added: Parts) -> Parts:
+def unite(stored: Parts, added: Parts) -> Parts:
     """Add the values of `added` to the buckets of `known`, each float64[K, B] by part.
 
     Used for rows that arrive after retention has deleted the raw values of their steps. Exact and idempotent
@@ -113,13 +113,13 @@ def unite(known: Parts, added: Parts) -> Parts:
     """
     result = {}
     for name, extreme in (("max", np.fmax), ("min", np.fmin)):
-        best = extreme(known[name], added[name])
-        steps = [np.where(parts[name] == best, parts[f"arg{name}"], np.nan) for parts in (known, added)]
+        best = extreme(stored[name], added[name])
+        steps = [np.where(parts[name] == best, parts[f"arg{name}"], np.nan) for parts in (stored, added)]
         result[name], result[f"arg{name}"] = best, np.fmin(*steps)
-    result["undefined"] = np.fmin(known["undefined"], added["undefined"])
-    has_values = known["count"] > 0
+    result["undefined"] = np.fmin(stored["undefined"], added["undefined"])
+    has_values = stored["count"] > 0
     for name in ("last", "sum", "count"):
-        result[name] = np.where(has_values, known[name], added[name])
+        result[name] = np.where(has_values, stored[name], added[name])
     return result
 
 
@@ -210,5 +210,7 @@ def _first(hit: NDArray[np.bool_], offsets: Int64s, starts: Int64s, stride: int)
 
 
 def _identical(a: Float64s, b: Float64s) -> bool:
-    known = ~np.isnan(b)
-    return np.array_equal(a, b, equal_nan=True) and bool((np.signbit(a[known]) == np.signbit(b[known])).all())
+    observed = ~np.isnan(b)
+    return np.array_equal(a, b, equal_nan=True) and bool(
+        (np.signbit(a[observed]) == np.signbit(b[observed])).all()
+    )

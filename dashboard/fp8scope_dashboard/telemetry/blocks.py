@@ -190,7 +190,7 @@ def _write(
     )
     block.save(force_insert=True)
     axis = encode_tile(
-        [encode_integers(each) for each in (rows.steps, rows.times.astype(np.int64), rows.seqs)]
+        [encode_integers(column) for column in (rows.steps, rows.times.astype(np.int64), rows.seqs)]
     )
     sql.write(
         """

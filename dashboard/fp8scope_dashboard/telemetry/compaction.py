@@ -152,7 +152,7 @@ def _small_blocks(stored: Sequence[Block], over: bool) -> list[Block]:
     stretch: list[Block] = []
     for block in stored:
         small = block.rows <= FULL_ROWS // 2
-        overflows = sum(each.rows for each in stretch) + block.rows > FULL_ROWS
+        overflows = sum(chunk.rows for chunk in stretch) + block.rows > FULL_ROWS
         if (overflows or not small) and _worth_merging(stretch, over, fills=overflows and small):
             return stretch
         if overflows or not small:

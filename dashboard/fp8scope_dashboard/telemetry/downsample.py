@@ -42,8 +42,8 @@ def keep(steps: Int64s, values: Float64s, points: int) -> Int64s:
         return _keep_finite(steps, values, points)
     nonfinite = _ends_of_stretches(~finite, points // 2)
     regular = np.flatnonzero(finite)
-    kept = _keep_finite(steps[regular], values[regular], points - len(nonfinite))
-    return np.union1d(nonfinite, regular[kept])
+    chosen = _keep_finite(steps[regular], values[regular], points - len(nonfinite))
+    return np.union1d(nonfinite, regular[chosen])
 
 
 def _ends_of_stretches(mask: np.ndarray[tuple[int], np.dtype[np.bool_]], max_ends: int) -> Int64s:
@@ -63,8 +63,8 @@ def _keep_finite(steps: Int64s, values: Float64s, points: int) -> Int64s:
     spikes = _sharpest(values, points // 8)
     room = max(3, points - 2 * buckets - len(spikes))
     shape = MIN_MAX_LTTB.downsample(np.ascontiguousarray(steps), values, n_out=room)
-    kept: Int64s = np.union1d(np.union1d(extremes, shape), spikes).astype(np.int64)
-    return kept
+    positions: Int64s = np.union1d(np.union1d(extremes, shape), spikes).astype(np.int64)
+    return positions
 
 
 def _sharpest(values: Float64s, count: int) -> Int64s:

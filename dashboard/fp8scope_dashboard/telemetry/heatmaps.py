@@ -120,12 +120,12 @@ def latest_statistics(run_id: UUID) -> Latest | None:
     """All statistics of all tensors at the last observed step; None if there is none."""
     stored = step_range(run_id)
     names = _tensor_names(run_id, None)
-    known = Run.objects.values_list("statistics", flat=True).get(pk=run_id)
-    if stored is None or not names or not known:
+    recorded = Run.objects.values_list("statistics", flat=True).get(pk=run_id)
+    if stored is None or not names or not recorded:
         return None
     high, width = stored[1], 16
     while high >= stored[0]:
-        merged = _merged(run_id, known, list(names), high - width + 1, high)
+        merged = _merged(run_id, recorded, list(names), high - width + 1, high)
         if merged is not None:
             some = np.any([~np.isnan(array).all(axis=0) for array in merged.values.values()], axis=0)
             if some.any():

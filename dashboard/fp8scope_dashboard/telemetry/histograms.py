@@ -112,19 +112,19 @@ def histogram(run_id: UUID, tensor: int, step: int | None = None) -> MergedHisto
 
 def rank_histograms(run_id: UUID, tensor: int, step: int | None = None) -> dict[int, MergedHistogram]:
     """Return the histograms of a tensor by rank, of the step that `histogram` chooses; empty without any."""
-    known = sources_of(run_id)
+    sources = sources_of(run_id)
     rows = Stored.objects.filter(run_id=run_id, tensors__contains=[tensor])
-    latest = _last_sampled(rows, known, EVERY_STEP if step is None else step)
+    latest = _last_sampled(rows, sources, EVERY_STEP if step is None else step)
     if latest is None:
         return {}
     chosen, writers = latest
     ranks: dict[int, MergedHistogram] = {}
     for writer in writers:
         # A rank is represented by the last message of its most authoritative writer.
-        if known[writer].rank not in ranks:
+        if sources[writer].rank not in ranks:
             row = rows.filter(writer=writer, step=chosen).order_by("-seq").first()
             if row is not None:
-                ranks[known[writer].rank] = _histogram_of(row, tensor)
+                ranks[sources[writer].rank] = _histogram_of(row, tensor)
     return dict(sorted(ranks.items()))
 
 
@@ -141,14 +141,14 @@ def tensor_histograms(
     """
     if most < 1:
         raise ValueError(f"most must be positive, not {most}")
-    known = sources_of(run_id)
+    sources = sources_of(run_id)
     rows = Stored.objects.filter(run_id=run_id, tensors__contains=[tensor])
     rows = rows.filter(
         step__gte=-1 if first is None else first, step__lte=EVERY_STEP if last is None else last
     )
     # By step, the message of each rank: of the latest attempt, its most authoritative writer's last one.
     chosen: dict[int, dict[int, tuple[UUID, int]]] = {}
-    for writer, source in known.items():
+    for writer, source in sources.items():
         mine = rows.filter(writer=writer, step__lt=source.until).order_by("seq")
         for step, seq in mine.values_list("step", "seq"):
             ranks = chosen.setdefault(step, {})
@@ -156,9 +156,9 @@ def tensor_histograms(
                 ranks[source.rank] = writer, seq
     steps = sorted(chosen)
     per_step = max((len(ranks) for ranks in chosen.values()), default=1)
-    kept = np.unique(np.linspace(0, len(steps) - 1, max(2, most // per_step)).round().astype(int))
+    positions = np.unique(np.linspace(0, len(steps) - 1, max(2, most // per_step)).round().astype(int))
     histograms = []
-    for step in [steps[i] for i in kept] if steps else []:
+    for step in [steps[i] for i in positions] if steps else []:
         parts = [
             _histogram_of(rows.get(writer=writer, seq=seq), tensor) for writer, seq in chosen[step].values()
         ]
@@ -187,9 +187,9 @@ def step_histograms(run_id: UUID, step: int | None = None) -> StepHistograms | N
     Ranks add up. If several attempts have the step, the latest counts; of several messages about a tensor,
     the last one of its writer.
     """
-    known = sources_of(run_id)
+    sources = sources_of(run_id)
     every = Stored.objects.filter(run_id=run_id)
-    latest = _last_sampled(every, known, EVERY_STEP if step is None else step)
+    latest = _last_sampled(every, sources, EVERY_STEP if step is None else step)
     if latest is None:
         return None
     last_step, writers = latest
@@ -197,9 +197,9 @@ def step_histograms(run_id: UUID, step: int | None = None) -> StepHistograms | N
     by_rank: dict[int, tuple[UUID, dict[int, Float64s]]] = {}
     for row in rows:
         # A rank is represented by its most authoritative writer.
-        rank = known[row.writer].rank
+        rank = sources[row.writer].rank
         representing, counts = by_rank.get(rank, (None, {}))
-        if representing is None or known[row.writer].order < known[representing].order:
+        if representing is None or sources[row.writer].order < sources[representing].order:
             representing, counts = row.writer, {}
         if representing == row.writer:
             counts |= zip(row.tensors, _matrix(_table(row.body)), strict=True)
@@ -223,11 +223,11 @@ def sampled_steps(run_id: UUID, most: int) -> list[int]:
 
 
 def _last_sampled(
-    rows: QuerySet[Stored], known: Mapping[UUID, Source], limit: int
+    rows: QuerySet[Stored], sources: Mapping[UUID, Source], limit: int
 ) -> tuple[int, list[UUID]] | None:
     """The last step of `rows` up to `limit`, and the writers of its latest attempt, by authority."""
     last_steps: dict[UUID, int] = {}
-    for writer, source in known.items():
+    for writer, source in sources.items():
         mine = rows.filter(writer=writer, step__lte=min(limit, source.until - 1))
         last = mine.aggregate(last=Max("step"))["last"]
         if last is not None:
@@ -236,8 +236,8 @@ def _last_sampled(
         return None
     chosen = max(last_steps.values())
     writers = [writer for writer, last in last_steps.items() if last == chosen]
-    attempt = max(known[writer].attempt for writer in writers)
-    return chosen, [writer for writer in writers if known[writer].attempt == attempt]
+    attempt = max(sources[writer].attempt for writer in writers)
+    return chosen, [writer for writer in writers if sources[writer].attempt == attempt]
 
 
 def histogram_rows(run_id: UUID, writer: UUID, next_seq: int, max_rows: int) -> HistogramRows | None:
@@ -260,12 +260,12 @@ def histogram_rows(run_id: UUID, writer: UUID, next_seq: int, max_rows: int) -> 
     if not messages:
         return None
     seqs, steps, tensors, bodies = zip(*messages, strict=True)
-    tables, lengths = [_table(body) for body in bodies], [len(each) for each in tensors]
+    tables, lengths = [_table(body) for body in bodies], [len(index) for index in tensors]
     return HistogramRows(
         np.repeat(np.array(seqs, np.int64), lengths),
         np.repeat(np.array(steps, np.int64), lengths),
         np.concatenate([table.column(TIME).to_numpy() for table in tables]),
-        np.concatenate([np.asarray(each, np.int64) for each in tensors]),
+        np.concatenate([np.asarray(index, np.int64) for index in tensors]),
         np.concatenate([_matrix(table) for table in tables]),
     )
 

@@ -116,5 +116,5 @@ def _delete_histograms(run_id: UUID, before: datetime) -> int:
 def _answer_from_rollups(run_id: UUID, until: int, last_deleted: int) -> None:
     """Answer queries from roll-ups up to the end of the finest bucket with deleted values."""
     raw_from = min(until, -(-(last_deleted + 1) // FINEST) * FINEST)
-    known = Rolling.objects.filter(run_id=run_id).aggregate(known=Max("raw_from"))["known"]
-    Rolling.objects.filter(run_id=run_id).update(raw_from=max(known or 0, raw_from))
+    first_raw = Rolling.objects.filter(run_id=run_id).aggregate(known=Max("raw_from"))["known"]
+    Rolling.objects.filter(run_id=run_id).update(raw_from=max(first_raw or 0, raw_from))

@@ -115,7 +115,7 @@ def tensor_parts(
     statistics: Sequence[str],
     tensors: Int64s,
     *between: Interval,
-    known: Mapping[UUID, Source] | None = None,
+    sources: Mapping[UUID, Source] | None = None,
     timed: bool = True,
 ) -> Iterator[RankRows]:
     """Read statistics of tensors over intervals of steps: one part per writer, float64[T, R] by name.
@@ -123,7 +123,7 @@ def tensor_parts(
     `known` are the writers of the run, if already read. `timed` is as in `Wanted`.
     """
     wanted = Wanted(run_id, tuple(TENSOR + name for name in statistics), tensors, between, timed)
-    for source, segment in _by_writer(wanted, known):
+    for source, segment in _by_writer(wanted, sources):
         values = {name: segment.values[TENSOR + name] for name in statistics}
         yield RankRows(source.rank, source.order, segment.steps, segment.times, values)
 
@@ -132,11 +132,11 @@ def scalar_parts(
     run_id: UUID,
     name: str,
     *between: Interval,
-    known: Mapping[UUID, Source] | None = None,
+    sources: Mapping[UUID, Source] | None = None,
     timed: bool = True,
 ) -> Iterator[RankRows]:
     """Read the rows of a scalar that have a value, float64[R]. Otherwise as `tensor_parts`."""
-    for parts in scalars_parts(run_id, (name,), *between, known=known, timed=timed):
+    for parts in scalars_parts(run_id, (name,), *between, sources=sources, timed=timed):
         yield parts[name]
 
 
@@ -144,12 +144,12 @@ def scalars_parts(
     run_id: UUID,
     names: Sequence[str],
     *between: Interval,
-    known: Mapping[UUID, Source] | None = None,
+    sources: Mapping[UUID, Source] | None = None,
     timed: bool = True,
 ) -> Iterator[dict[str, RankRows]]:
     """Read several scalars at once: for each writer, the part of each scalar. Otherwise as `scalar_parts`."""
     columns = tuple(SCALAR + name for name in names)
-    for source, segment in _by_writer(Wanted(run_id, columns, between=between, timed=timed), known):
+    for source, segment in _by_writer(Wanted(run_id, columns, between=between, timed=timed), sources):
         parts = {}
         for name, column in zip(names, columns, strict=True):
             logged: NDArray[np.bool_] | slice = segment.logged[column]
@@ -162,14 +162,14 @@ def scalars_parts(
         yield parts
 
 
-def _by_writer(wanted: Wanted, known: Mapping[UUID, Source] | None) -> Iterator[tuple[Source, Segment]]:
-    if known is None:
-        known = sources_of(wanted.run_id)
-    rows = _fetch(wanted, list(known))
+def _by_writer(wanted: Wanted, sources: Mapping[UUID, Source] | None) -> Iterator[tuple[Source, Segment]]:
+    if sources is None:
+        sources = sources_of(wanted.run_id)
+    rows = _fetch(wanted, list(sources))
     for writer, mine in groupby(rows, key=lambda row: row[0]):
-        if writer not in known:  # created after the writers were read
+        if writer not in sources:  # created after the writers were read
             continue
-        source = known[writer]
+        source = sources[writer]
         segments = []
         for _, block in groupby(mine, key=lambda row: row[1]):
             segment = read_segment(list(block), wanted, source)
@@ -271,8 +271,8 @@ def _read_chunk(row: tuple[Any, ...], wanted: Wanted, source: Source) -> Segment
             min(values.shape[1], len(source.catalogue))
         )
         columns = column_of[wanted.tensors]
-        known = columns >= 0
-        segment.values[TENSOR + name][known] = values[chosen][:, columns[known]].T
+        stored = columns >= 0
+        segment.values[TENSOR + name][stored] = values[chosen][:, columns[stored]].T
     return segment
 
 
@@ -292,12 +292,14 @@ def join(segments: list[Segment]) -> Segment:
     if len(segments) == 1:
         return segments[0]
     joined = Segment(
-        span=(segments[0].span[0], max(each.span[1] for each in segments)),
-        seqs=lambda: np.concatenate([each.seqs() for each in segments]),
-        steps=np.concatenate([each.steps for each in segments]),
-        times=np.concatenate([each.times for each in segments]),
-        values={n: np.concatenate([each.values[n] for each in segments], axis=1) for n in segments[0].values},
-        logged={n: np.concatenate([each.logged[n] for each in segments]) for n in segments[0].logged},
+        span=(segments[0].span[0], max(segment.span[1] for segment in segments)),
+        seqs=lambda: np.concatenate([segment.seqs() for segment in segments]),
+        steps=np.concatenate([segment.steps for segment in segments]),
+        times=np.concatenate([segment.times for segment in segments]),
+        values={
+            n: np.concatenate([segment.values[n] for segment in segments], axis=1) for n in segments[0].values
+        },
+        logged={n: np.concatenate([segment.logged[n] for segment in segments]) for n in segments[0].logged},
     )
     # The rows of each segment are already in order.
     if all(before.span[1] < after.span[0] for before, after in pairwise(segments)):

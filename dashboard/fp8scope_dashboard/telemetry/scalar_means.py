@@ -81,20 +81,20 @@ def scalar_means(
     stored = stored_of(run_id)
     buckets = {name: _Buckets(stride) for name, stride in strides.items()}
     if stored.steps is None:
-        return {name: _means(each, 0) for name, each in buckets.items()}
+        return {name: _means(bucket, 0) for name, bucket in buckets.items()}
     low = stored.steps[0] if first is None else max(first, stored.steps[0])
     high = stored.steps[1] if last is None else min(last, stored.steps[1])
     if low <= high:
         _fill(run_id, buckets, low, high, stored)
-    return {name: _means(each, high) for name, each in buckets.items()}
+    return {name: _means(bucket, high) for name, bucket in buckets.items()}
 
 
 def _fill(run_id: UUID, buckets: dict[str, _Buckets], low: int, high: int, stored: Stored) -> None:
     """Add the steps low..high: roll-ups by stride, and the rows that they do not cover."""
     # By intervals of rows: usually those of all strides are the same, and are read once.
     raw: dict[tuple[Interval, ...], list[str]] = {}
-    for stride in {each.stride for each in buckets.values()}:
-        names = [name for name, each in buckets.items() if each.stride == stride]
+    for stride in {bucket.stride for bucket in buckets.values()}:
+        names = [name for name, bucket in buckets.items() if bucket.stride == stride]
         covered = _cover(run_id, [SCALAR + name for name in names], low, high, stride)
         for rolled in covered.rolled:
             for name in names:
@@ -107,7 +107,7 @@ def _fill(run_id: UUID, buckets: dict[str, _Buckets], low: int, high: int, store
 
 def _cover(run_id: UUID, columns: list[str], low: int, high: int, stride: int) -> Cover:
     """Roll-ups of at most `stride` steps, and the steps that they do not cover."""
-    usable = [each for each in STRIDES if each <= stride]
+    usable = [width for width in STRIDES if width <= stride]
     if not usable:
         return Cover([], [(low, high)])
     return cover(run_id, columns, np.zeros(1, np.int64), PARTS, low // FINEST * FINEST, high, usable[-1])
@@ -119,7 +119,7 @@ def _rows(
     """The rows of some steps, one per step."""
     if not between:
         return {}
-    writers = list(rows.scalars_parts(run_id, tuple(names), *between, known=stored.sources, timed=False))
+    writers = list(rows.scalars_parts(run_id, tuple(names), *between, sources=stored.sources, timed=False))
     return {name: _merged(name, [parts[name] for parts in writers]) for name in names if writers}
 
 

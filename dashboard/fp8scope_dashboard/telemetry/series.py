@@ -89,7 +89,7 @@ def scalars(
 
     def read(run_id: UUID, stored: Stored) -> Series:
         def exact(between: list[Interval], stored: Stored) -> Series:
-            parts = list(rows.scalar_parts(run_id, name, *between, known=stored.sources, timed=timed))
+            parts = list(rows.scalar_parts(run_id, name, *between, sources=stored.sources, timed=timed))
             if not parts:
                 return _no_series()
             merged = data_hash_across_ranks(parts) if name == DATA_HASH else first_of_each_step(parts)
@@ -118,7 +118,7 @@ def tensor_series(
     def exact(between: list[Interval], stored: Stored) -> Series:
         wanted, tensors = sources(statistic), np.array([tensor_index])
         merged = across_ranks(
-            rows.tensor_parts(run_id, wanted, tensors, *between, known=stored.sources, timed=timed)
+            rows.tensor_parts(run_id, wanted, tensors, *between, sources=stored.sources, timed=timed)
         )
         if merged is None:
             return _no_series()
@@ -243,8 +243,8 @@ def _joined(lines: list[Series]) -> Series:
 def _thinned(line: Series, points: int | None) -> Series:
     if points is None or len(line) <= points:
         return line
-    kept = keep(line.steps, line.values, points)
-    return Series(line.steps[kept], line.values[kept], line.times[kept], thinned=True)
+    positions = keep(line.steps, line.values, points)
+    return Series(line.steps[positions], line.values[positions], line.times[positions], thinned=True)
 
 
 def _no_series() -> Series:

@@ -86,7 +86,7 @@ def encode_tile(series: Sequence[bytes]) -> tuple[list[int], bytes] | None:
     """Join encoded series to (offsets, body); None if none has a value."""
     if not any(series):
         return None
-    if all(each == series[0] for each in series):
+    if all(matrix == series[0] for matrix in series):
         return [], series[0]
     offsets = np.cumsum([0, *map(len, series)])
     return offsets.tolist(), b"".join(series)

@@ -143,10 +143,10 @@ def _range(
     writers: Iterable[tuple[int, int | None, int | None]], cuts: dict[int, int]
 ) -> tuple[int, int] | None:
     """`writers` has the attempt, the first and the last stored step of each writer."""
-    known = [
+    attempts = [
         (attempt, first, last) for attempt, first, last in writers if first is not None and last is not None
     ]
-    if not known:
+    if not attempts:
         return None
-    begin = min(first for _, first, _ in known)
-    return begin, max(begin, *(min(last, cuts.get(attempt, last + 1) - 1) for attempt, _, last in known))
+    begin = min(first for _, first, _ in attempts)
+    return begin, max(begin, *(min(last, cuts.get(attempt, last + 1) - 1) for attempt, _, last in attempts))

@@ -176,14 +176,14 @@ def quantize(
     the same pass measures them if there is a row, or with `measure`. `nonfinite`: what Inf becomes.
     """
     x, target = _readable(x), _writable(row)
-    known, bad = extent or (math.inf, 0)
+    bounds, bad = extent or (math.inf, 0)
     counts = _Counts(nonfinite=bad)
     data = _empty(x, x.shape, dtype)
     measuring = measure or (row is not None and extent is None)
     wanted = (AMAX if measuring else 0) | (COUNTS if row is not None else 0)
     amax = library().fp8scope_quantize(
         *(x.data_ptr(), data.data_ptr(), x.numel(), _is_wide(x), dtype.itemsize == 1, scale),
-        *(ctypes.byref(_parameters(format, nonfinite)), wanted, _threads(x), known, _address(target)),
+        *(ctypes.byref(_parameters(format, nonfinite)), wanted, _threads(x), bounds, _address(target)),
         ctypes.byref(counts),
     )
     _write_back(row, target)

@@ -72,9 +72,9 @@ def load(name: str | None = None) -> ctypes.CDLL:
     levels = available_levels()
     level = levels[-1]
     if name:
-        matching = [known for known in levels if known.name == name]
+        matching = [supported for supported in levels if supported.name == name]
         if not matching:
-            known_names = ", ".join(known.name for known in levels)
+            known_names = ", ".join(supported.name for supported in levels)
             raise RuntimeError(f"FP8SCOPE_CPU_LEVEL must be one of {known_names}, got {name!r}")
         (level,) = matching
     loaded = _open(level)

@@ -67,9 +67,9 @@ class LayerInputs:
         for path, module in model.named_modules():
             _remove_hooks(module)
             name = path_of(path)
-            place = places.get(f"{name}.input" if name else "input")
-            if place is not None:
-                hook = InputHook(name, tables, *place, trail, on_error)
+            position = places.get(f"{name}.input" if name else "input")
+            if position is not None:
+                hook = InputHook(name, tables, *position, trail, on_error)
                 tables.sampling_hooks.add(module, "_forward_pre_hooks", hook, on_error)
         self._end = register_forward_hook(model, EndHook(trail), always_call=True)
 

@@ -35,7 +35,9 @@ def logit_bound(query: Tensor, key: Tensor, scale: float | None = None) -> Tenso
     """
     query, key = local(query.detach()), local(key.detach())
     factor = query.shape[-1] ** -0.5 if scale is None else abs(float(scale))
-    largest = [torch.linalg.vector_norm(each, dim=-1, dtype=torch.float32).amax(-1) for each in (query, key)]
+    largest = [
+        torch.linalg.vector_norm(tensor, dim=-1, dtype=torch.float32).amax(-1) for tensor in (query, key)
+    ]
     if query.dim() > 2 and query.shape[-3] != key.shape[-3]:
         largest[1] = largest[1].repeat_interleave(query.shape[-3] // key.shape[-3], -1)
     bound: Tensor = (largest[0] * largest[1]).amax() * factor

@@ -87,11 +87,11 @@ class StatisticsTable:
     @property
     def notes(self) -> Tensor:
         """Float64 [tensors, NOTES], NaN where nothing was noted in this step."""
-        rows, known = len(self.buffer), self._notes
-        if known is None or len(known) < rows:
+        rows, layout = len(self.buffer), self._notes
+        if layout is None or len(layout) < rows:
             self._notes = self.buffer.storage.new_full((self.buffer.capacity, len(NOTES)), torch.nan)
-            if known is not None:
-                self._notes[: len(known)] = known
+            if layout is not None:
+                self._notes[: len(layout)] = layout
         assert self._notes is not None
         return self._notes[:rows]
 
@@ -164,7 +164,7 @@ class StatisticsTables:
             table.sampling = self.sampling
             self._by_kind[device, every_step] = table
             self.all.append(table)
-            steady = [known for known in self.all if known.every_step]
+            steady = [table for table in self.all if table.every_step]
             self.plain = steady[0] if len(steady) == 1 and steady[0].is_plain else None
         return table
 
@@ -187,10 +187,10 @@ class StatisticsTables:
         """Add the new rows to the catalogue; a known name keeps its position."""
         for table in self.all:
             for info in table.buffer.catalogue[len(table.positions) :]:
-                place = self._places.setdefault(info.name, len(self.catalogue))
-                if place == len(self.catalogue):
+                index = self._places.setdefault(info.name, len(self.catalogue))
+                if index == len(self.catalogue):
                     self.catalogue.append(info)
-                table.positions.append(place)
+                table.positions.append(index)
 
     def close(self) -> None:
         """Remove the hooks of the layers."""

@@ -43,13 +43,13 @@ class ExponentLayers:
         self.tensors = 0
         for path, layer in chosen_layers(model, include):
             buffer = tables.on(device_of(layer)).buffer
-            known = shapes_of(layer) if isinstance(layer, nn.Linear) else {}
+            shapes = shapes_of(layer) if isinstance(layer, nn.Linear) else {}
             slots: dict[Role, Slot] = {}
             for role in ROLES:
                 if role == "weight" and not isinstance(getattr(layer, "weight", None), Tensor):
                     continue
                 name = f"{path_of(path)}.{role}" if path else role
-                slots[role] = buffer.register(name, format=None, shape=known.get(role, (-1,)), role=role)
+                slots[role] = buffer.register(name, format=None, shape=shapes.get(role, (-1,)), role=role)
             replace_observer(layer, ExponentObserver(unscale), slots, on_error, tables.reading_hooks)
             self.tensors += len(slots)
 

@@ -82,13 +82,13 @@ class ShadowLayers:
             self.tensors += len(slots)
 
     def _register(self, path: str, layer: Any, table: StatisticsTable, recipe: Recipe) -> dict[Role, Slot]:
-        known = shapes_of(layer) if isinstance(layer, nn.Linear) else {}
+        shapes = shapes_of(layer) if isinstance(layer, nn.Linear) else {}
         slots: dict[Role, Slot] = {}
         for role in ROLES:
             if role == "weight" and not isinstance(getattr(layer, "weight", None), Tensor):
                 continue
             name, format = f"{path}.{role}" if path else role, recipe.format_of(role)
-            slots[role] = table.buffer.register(name, format=format, shape=known.get(role, (-1,)), role=role)
+            slots[role] = table.buffer.register(name, format=format, shape=shapes.get(role, (-1,)), role=role)
             if table in self._scales:
                 self._scales[table].add(slots[role], format)
         return slots
@@ -200,7 +200,9 @@ class DelayedScales:
         device = self._table.buffer.device
         self._rows = to_device(torch.tensor([slot.index for slot in self._slots]), device)
         self._masks = {
-            format.name: to_device(torch.tensor([each == format for each in self._formats]), device)
+            format.name: to_device(
+                torch.tensor([shadow_format == format for shadow_format in self._formats]), device
+            )
             for format in dict.fromkeys(self._formats)
         }
         zeros = torch.zeros(missing, device=device)

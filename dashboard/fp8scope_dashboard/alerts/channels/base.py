@@ -77,8 +77,8 @@ def _as_json(value: Any) -> Any:
     if isinstance(value, float):
         return json_number(value)
     if isinstance(value, Mapping):
-        return {str(key): _as_json(each) for key, each in value.items()}
-    return [_as_json(each) for each in value] if isinstance(value, list | tuple) else value
+        return {str(key): _as_json(item) for key, item in value.items()}
+    return [_as_json(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -88,9 +88,9 @@ class _Restriction:
             # A Unix socket, or a name that the system would resolve where this cannot see it.
             return False
         reached = {address, translated(address)}
-        if any(each in network for each in reached for network in self.networks):
+        if any(target in network for target in reached for network in self.networks):
             return True
-        return all(is_public(each) for each in reached)
+        return all(is_public(target) for target in reached)
 
 
 class _CurrentRestriction(threading.local):

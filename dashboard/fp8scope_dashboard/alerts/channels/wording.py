@@ -142,15 +142,15 @@ def _closed(message: ChannelMessage, lines: Sequence[str], shown: int) -> str:
 
 def _ending_in(lines: Sequence[str], url: str, longest: int | None) -> str:
     """The lines with the link below; too long a text loses its last lines, then the end of the first."""
-    kept = list(lines)
-    while longest is not None and len(kept) > 1 and len("\n".join([*kept, url, ""])) > longest:
-        kept.pop()
-    whole = "\n".join([*kept, url, ""])
+    shown = list(lines)
+    while longest is not None and len(shown) > 1 and len("\n".join([*shown, url, ""])) > longest:
+        shown.pop()
+    whole = "\n".join([*shown, url, ""])
     if longest is None or len(whole) <= longest:
         return whole
     room = longest - len(url) - 1
     # A receiver for which the link alone is too long gets the words.
-    return f"{_one_line(kept[0], room)}\n{url}" if room >= LEAST_TITLE else _one_line(kept[0], longest)
+    return f"{_one_line(shown[0], room)}\n{url}" if room >= LEAST_TITLE else _one_line(shown[0], longest)
 
 
 def _one_line(words: str, longest: int = TITLE_LENGTH) -> str:

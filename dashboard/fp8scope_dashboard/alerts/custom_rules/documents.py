@@ -132,15 +132,15 @@ def parse(project: Project, document: Any) -> Draft:
 
 
 def _built_in(document: Mapping[str, Any]) -> Rule:
-    known = [kind.name for kind in rules.KINDS.values() if kind.is_default]
-    kind = _choice(document, "kind", known, None)
+    allowed = [kind.name for kind in rules.KINDS.values() if kind.is_default]
+    kind = _choice(document, "kind", allowed, None)
     parameters = document.get("parameters", {})
     if not isinstance(parameters, Mapping):
         raise RuleDocumentError(("parameters",), "Write one line for each parameter, such as points: 3.")
     for name in parameters:
         if name not in rules.kind_of(kind).parameters:
-            known = list(rules.kind_of(kind).parameters)
-            raise RuleDocumentError(("parameters", name), f"unknown; {kind} takes: {', '.join(known)}.")
+            allowed = list(rules.kind_of(kind).parameters)
+            raise RuleDocumentError(("parameters", name), f"unknown; {kind} takes: {', '.join(allowed)}.")
     checked = {name: _number(kind, name, value, ("parameters", name)) for name, value in parameters.items()}
     return Rule(kind=kind, severity=rules.kind_of(kind).severity, parameters=rules.validate(kind, checked))
 
@@ -277,8 +277,10 @@ def _channels(project: Project, names: Any, key: Key) -> list[Channel]:
     stored = {channel.name: channel for channel in Channel.objects.filter(project=project).order_by("-id")}
     for name in names:
         if name not in stored:
-            known = ", ".join(sorted(stored)) or "none"
-            raise RuleDocumentError(key, f"there is no channel {name[:40]!r}; there are: {known[:200]}.")
+            stored_names = ", ".join(sorted(stored)) or "none"
+            raise RuleDocumentError(
+                key, f"there is no channel {name[:40]!r}; there are: {stored_names[:200]}."
+            )
     return [stored[name] for name in dict.fromkeys(names)]
 
 

@@ -163,7 +163,7 @@ def _close_events(rule: Rule, reason: str) -> None:
         held = held_by(event, rule.pk)
         if not held:
             continue
-        event.seen_by = [each for each in event.seen_by if each not in held]
+        event.seen_by = [holder for holder in event.seen_by if holder not in held]
         event.save(update_fields=["seen_by"])
         if not event.seen_by:
             lifecycle.resolve(event, reason=reason)

@@ -55,8 +55,8 @@ class WouldBe:
 
 def can_be_tried(rule: Rule) -> bool:
     """Return whether a rule depends only on what is stored."""
-    known = (*detection.LOSS_DETECTORS, *detection.SCALAR_DETECTORS, *detection.TENSOR_DETECTORS, *ENDS)
-    return rule.kind in (*known, BASELINE, RuleKind.THRESHOLD)
+    detectors = (*detection.LOSS_DETECTORS, *detection.SCALAR_DETECTORS, *detection.TENSOR_DETECTORS, *ENDS)
+    return rule.kind in (*detectors, BASELINE, RuleKind.THRESHOLD)
 
 
 def begin(project: Project, document: dict[str, Any], run_ids: Sequence[UUID], user: User) -> RuleTrial:
@@ -68,11 +68,13 @@ def begin(project: Project, document: dict[str, Any], run_ids: Sequence[UUID], u
     rule = parse(project, document).rule
     if not can_be_tried(rule):
         raise RuleDocumentError((), f"This rule cannot be tried: {NOT_STORED[rule.kind]}.")
-    known = Run.objects.filter(project=project, pk__in=list(run_ids)[:MOST_RUNS]).values_list("pk", flat=True)
-    if not known:
+    readable = Run.objects.filter(project=project, pk__in=list(run_ids)[:MOST_RUNS]).values_list(
+        "pk", flat=True
+    )
+    if not readable:
         raise RuleDocumentError((), f"Choose 1 to {MOST_RUNS} runs to try the rule on.")
     trial = RuleTrial.objects.create(
-        project=project, document=document, runs=[str(run_id) for run_id in known], created_by=user
+        project=project, document=document, runs=[str(run_id) for run_id in readable], created_by=user
     )
     newest = RuleTrial.objects.filter(project=project).order_by("-id").values_list("pk", flat=True)
     RuleTrial.objects.filter(project=project).exclude(pk__in=list(newest[:MOST_TRIALS])).delete()
@@ -99,7 +101,7 @@ def carry_out(trial_id: int) -> None:
 
             alerts = replay(run, rule, report)
             result.append(
-                {"run": run_id, "name": run.name, "alerts": [asdict(each) for each in alerts[:MOST_ALERTS]]}
+                {"run": run_id, "name": run.name, "alerts": [asdict(alert) for alert in alerts[:MOST_ALERTS]]}
                 | {"count": len(alerts)}
             )
     except RuleDocumentError as error:
@@ -173,9 +175,9 @@ def _findings(
 def _alerts(findings: Sequence[tuple[str, ConditionChange]]) -> list[WouldBe]:
     alerts: list[WouldBe] = []
     for generation in dict.fromkeys(generation for generation, _ in findings):
-        of_generation = [finding for each, finding in findings if each == generation and not finding.update]
+        of_generation = [finding for rule, finding in findings if rule == generation and not finding.update]
         holders: set[int] = set()
-        for finding in sorted(of_generation, key=lambda each: (each.step, each.opened)):
+        for finding in sorted(of_generation, key=lambda pair: (pair.step, pair.opened)):
             if finding.opened:
                 if not holders:
                     alerts.append(WouldBe(finding.onset_step, finding.step, None, finding.message))
@@ -185,4 +187,4 @@ def _alerts(findings: Sequence[tuple[str, ConditionChange]]) -> list[WouldBe]:
                 if not holders:
                     opened = alerts.pop()
                     alerts.append(WouldBe(opened.onset_step, opened.step, finding.step, opened.message))
-    return sorted(alerts, key=lambda each: (each.step, each.onset_step))
+    return sorted(alerts, key=lambda alert: (alert.step, alert.onset_step))

@@ -120,17 +120,17 @@ def draw(
 
 def lines_of(evidence: Mapping[str, Any]) -> list[ChartLine]:
     """The lines to draw: the tensors' or else the loss, then the baselines'."""
-    series = [each for each in evidence.get("series", ()) if each.get("steps")]
-    tensors = [each for each in series if "tensor" in each]
+    series = [entry for entry in evidence.get("series", ()) if entry.get("steps")]
+    tensors = [entry for entry in series if "tensor" in entry]
     lines = []
     # The loss beside another scalar has another unit.
     chosen = tensors or series[:1]
-    labels = _without_shared_beginning([str(each.get("tensor", each["name"])) for each in chosen])
-    for each, label, colour, dash in zip(chosen, labels, COLOURS, DASHES, strict=False):
-        lines.append(_line(each, label, colour, dash))
+    labels = _without_shared_beginning([str(entry.get("tensor", entry["name"])) for entry in chosen])
+    for line, label, colour, dash in zip(chosen, labels, COLOURS, DASHES, strict=False):
+        lines.append(_line(line, label, colour, dash))
     if not tensors:
-        baselines = [each for each in evidence.get("baseline", ()) if each.get("steps")]
-        lines += [_line(each, str(each["name"]), BASELINE) for each in baselines[:MOST_BASELINES]]
+        baselines = [entry for entry in evidence.get("baseline", ()) if entry.get("steps")]
+        lines += [_line(baseline, str(baseline["name"]), BASELINE) for baseline in baselines[:MOST_BASELINES]]
     return lines
 
 
@@ -282,11 +282,11 @@ def _cut(plot: _Plot, words: str, most: float, size: int = LABEL_SIZE) -> str:
 
 def _cut_middle(plot: _Plot, words: str, most: float) -> str:
     """Tensors' names differ at both ends."""
-    kept = len(words)
+    length = len(words)
     short = words
-    while kept > 4 and _width(plot, short) > most:
-        kept -= 1
-        short = f"{words[: kept // 2]}...{words[-(kept - kept // 2) :]}"
+    while length > 4 and _width(plot, short) > most:
+        length -= 1
+        short = f"{words[: length // 2]}...{words[-(length - length // 2) :]}"
     return short
 
 

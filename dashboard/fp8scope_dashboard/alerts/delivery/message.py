@@ -29,8 +29,8 @@ NOTED: Mapping[str, EntryKind] = {
 def compose(delivery: Delivery) -> ChannelMessage:
     """The message of a delivery that is no follower."""
     followers = delivery.followers.select_related("event__run__project").order_by("id")
-    members = [each for each in (delivery, *followers) if each.event is not None]
-    notices = tuple(_notice(each, each.event) for each in members if each.event is not None)
+    members = [sent for sent in (delivery, *followers) if sent.event is not None]
+    notices = tuple(_notice(member, member.event) for member in members if member.event is not None)
     project = delivery.channel.project
     url = f"{settings.BASE_URL}{reverse('alerts', args=[project.slug])}"
 
@@ -78,7 +78,8 @@ def _notice(delivery: Delivery, event: Event) -> Notice:
         note=_note(event, delivery.reason),
         cause=_suspected_cause(event),
         also=tuple(
-            f"{each['title']} since step {each['onset_step']:,}" for each in event.evidence.get("further", [])
+            f"{further['title']} since step {further['onset_step']:,}"
+            for further in event.evidence.get("further", [])
         ),
         orders=tuple(_texts(event, EntryKind.ORDERED)),
     )

@@ -40,10 +40,10 @@ def notify(event: Event, reason: Reason) -> None:
 def treats_alike(rule: Rule, other: Rule) -> bool:
     """Return whether alerts of two rules order nothing, and go to the same people at the same times."""
 
-    def way(each: Rule) -> tuple[object, ...]:
-        channels = (sorted(each.channels.values_list("pk", flat=True)),)
-        escalation = each.escalate_minutes, sorted(each.escalation_channels.values_list("pk", flat=True))
-        quiet = each.quiet_from, each.quiet_to, each.quiet_zone, each.critical_breaks_quiet
+    def way(rule: Rule) -> tuple[object, ...]:
+        channels = (sorted(rule.channels.values_list("pk", flat=True)),)
+        escalation = rule.escalate_minutes, sorted(rule.escalation_channels.values_list("pk", flat=True))
+        quiet = rule.quiet_from, rule.quiet_to, rule.quiet_zone, rule.critical_breaks_quiet
         return (*channels, *escalation, *quiet)
 
     return not other.action and way(rule) == way(other)

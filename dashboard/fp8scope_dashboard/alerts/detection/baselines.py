@@ -68,7 +68,7 @@ def follow(run: Run, state: State, parameters: Mapping[str, float]) -> BaselineP
         return BaselineProgress(state, [])
     # The last point is read again: the next ones are interpolated from it.
     theirs = [_stretch(seed.id, axis, cursors.get(str(seed.id))) for seed in seeds]
-    ends = [each.x[-1] if len(each.x) else -np.inf for each in theirs]
+    ends = [stretch.x[-1] if len(stretch.x) else -np.inf for stretch in theirs]
     waited_for = [end for seed, end in zip(seeds, ends, strict=True) if seed.state == RunState.RUNNING]
     end = min([max(ends), *waited_for])
     waiting = min(waited_for, default=np.inf) < mine.x[-1]
@@ -77,17 +77,17 @@ def follow(run: Run, state: State, parameters: Mapping[str, float]) -> BaselineP
     if interpolates is None:
         if count < ALIGNED_POINTS and RunState.RUNNING in {run.state, *(seed.state for seed in seeds)}:
             return BaselineProgress(state, [], waiting)
-        interpolates = not any(_share_steps(each.x, mine.x) for each in theirs)
+        interpolates = not any(_share_steps(stretch.x, mine.x) for stretch in theirs)
     if not count:
         return BaselineProgress({**state, "note": _nothing_common(run) if not waiting else note}, [], waiting)
     x = mine.x[:count]
-    losses = np.stack([_at(each, x, interpolates=interpolates) for each in theirs])
+    losses = np.stack([_at(stretch, x, interpolates=interpolates) for stretch in theirs])
     before = {key: value for key, value in state.items() if key not in ("axis", "cursors")}
     after, findings = above_baseline(before, mine.steps[:count], mine.losses[:count], losses, parameters)
     compared = state.get("compared", 0) + int(np.isfinite(losses).any(axis=0).sum())
     after |= {"axis": axis, "interpolates": interpolates, "compared": compared}
     after["note"] = note if compared else _nothing_common(run)
-    read = {run.id: mine, **{seed.id: each for seed, each in zip(seeds, theirs, strict=True)}}
+    read = {run.id: mine, **{seed.id: losses for seed, losses in zip(seeds, theirs, strict=True)}}
     after["cursors"] = _advanced(cursors, read, float(x[-1]))
     return BaselineProgress(after, findings, waiting)
 
@@ -189,19 +189,19 @@ def _at(stretch: Stretch, x: Floats, *, interpolates: bool) -> Floats:
     With `interpolates` the finite losses on both sides count, if they are close enough to each other.
     """
     finite = np.isfinite(stretch.losses) if interpolates else np.ones(len(stretch.x), dtype=bool)
-    known, losses = stretch.x[finite], stretch.losses[finite]
+    finite_stretch, losses = stretch.x[finite], stretch.losses[finite]
     result = np.full(len(x), np.nan)
-    after = np.searchsorted(known, x)
-    inside = after < len(known)
+    after = np.searchsorted(finite_stretch, x)
+    inside = after < len(finite_stretch)
     same = np.zeros(len(x), dtype=bool)
-    same[inside] = known[after[inside]] == x[inside]
+    same[inside] = finite_stretch[after[inside]] == x[inside]
     result[same] = losses[after[same]]
     if interpolates:
         between = np.flatnonzero(inside & ~same & (after > 0))
         left, right = after[between] - 1, after[between]
-        close = known[right] - known[left] <= MOST_GAP * x[between]
+        close = finite_stretch[right] - finite_stretch[left] <= MOST_GAP * x[between]
         left, right, places = left[close], right[close], between[close]
-        share = (x[places] - known[left]) / (known[right] - known[left])
+        share = (x[places] - finite_stretch[left]) / (finite_stretch[right] - finite_stretch[left])
         result[places] = losses[left] + share * (losses[right] - losses[left])
     return result
 

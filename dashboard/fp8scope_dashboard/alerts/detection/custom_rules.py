@@ -123,11 +123,11 @@ def detect(
     The state belongs to a definition: if the rule has changed, the detector starts again.
     """
     definition = [rule.statistic, rule.tensors, rule.condition, *sorted(rule.parameters.items())]
-    known = state.get("definition") == _as_json(definition)
-    before = state.get("detector", {}) if known else {}
+    is_same = state.get("definition") == _as_json(definition)
+    before = state.get("detector", {}) if is_same else {}
     # The alert of the former definition would stay open for ever.
     ended = []
-    if state.get("open") and not known and len(data):
+    if state.get("open") and not is_same and len(data):
         ended.append(
             ConditionChange(opened=False, onset_step=state["detector"]["onset_step"], step=int(data.steps[0]))
         )

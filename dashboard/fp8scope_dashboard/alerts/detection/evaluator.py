@@ -102,9 +102,9 @@ def take(client: redis.Redis, pause: float, *, prefers_overdue: bool = False) ->
     name, member, _ = first
     is_urgent = name.decode() == URGENT_RUNS
     more: Any = client.zpopmin(name, (MAX_URGENT_AT_ONCE if is_urgent else RUNS_AT_ONCE) - 1)
-    members = [member, *(each for each, _ in more)]
+    members = [member, *(run_id for run_id, _ in more)]
     client.zrem(WAITING_RUNS if is_urgent else URGENT_RUNS, *members)
-    return [UUID(each.decode()) for each in members], is_urgent
+    return [UUID(run_id.decode()) for run_id in members], is_urgent
 
 
 def evaluate_all(run_ids: Sequence[UUID]) -> list[UUID]:
@@ -127,4 +127,4 @@ def evaluate_all(run_ids: Sequence[UUID]) -> list[UUID]:
         if len(run_ids) == 1:
             logger.exception("Run %s could not be evaluated.", run_ids[0])
             return []
-    return [run_id for each in run_ids for run_id in evaluate_all([each])]
+    return [run_id for queued_id in run_ids for run_id in evaluate_all([queued_id])]

@@ -110,9 +110,9 @@ def _ended_by(writer: Writer, first_later: int | None, newer: Sequence[Writer]) 
     """
     later = [first_later]
     later += [
-        each.first_step
-        for each in newer
-        if writer.finished_at is not None or writer.seen_at <= each.created_at
+        stream.first_step
+        for stream in newer
+        if writer.finished_at is not None or writer.seen_at <= stream.created_at
     ]
     return min((step for step in later if step is not None), default=None)
 

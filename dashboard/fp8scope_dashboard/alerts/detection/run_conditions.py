@@ -102,7 +102,7 @@ def rank_behind(
         longest = max(longest, min(run.now - mark[0], MOST_PAUSES / PAUSES * seconds))
         mark = [run.now, fastest]
     late = bool(behind) and run.now - mark[0] >= max(seconds, PAUSES * longest)
-    rank = min(behind, key=lambda each: behind[each], default=0)
+    rank = min(behind, key=lambda rank: behind[rank], default=0)
     others = f" {len(behind) - 1} more are behind." if len(behind) > 1 else ""
     message = (
         f"Rank {rank} is at step {behind.get(rank, 0):,}, and others at step {fastest:,}, for "

@@ -154,8 +154,8 @@ def _locked(runs: Sequence[Run], *, waits: bool) -> dict[UUID, dict[UUID, Detect
     wide = all_wide.select_for_update(skip_locked=not waits).order_by("run_id")
     locked = {state.run_id: state for state in wide}
     missing = [run for run in runs if run.pk not in locked]
-    known = set(all_wide.values_list("run_id", flat=True)) if missing and not waits else set()
-    if new := [run for run in missing if run.pk not in known]:
+    with_scalars = set(all_wide.values_list("run_id", flat=True)) if missing and not waits else set()
+    if new := [run for run in missing if run.pk not in with_scalars]:
         # Another worker may create them at the same time.
         DetectorState.objects.bulk_create(
             [DetectorState(run=run, writer=RUN_WIDE) for run in new], ignore_conflicts=True
@@ -239,7 +239,7 @@ def _save(works: Sequence[RunDetection]) -> None:
         ON CONFLICT (run_id, writer) DO UPDATE SET next_seq = excluded.next_seq, state = excluded.state,
             rows = excluded.rows, updated_at = excluded.updated_at
         """,
-        [(each.run_id, each.writer, each.next_seq, Jsonb(each.state), each.rows, now) for each in changed],
+        [(work.run_id, work.writer, work.next_seq, Jsonb(work.state), work.rows, now) for work in changed],
     )
 
 
@@ -254,11 +254,11 @@ def _read_stream(work: RunDetection, stream: WriterStream) -> None:
                 _begin_generation(work, stream, segment.returned_to)
                 work.scales.read.pop(stream.rank, None)
             rows = data.rows(slice(segment.first, segment.last))
-            found = detection.detect(work.rules, state, rows, facts, leads=stream.leads)
+            changes = detection.detect(work.rules, state, rows, facts, leads=stream.leads)
             if stream.ended_by is None:
                 work.scales.add(stream.rank, stream.catalogue, rows)
             name, generation = _name(work, stream), _generation(work, stream)
-            work.detections += [Detection(rule, finding, name, generation) for rule, finding in found]
+            work.detections += [Detection(rule, finding, name, generation) for rule, finding in changes]
     if stream.ended_by is not None:
         work.ended[_name(work, stream)] = f"The training continued from step {stream.ended_by:,}."
 
@@ -330,8 +330,12 @@ def _last_step(work: RunDetection, stream: WriterStream) -> int | None:
 
 def _training(streams: Sequence[WriterStream]) -> list[WriterStream]:
     """The streams of the latest attempt with rows whose processes have not finished."""
-    stored = [each for each in streams if each.ended_by is None and each.first_step is not None]
-    return [each for each in stored if each.attempt == stored[-1].attempt and not each.finished]
+    stored = [other for other in streams if other.ended_by is None and other.first_step is not None]
+    return [
+        stored_state
+        for stored_state in stored
+        if stored_state.attempt == stored[-1].attempt and not stored_state.finished
+    ]
 
 
 def _compare_ranks(work: RunDetection, streams: Sequence[WriterStream]) -> None:
@@ -347,7 +351,9 @@ def _compare_ranks(work: RunDetection, streams: Sequence[WriterStream]) -> None:
 def _read_baseline(work: RunDetection, streams: Sequence[WriterStream]) -> None:
     """Compare the losses with the baseline's. They are those of the latest start of the lowest rank."""
     baseline_rules = [rule for rule in work.rules if rule.kind == "above_baseline"]
-    leading = next((each for each in reversed(streams) if each.leads and each.first_step is not None), None)
+    leading = next(
+        (other for other in reversed(streams) if other.leads and other.first_step is not None), None
+    )
     if not baseline_rules or not work.run.baseline or leading is None:
         return
     states = work.state(RUN_WIDE).state

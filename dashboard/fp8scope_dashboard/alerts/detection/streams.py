@@ -162,7 +162,7 @@ def detect(
     """
     scalars = ScalarRows(data.steps, data.scalars, data.logged)
     tensors: TensorRows | None = None
-    found: list[tuple[Rule, ConditionChange]] = []
+    changes: list[tuple[Rule, ConditionChange]] = []
     for rule in enabled:
         key, parameters = str(rule.pk), rules.saved_parameters(rule.kind, rule.parameters)
         before: State = states.get(key, {})
@@ -183,5 +183,5 @@ def detect(
                 states[key], findings = detector.detect(before, tensors, parameters)
         elif rule.kind == RuleKind.THRESHOLD:
             states[key], findings = custom_rules.detect(rule, before, data, facts.names, leads)
-        found += [(rule, finding) for finding in findings]
-    return found
+        changes += [(rule, finding) for finding in findings]
+    return changes

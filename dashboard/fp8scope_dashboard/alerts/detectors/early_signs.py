@@ -71,9 +71,9 @@ def noise_growth(state: State, rows: TensorRows, parameters: Parameters) -> Resu
     return sign(state, rows, noise, parameters, wording)
 
 
-def _wording(one: str, many: str, what: str, parameters: Parameters) -> Wording:
+def _wording(singular: str, many: str, what: str, parameters: Parameters) -> Wording:
     return Wording(
-        one=one, many=many,
+        one=singular, many=many,
         amount=lambda octaves, name: f"{what} of {name} is {rounded(2.0**octaves, 3)} times its usual value",
         limit=f"above the limit of {rounded(2.0 ** parameters['octaves'], 3)}", unit="octaves",
     )  # fmt: skip
@@ -95,8 +95,8 @@ def sign(state: State, rows: TensorRows, values: Floats, parameters: Parameters,
     """
     past = PastAverages.restored(state, len(rows.facts.names))
     # Of sampled statistics only the sampled steps are rows, so that `recover` counts them.
-    kept = ~np.isnan(values).all(axis=1)
-    observed = ConditionRows(rows.steps[kept], *past.exceeded(values[kept], parameters))
+    has_value = ~np.isnan(values).all(axis=1)
+    observed = ConditionRows(rows.steps[has_value], *past.exceeded(values[has_value], parameters))
     after, findings = tensor_alarm(state, observed, rows.facts.names, parameters, wording)
     return after | past.as_state(), findings
 
@@ -134,13 +134,13 @@ class PastAverages:
             step = logs[i] - self.mean
             limit = np.maximum(z * self.deviation, octaves)
             learned = self.count - warmup
-            known = learned >= window
-            over[i] = (step > limit) & known & seen[i]
+            is_learned = learned >= window
+            over[i] = (step > limit) & is_learned & seen[i]
             growth[i] = step
             # The first observations that count do so equally; each of those before replaces the average.
             weight = np.float32(1.0) / np.clip(learned + 1, np.float32(1.0), window)
             weight = np.where(seen[i], weight, np.float32(0.0))
-            step = np.where(known, np.clip(step, -reach * limit, reach * limit), step)
+            step = np.where(is_learned, np.clip(step, -reach * limit, reach * limit), step)
             self.mean += weight * step
             size = np.where(learned > 0, np.abs(step), np.float32(0.0))
             self.deviation += weight * (size - self.deviation)

@@ -68,7 +68,7 @@ def scale_disagreement(
     )  # fmt: skip
     observed = ConditionRows(steps, over, ~np.isnan(spread), spread)
     after, findings = tensor_alarm(state, observed, names, parameters, wording)
-    kept = {
+    packed = {
         str(rank): {
             str(step): pack(np.asarray(row, np.float32))
             for step, row in sorted(of_rank.items())[-MOST_WAITING:]
@@ -77,7 +77,7 @@ def scale_disagreement(
         for rank, of_rank in waiting.items()
         if rank in ranks
     }
-    return {**after, "agreed": pack(agreed), "compared": done, "waiting": kept}, findings
+    return {**after, "agreed": pack(agreed), "compared": done, "waiting": packed}, findings
 
 
 def _waiting(
@@ -103,12 +103,12 @@ def spread_of(scales: NDArray[Any]) -> Floats:
 
     NaN where fewer than two ranks have a positive scale.
     """
-    known = np.isfinite(scales) & (scales > 0)
-    logs = np.log2(np.where(known, scales, 1.0).astype(np.float64))
-    high = np.where(known, logs, -np.inf).max(axis=0)
-    low = np.where(known, logs, np.inf).min(axis=0)
+    valid = np.isfinite(scales) & (scales > 0)
+    logs = np.log2(np.where(valid, scales, 1.0).astype(np.float64))
+    high = np.where(valid, logs, -np.inf).max(axis=0)
+    low = np.where(valid, logs, np.inf).min(axis=0)
     spread: Floats = np.full(scales.shape[1], np.nan)
-    np.subtract(high, low, out=spread, where=known.sum(axis=0) > 1)
+    np.subtract(high, low, out=spread, where=valid.sum(axis=0) > 1)
     return spread
 
 

@@ -195,8 +195,8 @@ class _Past:
     @classmethod
     def restored(cls, state: State, n: int) -> _Past:
         # A state of an earlier version has averages of the rate itself: such a tensor is learned again.
-        known = state if cls.NAMES[0] in state else {}
-        return cls(*(unpack(known.get(name), n, np.float32(0.0)) for name in cls.NAMES))
+        saved = state if cls.NAMES[0] in state else {}
+        return cls(*(unpack(saved.get(name), n, np.float32(0.0)) for name in cls.NAMES))
 
     def as_state(self) -> State:
         columns = (self.mean, self.fast, self.lowest, self.deviation, self.count)
@@ -208,29 +208,29 @@ class _Past:
         """bool[R, n]. Row by row, because each observation changes the limit of the next."""
         over = np.zeros(values.shape, bool)
         z, window = np.float32(parameters["z"]), np.float32(parameters["window"])
-        one, least = np.float32(1.0), np.float32(math.log(2.0))
-        reach, quick = np.minimum(one, CLIP / z), np.float32(2.0 / (SPAN + 1.0))
+        unit, least = np.float32(1.0), np.float32(math.log(2.0))
+        reach, quick = np.minimum(unit, CLIP / z), np.float32(2.0 / (SPAN + 1.0))
         complete: NDArray[np.bool_] = np.asarray(seen.all(axis=1))
         for i in range(len(values)):
             # A deviation that was learned from few windows may be far too small.
-            doubt = one + UNSURE * window / np.maximum(self.count, one)
+            doubt = unit + UNSURE * window / np.maximum(self.count, unit)
             limit = np.maximum(z * doubt * self.deviation, least)
-            known = self.count >= window
+            is_learned = self.count >= window
             highest = self.lowest + limit
             # The first observations count equally.
-            weight = one / np.minimum(self.count + one, window)
+            weight = unit / np.minimum(self.count + unit, window)
             faster = np.maximum(weight, quick)
             if not complete[i]:
                 weight, faster = np.where(seen[i], weight, 0.0), np.where(seen[i], faster, 0.0)
             # One observation, however high, does not make the average high.
-            y = np.where(known, np.minimum(values[i], highest + limit), values[i])
+            y = np.where(is_learned, np.minimum(values[i], highest + limit), values[i])
             self.fast += faster * (y - self.fast)
-            over[i] = (np.maximum(y, self.fast) > highest) & known & seen[i]
-            step = np.where(known, np.minimum(y - self.mean, reach * limit), y - self.mean)
+            over[i] = (np.maximum(y, self.fast) > highest) & is_learned & seen[i]
+            step = np.where(is_learned, np.minimum(y - self.mean, reach * limit), y - self.mean)
             fall = self.mean - self.fast
-            self.deviation += weight * ((fall >= 0.0) | ~known) * (np.abs(fall) - self.deviation)
+            self.deviation += weight * ((fall >= 0.0) | ~is_learned) * (np.abs(fall) - self.deviation)
             self.mean += weight * step
             risen = self.lowest + weight / FORGET * (self.mean - self.lowest)
-            self.lowest = np.where(known, np.minimum(risen, self.mean), self.mean)
+            self.lowest = np.where(is_learned, np.minimum(risen, self.mean), self.mean)
             self.count += seen[i]
         return over

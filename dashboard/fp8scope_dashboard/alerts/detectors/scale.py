@@ -59,8 +59,8 @@ class _Scales:
         """u, float64[R, n]; NaN where it is unknown."""
         facts = rows.facts
         with np.errstate(invalid="ignore"):
-            known = self.seen & facts.per_tensor & np.isfinite(facts.largest)
-            return np.where(known, self.amax + self.scale - np.log2(facts.largest) + facts.margin, np.nan)
+            judged = self.seen & facts.per_tensor & np.isfinite(facts.largest)
+            return np.where(judged, self.amax + self.scale - np.log2(facts.largest) + facts.margin, np.nan)
 
 
 def scale_frozen(state: State, rows: TensorRows, parameters: Parameters) -> Result:
@@ -86,13 +86,13 @@ def scale_frozen(state: State, rows: TensorRows, parameters: Parameters) -> Resu
         too_high = use > ABOVE
     for i in range(len(rows.steps)):
         seen, amax, scale = scales.seen[i], scales.amax[i], scales.scale[i]
-        kept = (scale == last) & (same > 0)
-        begins, goes_on = seen & ~kept, seen & kept
+        unchanged = (scale == last) & (same > 0)
+        begins, goes_on = seen & ~unchanged, seen & unchanged
         low = np.where(begins, amax, np.where(goes_on, np.minimum(low, amax), low))
         high = np.where(begins, amax, np.where(goes_on, np.maximum(high, amax), high))
         last = np.where(seen, scale, last)
         same = np.where(begins, np.float32(1.0), same + goes_on)
-        above = np.where(seen, np.where(too_high[i] & kept, above + 1, np.float32(0.0)), above)
+        above = np.where(seen, np.where(too_high[i] & unchanged, above + 1, np.float32(0.0)), above)
         # The amax may have left before it was seen at this scale.
         moved[i] = np.fmax(high - low, np.where(above > FOLLOWS_WITHIN, use[i], np.float32(0.0)))
         stays = (same > rows.facts.patience) & (high - low > octaves)
@@ -206,11 +206,11 @@ class _Presence:
         new = seen & (self.first < 0)
         again = seen & ~new
         waited = (step - self.latest).astype(np.float32)
-        known = self.interval > 0
-        absent = again & known & (waited > ABSENT * self.interval)
+        has_interval = self.interval > 0
+        absent = again & has_interval & (waited > ABSENT * self.interval)
         # Runs may begin to log less often: a longer interval is learned within some observations.
-        counted = np.minimum(waited, np.where(known, ABSENT * self.interval, waited))
-        weight = np.where(known, np.float32(0.05), np.float32(1.0))
+        counted = np.minimum(waited, np.where(has_interval, ABSENT * self.interval, waited))
+        weight = np.where(has_interval, np.float32(0.05), np.float32(1.0))
         self.interval = np.where(again, self.interval + weight * (counted - self.interval), self.interval)
         self.count = np.where(absent, np.float32(0.0), np.minimum(self.count + seen, FOLLOWS_WITHIN + 1))
         self.first[new] = step

@@ -180,9 +180,9 @@ class _Board:
         return [*alarm, self.pause, self.scores, self.since, self.since_after]
 
     def as_state(self) -> State:
-        kept = np.flatnonzero((self.counts > 0) | (self.scores > 0) | (self.group >= 0)).tolist()
+        active = np.flatnonzero((self.counts > 0) | (self.scores > 0) | (self.group >= 0)).tolist()
         columns = self._columns
-        tensors = {str(i): [*(int(column[i]) for column in columns), float(self.peaks[i])] for i in kept}
+        tensors = {str(i): [*(int(column[i]) for column in columns), float(self.peaks[i])] for i in active}
         return {
             "tensors": tensors,
             "groups": {str(onset): last for onset, last in self.last_onset.items()},
@@ -302,7 +302,7 @@ class _Board:
         """The first tensor of an alarm, its onset, and the last step before that at which it was observed."""
         i = int(members[np.argmin(self.onsets[members])])
         now = (i, int(self.onsets[i]), int(self.after[i]))
-        first = min(self.first.get(group, now), now, key=lambda each: each[1])
+        first = min(self.first.get(group, now), now, key=lambda tensor: tensor[1])
         self.first[group] = first
         return first
 
@@ -371,8 +371,8 @@ def _interval(after: int, onset: int) -> str:
 def _layers(names: Iterable[str]) -> list[int]:
     """The first number in each name, ascending; empty if a name has none."""
     matches = [LAYER.search(name) for name in names]
-    known = {int(match.group(1)) for match in matches if match is not None}
-    return [] if None in matches else sorted(known)
+    numbers = {int(match.group(1)) for match in matches if match is not None}
+    return [] if None in matches else sorted(numbers)
 
 
 def layers_in(names: Iterable[str]) -> str:

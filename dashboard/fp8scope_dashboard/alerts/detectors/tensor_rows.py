@@ -86,13 +86,13 @@ def tensor_rows(
     furthest = state.get("last_step", -1)
     before = np.maximum.accumulate(np.concatenate([[furthest], steps]))[:-1]
     new = steps > before
-    kept = {name: _wide(matrix[new], n) for name, matrix in statistics.items()}
+    widened = {name: _wide(matrix[new], n) for name, matrix in statistics.items()}
     rows = steps[new]
     first = state.get("first_step", int(rows[0]) if len(rows) else None)
     after: State = {"last_step": furthest, **({} if first is None else {"first_step": first})}
     if len(rows):
         after["last_step"] = int(rows[-1])
-    return after, TensorRows(rows, kept, facts, first or 0)
+    return after, TensorRows(rows, widened, facts, first or 0)
 
 
 def _wide(matrix: Floats, n: int) -> Floats:

@@ -209,7 +209,7 @@ def _said(value: float, condition: Condition, limit: float) -> str:
 
 def _loaded(state: State, width: int, points: int) -> _Series:
     """The state of `width` series. A changed number of points starts the counts again, not the average."""
-    known = len(state.get("seen", ()))
+    seen = len(state.get("seen", ()))
     series = _Series(
         average=np.zeros(width),
         seen=np.zeros(width, np.int64),
@@ -221,9 +221,9 @@ def _loaded(state: State, width: int, points: int) -> _Series:
         active=np.zeros(width, np.bool_),
     )
     for name in ("average", "seen", "onset", "calm", "active"):
-        getattr(series, name)[:known] = state.get(name, ())
+        getattr(series, name)[:seen] = state.get(name, ())
     if state.get("points") == points:
-        series.position[:known] = state["position"]
+        series.position[:seen] = state["position"]
         for column, text in state["recent"].items():
             series.recent[:, int(column)] = [mark == "1" for mark in text]
         series.held = series.recent.sum(axis=0)

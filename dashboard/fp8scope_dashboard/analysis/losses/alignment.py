@@ -147,14 +147,16 @@ def align(curves: Sequence[LossCurve]) -> Aligned:
 
 def _pairing(hashes: Sequence[Floats | None]) -> Pairing:
     """Return how runs are paired at shared points, from the hashes of their batches at these points."""
-    known = [each for each in hashes if each is not None]
-    if len(known) < len(hashes) or not len(known[0]):
+    with_hashes = [run_hashes for run_hashes in hashes if run_hashes is not None]
+    if len(with_hashes) < len(hashes) or not len(with_hashes[0]):
         return "steps"
-    logged = np.logical_not(np.isnan(known).any(axis=0))
+    logged = np.logical_not(np.isnan(with_hashes).any(axis=0))
     if not logged.any():
         return "steps"
-    first = known[0][logged]
-    return "data" if all(np.array_equal(each[logged], first) for each in known[1:]) else "no"
+    first = with_hashes[0][logged]
+    return (
+        "data" if all(np.array_equal(run_hashes[logged], first) for run_hashes in with_hashes[1:]) else "no"
+    )
 
 
 def _stack(rows: Sequence[Floats], width: int) -> Floats:

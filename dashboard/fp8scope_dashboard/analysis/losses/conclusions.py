@@ -182,7 +182,7 @@ def of_arms(common: LossComparison, measured: VerdictInputs, alpha: float, *, en
     test = tests[0]
     looks_half = 0.0 if ended else float(measured.looks.half[-1])
     reach = min(math.hypot((test.claim[1] - test.claim[0]) / 2.0, looks_half), LARGEST_ERROR)
-    sure = abs(test.delta) - reach > common.margin and all(each.verdict == test.verdict for each in tests)
+    sure = abs(test.delta) - reach > common.margin and all(other.verdict == test.verdict for other in tests)
     judged = replace(
         common,
         verdict=test.verdict if sure and test.verdict in ("worse", "better") else "cannot_tell",
@@ -243,29 +243,29 @@ def of_finals(
     ours, theirs = (
         [final_of(curve, common.aligned_on, fraction) for curve in arm] for arm in (runs, baselines)
     )
-    mine = [each for each in ours if each is not None]
-    others = [each for each in theirs if each is not None]
+    mine = [curve for curve in ours if curve is not None]
+    others = [curve for curve in theirs if curve is not None]
     if not mine or not others:
         return common
     scale = measured.scale
-    delta = float(np.mean([each.mean for each in mine]) - np.mean([each.mean for each in others])) / scale
-    noise = math.hypot(*(_mean_error([each.error for each in arm]) for arm in (mine, others))) / scale
-    slope = max(each.slope for each in (*mine, *others)) / scale
+    delta = float(np.mean([other.mean for other in mine]) - np.mean([other.mean for other in others])) / scale
+    noise = math.hypot(*(_mean_error([curve.error for curve in arm]) for arm in (mine, others))) / scale
+    slope = max(means.slope for means in (*mine, *others)) / scale
     half = -float(scipy.special.ndtri(alpha / 2.0)) * noise + slope * abs(math.log(selection.ratio))
     error = measured.spread.error(len(mine), len(others))
     return _against_tolerance(
         replace(
             common,
             method="final losses of schedules of different lengths",
-            loss=float(np.mean([each.mean for each in mine])),
-            baseline_loss=float(np.mean([each.mean for each in others])),
+            loss=float(np.mean([mean.mean for mean in mine])),
+            baseline_loss=float(np.mean([other.mean for other in others])),
         ),
         delta,
         half,
         max(common.margin, measured.spread.quantile(alpha) * error),
         math.hypot(noise, error),
         _bound(
-            [np.array([each.mean for each in arm]) / scale for arm in (mine, others)],
+            [np.array([curve.mean for curve in arm]) / scale for arm in (mine, others)],
             measured.prior,
             measured.spread.seeds,
             alpha,

@@ -92,8 +92,8 @@ def _relative(loss: Floats, baselines: Floats) -> Floats:
     """The relative differences as the test has them: none is beyond LARGEST, and those to 0 are."""
     centre = baselines.mean(axis=0)
     difference = loss - centre
-    known = np.abs(centre) >= SMALLEST
-    relative = np.divide(difference, np.abs(centre), out=np.sign(difference) * LARGEST, where=known)
+    positive = np.abs(centre) >= SMALLEST
+    relative = np.divide(difference, np.abs(centre), out=np.sign(difference) * LARGEST, where=positive)
     return np.asarray(np.clip(relative, -LARGEST, LARGEST))
 
 

@@ -114,6 +114,6 @@ class LossComparison:
 
         Dictionaries are not copied, because the curve has thousands of values.
         """
-        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "basis"}
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name != "basis"}
         values["onset"] = None if self.onset is None else asdict(self.onset)
         return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}

@@ -36,11 +36,11 @@ def movement(x: NDArray[np.float64], difference: NDArray[np.float64]) -> Movemen
     if len(difference) - first < 2 * MOVING_BLOCKS:
         return None
     blocks = np.array([block.mean() for block in np.array_split(difference[first:], MOVING_BLOCKS)])
-    place = np.arange(MOVING_BLOCKS) - 0.5 * (MOVING_BLOCKS - 1)
-    slope = float(place @ blocks / (place @ place))
-    rest = blocks - blocks.mean() - slope * place
+    offsets = np.arange(MOVING_BLOCKS) - 0.5 * (MOVING_BLOCKS - 1)
+    slope = float(offsets @ blocks / (offsets @ offsets))
+    rest = blocks - blocks.mean() - slope * offsets
     freedom = MOVING_BLOCKS - 2
-    error = math.sqrt(float(rest @ rest) / freedom / float(place @ place))
+    error = math.sqrt(float(rest @ rest) / freedom / float(offsets @ offsets))
     if abs(slope) <= upper_quantile(0.5 * MOVING_LEVEL, freedom) * error:
         return None
     return Movement(float(x[first]), slope * (MOVING_BLOCKS - 1))

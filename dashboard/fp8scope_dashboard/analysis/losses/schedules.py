@@ -60,7 +60,7 @@ def compare_schedules(run: LossCurve, baselines: Sequence[LossCurve], axis: Axis
     """Split the baselines by whether their schedules end where the run's does."""
     mine = length(run, axis)
     lengths = [length(curve, axis) for curve in baselines]
-    others = [i for i, each in enumerate(lengths) if mine and each and _differs(mine / each)]
+    others = [i for i, other in enumerate(lengths) if mine and other and _differs(mine / other)]
     same = tuple(i for i in range(len(baselines)) if i not in others)
     ratio = 1.0
     if others and mine:

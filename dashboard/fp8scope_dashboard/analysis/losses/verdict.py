@@ -103,8 +103,8 @@ def compare_losses(
 def _common_points(runs: Sequence[LossCurve], baselines: Sequence[LossCurve], chosen: Selection) -> Aligned:
     """The chosen runs, then the chosen baselines, at the points where each of them has a usable loss."""
     aligned = align([*(runs[i] for i in chosen.runs), *(baselines[i] for i in chosen.baselines)])
-    kept = usable(aligned.losses).all(axis=0)
-    return replace(aligned, x=aligned.x[kept], losses=aligned.losses[:, kept])
+    usable_columns = usable(aligned.losses).all(axis=0)
+    return replace(aligned, x=aligned.x[usable_columns], losses=aligned.losses[:, usable_columns])
 
 
 def _least_points(chosen: Selection) -> int:
@@ -252,7 +252,7 @@ def _measure(
         window=(float(aligned.x[first]), float(aligned.x[-1])),
         loss=float(means[0].mean()),
         baseline_loss=float(means[1].mean()),
-        baseline_losses=tuple(float(each) for each in means[1]),
+        baseline_losses=tuple(float(mean) for mean in means[1]),
         noise_interval=None if few else hac_interval(pointwise, alpha),
         bootstrap_interval=None if few else bootstrap_interval(pointwise, alpha),
         seed_spread=spread.as_dict(),

@@ -45,11 +45,11 @@ def difference(ours: Sequence[Estimate], theirs: Sequence[Estimate]) -> ArmDiffe
     Two or more runs in each: Welch (1947). One against three or more: the spread of the larger arm holds for
     both (prediction interval). Else the runs' own variances, with Satterthwaite's (1946) degrees of freedom.
     """
-    values = np.array([each.value for each in ours]), np.array([each.value for each in theirs])
+    values = np.array([run.value for run in ours]), np.array([run.value for run in theirs])
     value = float(values[0].mean() - values[1].mean())
     source = source_of(len(ours), len(theirs))
     if source == "within":
-        terms = [(each.variance / len(arm) ** 2, each.dof) for arm in (ours, theirs) for each in arm]
+        terms = [(run.variance / len(arm) ** 2, run.dof) for arm in (ours, theirs) for run in arm]
         return ArmDifference(combined(value, terms), source)
     if min(len(ours), len(theirs)) == 1:
         larger = max(values, key=len)

@@ -27,8 +27,8 @@ class MeasuredScalar:
 
     def finite(self) -> MeasuredScalar:
         """The points with a finite value."""
-        kept = np.isfinite(self.values)
-        return self if kept.all() else MeasuredScalar(self.steps[kept], self.values[kept])
+        finite = np.isfinite(self.values)
+        return self if finite.all() else MeasuredScalar(self.steps[finite], self.values[finite])
 
 
 @dataclass(frozen=True)

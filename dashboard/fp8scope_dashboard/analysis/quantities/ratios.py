@@ -59,11 +59,11 @@ def throughput(
     if steps.value is None:
         return BaselineRatio("tokens_per_second")
     sizes = [[_tokens_per_step(run) for run in arm] for arm in (ours, theirs)]
-    mine, other = ([each for each in arm if each is not None] for arm in sizes)
-    known = len(mine) == len(ours) and len(other) == len(theirs)
-    size = float(np.mean(mine) / np.mean(other)) if known else 1.0
+    mine, other = ([run for run in arm if run is not None] for arm in sizes)
+    is_complete = len(mine) == len(ours) and len(other) == len(theirs)
+    size = float(np.mean(mine) / np.mean(other)) if is_complete else 1.0
     interval = None if steps.interval is None else (size / steps.interval[1], size / steps.interval[0])
-    name = "tokens_per_second" if known else "steps_per_second"
+    name = "tokens_per_second" if is_complete else "steps_per_second"
     return BaselineRatio(name, size / steps.value, interval, steps.source, steps.points)
 
 
@@ -76,9 +76,11 @@ def memory(
     """
     for name in ("memory_peak", "memory_reserved"):
         peaks = [[_peak(run, name) for run in arm] for arm in (ours, theirs)]
-        known = [[peak for peak in arm if peak is not None] for arm in peaks]
-        if known[0] and known[1] and peaks[0][0] is not None:
-            return _ratio(name, known[0], known[1], level, points=len(ours[0].scalars[name]))
+        measured_peaks = [[peak for peak in arm if peak is not None] for arm in peaks]
+        if measured_peaks[0] and measured_peaks[1] and peaks[0][0] is not None:
+            return _ratio(
+                name, measured_peaks[0], measured_peaks[1], level, points=len(ours[0].scalars[name])
+            )
     return BaselineRatio("memory_peak")
 
 
@@ -90,14 +92,16 @@ def gradient_norm(
     Where the runs log the same steps on the same data, the noise of the batches cancels.
     """
     lines = [[_positive(run, "grad_norm") for run in arm] for arm in (ours, theirs)]
-    known = [[line for line in arm if len(line) >= FEWEST_ROWS] for arm in lines]
-    if not known[0] or not known[1] or len(lines[0][0]) < FEWEST_ROWS:
+    long_lines = [[line for line in arm if len(line) >= FEWEST_ROWS] for arm in lines]
+    if not long_lines[0] or not long_lines[1] or len(lines[0][0]) < FEWEST_ROWS:
         return BaselineRatio("grad_norm")
-    curves = [(line.steps.astype(np.float64), np.log(line.values)) for line in (*known[0], *known[1])]
+    curves = [
+        (line.steps.astype(np.float64), np.log(line.values)) for line in (*long_lines[0], *long_lines[1])
+    ]
     window = last_window(curves, GRADIENT_SHARE, widest=GRADIENT_WIDEST)
     if window is None:
         return BaselineRatio("grad_norm")
-    first, second = window.values[: len(known[0])], window.values[len(known[0]) :]
+    first, second = window.values[: len(long_lines[0])], window.values[len(long_lines[0]) :]
     if arms.source_of(len(first), len(second)) == "within":
         x = window.x - window.x.mean()
         design = np.stack([np.ones_like(x), x / np.abs(x).max()], axis=1)
@@ -112,11 +116,11 @@ def _typical_ratio(
     name: str, ours: Sequence[MeasuredRun], theirs: Sequence[MeasuredRun], level: float
 ) -> BaselineRatio:
     typical = [[_typical(run, name) for run in arm] for arm in (ours, theirs)]
-    known = [[each for each in arm if each is not None] for arm in typical]
-    if not known[0] or not known[1] or typical[0][0] is None:
+    medians = [[median for median in arm if median is not None] for arm in typical]
+    if not medians[0] or not medians[1] or typical[0][0] is None:
         return BaselineRatio(name)
     rows = min(len(run.scalars[name]) for run in (*ours, *theirs) if name in run.scalars)
-    return _ratio(name, known[0], known[1], level, points=rows)
+    return _ratio(name, medians[0], medians[1], level, points=rows)
 
 
 def _typical(run: MeasuredRun, name: str) -> Estimate | None:
@@ -145,8 +149,8 @@ def _positive(run: MeasuredRun, name: str) -> MeasuredScalar:
     if line is None:
         return MeasuredScalar(np.zeros(0, np.int64), np.zeros(0))
     with np.errstate(invalid="ignore"):
-        kept = np.isfinite(line.values) & (line.values > 0.0)
-    return MeasuredScalar(line.steps[kept], line.values[kept])
+        positive = np.isfinite(line.values) & (line.values > 0.0)
+    return MeasuredScalar(line.steps[positive], line.values[positive])
 
 
 def _ratio(

@@ -161,12 +161,12 @@ def _measured(task: TaskScores, arm: Sequence[RunScore], sound: Sequence[RunScor
     """
     common = aligned([*arm, *sound])
     if common is None:
-        means = [np.array([float(score.items.mean()) for score in each]) for each in (arm, sound)]
+        means = [np.array([float(score.items.mean()) for score in scores]) for scores in (arm, sound)]
         clusters = None
-        by_items = float(np.mean([each.items.var() / len(each.items) for each in sound]))
+        by_items = float(np.mean([score.items.var() / len(score.items) for score in sound]))
     else:
         items, clusters = common
-        means = [each.mean(axis=1) for each in (items[: len(arm)], items[len(arm) :])]
+        means = [arm_items.mean(axis=1) for arm_items in (items[: len(arm)], items[len(arm) :])]
         repeated = own_spread([items[: len(arm)], items[len(arm) :]], clusters)
         by_items = repeated.by_items if repeated else 0.0
     prior = offset_prior(
@@ -194,9 +194,9 @@ def _measured(task: TaskScores, arm: Sequence[RunScore], sound: Sequence[RunScor
     own = _own_differences(arm, means[0], difference.mean, noisy)
     if spread is None and task.kind == "proportion":
         spread = public_spread(task.name, variance)
-    elif spread is not None and any(each.left for each in own):
+    elif spread is not None and any(mean.left for mean in own):
         # What other groups learn from this one must not come from a run that broke down.
-        stayed = [score for score, each in zip(means[0], own, strict=True) if not each.left]
+        stayed = [score for score, mean in zip(means[0], own, strict=True) if not mean.left]
         spread = replace(spread, own=variance_of([np.array(stayed), means[1]]))
     return _Measured(
         baselines=sound,
@@ -226,7 +226,7 @@ def _of_other_items(
 
 def _is_binary(*items: Floats) -> bool:
     """Return whether all items are 0 or 1, as those of a proportion that was sent as a mean are too."""
-    return all(bool(np.isin(each, (0.0, 1.0)).all()) for each in items)
+    return all(bool(np.isin(item, (0.0, 1.0)).all()) for item in items)
 
 
 def _own_differences(

@@ -24,7 +24,7 @@ def aligned(scores: Sequence[RunScore]) -> tuple[Floats, Sequence[str] | None] |
         for score in scores:
             _check_ids(score.item_ids or ())
         positions = [{name: i for i, name in enumerate(score.item_ids or ())} for score in scores]
-        common = [name for name in positions[0] if all(name in each for each in positions[1:])]
+        common = [name for name in positions[0] if all(name in position for position in positions[1:])]
         if len(common) < ITEMS:
             raise ValueError("The run and its baseline have fewer than two evaluation items in common.")
         items = np.stack(

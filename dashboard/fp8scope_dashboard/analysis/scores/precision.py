@@ -29,7 +29,7 @@ def warnings_of(trained: str, evaluated: str | None, baseline: Collection[str | 
             f"Trained in {NAMES[trained]} with BF16, evaluated in FP16: values above 65,504 overflow there, "
             "so a lower score may come from the evaluation. Evaluate in BF16."
         )
-    others = sorted({NAMES.get(each, each) for each in baseline if each is not None} - {name})
+    others = sorted({NAMES.get(score, score) for score in baseline if score is not None} - {name})
     if others:
         sentences.append(
             f"Evaluated in {name}, the baseline in {' and '.join(others)}: the difference contains that of "

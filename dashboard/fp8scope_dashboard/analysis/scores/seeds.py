@@ -146,22 +146,22 @@ def pooled(spreads: Sequence[ScoreSpread]) -> list[ScoreSpread]:
     their degrees of freedom; a task keeps its own variance if it exceeds the pooled one significantly (F
     test). Tasks whose seeds differ in no item take no part.
     """
-    own = [each for each in spreads if each.source == "own" and each.by_items > 0.0]
+    own = [other for other in spreads if other.source == "own" and other.by_items > 0.0]
     if len(own) < 2:
         return list(spreads)
-    freedom = sum(each.freedom for each in own)
-    ratio = sum(each.freedom * each.variance / each.by_items for each in own) / freedom
+    freedom = sum(spread.freedom for spread in own)
+    ratio = sum(spread.freedom * spread.variance / spread.by_items for spread in own) / freedom
 
-    def with_pooled(each: ScoreSpread) -> ScoreSpread:
-        if each.source != "own" or each.by_items <= 0.0:
-            return each
-        expected = ratio * each.by_items
-        limit = float(scipy.stats.f.isf(OUTLYING, each.freedom, freedom)) * expected
-        if each.variance > limit:
-            return each
-        return replace(each, variance=expected, freedom=freedom)
+    def with_pooled(spread: ScoreSpread) -> ScoreSpread:
+        if spread.source != "own" or spread.by_items <= 0.0:
+            return spread
+        expected = ratio * spread.by_items
+        limit = float(scipy.stats.f.isf(OUTLYING, spread.freedom, freedom)) * expected
+        if spread.variance > limit:
+            return spread
+        return replace(spread, variance=expected, freedom=freedom)
 
-    return [with_pooled(each) for each in spreads]
+    return [with_pooled(other) for other in spreads]
 
 
 @dataclass(frozen=True)

@@ -54,17 +54,17 @@ def judge(
         alpha_share: its share of alpha, from `spending.shares`.
     """
     prepared = [prepare(task, alpha, loss_margin) for task in tasks]
-    evidence = [each for each in prepared if isinstance(each, TaskEvidence)]
-    spreads = pooled([each.spread for each in evidence])
-    finished = [_with_seeds(each, spread) for each, spread in zip(evidence, spreads, strict=True)]
+    evidence = [item for item in prepared if isinstance(item, TaskEvidence)]
+    spreads = pooled([item.spread for item in evidence])
+    finished = [_with_seeds(item, spread) for item, spread in zip(evidence, spreads, strict=True)]
     share = alpha * alpha_share
-    worse = _family([_p_worse(each) for each in finished], share / 2.0)
-    better = _family([_p_better(each) for each in finished], share / 2.0)
+    worse = _family([_p_worse(item) for item in finished], share / 2.0)
+    better = _family([_p_better(item) for item in finished], share / 2.0)
     verdicts = iter(
-        _verdict(each, _Levels(below, above, share, alpha), len(finished), checkpoint)
-        for each, below, above in zip(finished, worse, better, strict=True)
+        _verdict(item, _Levels(below, above, share, alpha), len(finished), checkpoint)
+        for item, below, above in zip(finished, worse, better, strict=True)
     )
-    return [next(verdicts) if isinstance(each, TaskEvidence) else each for each in prepared]
+    return [next(verdicts) if isinstance(item, TaskEvidence) else item for item in prepared]
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,9 @@ def _family(p_values: Sequence[float], level: float) -> list[float]:
     order = np.argsort(p_values, kind="stable")
     levels = [0.0] * len(p_values)
     rank = 0
-    for place, index in enumerate(order):
+    for position, index in enumerate(order):
         levels[index] = level / (len(p_values) - rank)
-        if p_values[index] <= levels[index] and rank == place:
+        if p_values[index] <= levels[index] and rank == position:
             rank += 1
     return levels
 
@@ -103,54 +103,54 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def _with_seeds(each: TaskEvidence, spread: ScoreSpread) -> TaskEvidence:
-    spread = with_prior(spread, each.prior)
-    further, noise = spread.added_variance(*each.arms)
-    difference = each.difference.with_further(further, noise, borrowed=spread.borrowed)
-    return replace(each, difference=difference, spread=spread)
+def _with_seeds(evidence: TaskEvidence, spread: ScoreSpread) -> TaskEvidence:
+    spread = with_prior(spread, evidence.prior)
+    further, noise = spread.added_variance(*evidence.arms)
+    difference = evidence.difference.with_further(further, noise, borrowed=spread.borrowed)
+    return replace(evidence, difference=difference, spread=spread)
 
 
-def _p_worse(each: TaskEvidence) -> float:
-    return each.difference.p_below() if each.task.higher_is_better else each.difference.p_above()
+def _p_worse(evidence: TaskEvidence) -> float:
+    return evidence.difference.p_below() if evidence.task.higher_is_better else evidence.difference.p_above()
 
 
-def _p_better(each: TaskEvidence) -> float:
-    return each.difference.p_above() if each.task.higher_is_better else each.difference.p_below()
+def _p_better(evidence: TaskEvidence) -> float:
+    return evidence.difference.p_above() if evidence.task.higher_is_better else evidence.difference.p_below()
 
 
-def _verdict(each: TaskEvidence, levels: _Levels, tasks: int, checkpoint: int) -> ScoreComparison:
-    difference = each.difference
+def _verdict(evidence: TaskEvidence, levels: _Levels, tasks: int, checkpoint: int) -> ScoreComparison:
+    difference = evidence.difference
     if difference.identical:
-        decided = _identical(each, levels.equivalent)
+        decided = _identical(evidence, levels.equivalent)
     elif difference.doubt:
-        decided = replace(each.base, doubt=difference.doubt)
+        decided = replace(evidence.base, doubt=difference.doubt)
     else:
-        decided = _decided(each, levels)
+        decided = _decided(evidence, levels)
     decided = replace(
         decided,
         tasks=tasks,
         checkpoint=checkpoint,
         alpha_share=levels.equivalent / levels.alpha,
-        seed_spread=_as_dict(each.spread),
-        signal_to_noise=quality.signal_to_noise(each.base.baseline_score or 0.0, each.spread.value),
+        seed_spread=_as_dict(evidence.spread),
+        signal_to_noise=quality.signal_to_noise(evidence.base.baseline_score or 0.0, evidence.spread.value),
     )
-    facts = text.ScoreFacts(decided.as_dict(), each.task.kind == "proportion", levels.alpha)
+    facts = text.ScoreFacts(decided.as_dict(), evidence.task.kind == "proportion", levels.alpha)
     return replace(decided, explanation=text.explain(facts))
 
 
-def _decided(each: TaskEvidence, levels: _Levels) -> ScoreComparison:
+def _decided(evidence: TaskEvidence, levels: _Levels) -> ScoreComparison:
     """The verdict from the interval: at the level for 'equivalent', else at those of the two sides."""
-    difference, margin = each.difference, each.margin
+    difference, margin = evidence.difference, evidence.margin
     narrow = difference.interval(2.0 * levels.equivalent)
-    limits = [margin] + ([MARGINS_OF_BORROWED * margin] if each.spread.borrowed else [])
+    limits = [margin] + ([MARGINS_OF_BORROWED * margin] if evidence.spread.borrowed else [])
     within = next((limit for limit in limits if -limit < narrow.low and narrow.high < limit), None)
     reach = difference.reference.quantile(levels.worse)
     power = -difference.reference.quantile(intervals.POWER)
     result = replace(
-        each.base,
-        p_value=_p_worse(each),
-        p_adjusted=min(1.0, _p_worse(each) / levels.worse * levels.alpha),
-        p_better=_p_better(each),
+        evidence.base,
+        p_value=_p_worse(evidence),
+        p_adjusted=min(1.0, _p_worse(evidence) / levels.worse * levels.alpha),
+        p_better=_p_better(evidence),
         smallest_detectable=_detectable(difference, levels.worse, reach, power),
     )
     if within is not None:
@@ -161,18 +161,18 @@ def _decided(each: TaskEvidence, levels: _Levels) -> ScoreComparison:
             interval_level=1.0 - 2.0 * levels.equivalent,
             equivalent_within=within,
         )
-    sides = (levels.better, levels.worse) if each.task.higher_is_better else (levels.worse, levels.better)
+    sides = (levels.better, levels.worse) if evidence.task.higher_is_better else (levels.worse, levels.better)
     interval = difference.bounds(*sides)
     result = replace(result, difference_interval=interval, interval_level=1.0 - levels.worse - levels.better)
     if interval.low > 0.0 or interval.high < 0.0:
-        is_better = (interval.low > 0.0) == each.task.higher_is_better
+        is_better = (interval.low > 0.0) == evidence.task.higher_is_better
         return replace(result, verdict="better" if is_better else "worse")
     needs = quality.required_sample(
         margin,
         variance=difference.error**2 - difference.further,
         units=difference.units,
         further=difference.further,
-        runs=min(each.arms),
+        runs=min(evidence.arms),
         critical=reach,
     )
     return replace(result, needs=asdict(needs))
@@ -185,29 +185,29 @@ def _detectable(difference: ScoreDifference, level: float, reach: float, power: 
     return intervals.smallest_detectable(difference.error, level, difference.total_freedom, one_sided=True)
 
 
-def _identical(each: TaskEvidence, level: float) -> ScoreComparison:
+def _identical(evidence: TaskEvidence, level: float) -> ScoreComparison:
     """'Equivalent', for runs that agree on each item.
 
     Scores with several values agree only if the runs compute the same. Equal answers of yes and no show that
     at most a part of all items differs, the largest share that so many items would not have shown.
     """
-    difference = each.difference.with_further(0.0, 0.0)
+    difference = evidence.difference.with_further(0.0, 0.0)
     result = replace(
-        each.base,
+        evidence.base,
         verdict="equivalent",
-        equivalent_within=each.margin,
+        equivalent_within=evidence.margin,
         p_value=1.0,
         p_adjusted=1.0,
         p_better=1.0,
     )
-    if len(np.unique(each.task.arm[0].items)) >= VALUES_OF_COMPUTATION or difference.span == 0.0:
+    if len(np.unique(evidence.task.arm[0].items)) >= VALUES_OF_COMPUTATION or difference.span == 0.0:
         return result
     interval = difference.interval(2.0 * level)
     return replace(
         result,
         difference_interval=interval,
         interval_level=1.0 - 2.0 * level,
-        equivalent_within=max(each.margin, interval.high),
+        equivalent_within=max(evidence.margin, interval.high),
     )
 
 

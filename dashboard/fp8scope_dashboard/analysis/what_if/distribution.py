@@ -43,10 +43,10 @@ class Distribution:
         counts = counts[:, low:high]
         first = MIN_EXPONENT + low
         top = _top(counts, first)
-        known = np.full(len(counts), np.nan) if amax is None else np.asarray(amax, np.float64)
+        amaxes = np.full(len(counts), np.nan) if amax is None else np.asarray(amax, np.float64)
         with np.errstate(divide="ignore", invalid="ignore"):
-            fits = (known > 0) & np.isfinite(known) & (np.frexp(known)[1] - 1 == top)
-        return cls(first, counts, histograms[:, 0], histograms[:, -1], np.where(fits, known, np.nan))
+            fits = (amaxes > 0) & np.isfinite(amaxes) & (np.frexp(amaxes)[1] - 1 == top)
+        return cls(first, counts, histograms[:, 0], histograms[:, -1], np.where(fits, amaxes, np.nan))
 
     def __len__(self) -> int:
         return len(self.counts)
@@ -85,8 +85,8 @@ class Distribution:
     def upper(self) -> Floats:
         """The end of each bin, float64[T, E]: 2^(e+1), but amax in the bin that holds it."""
         upper = np.broadcast_to(2.0 * self.lower, self.counts.shape).copy()
-        known = np.flatnonzero(np.isfinite(self.amax))
-        upper[known, self.top[known] - self.first] = self.amax[known]
+        observed = np.flatnonzero(np.isfinite(self.amax))
+        upper[observed, self.top[observed] - self.first] = self.amax[observed]
         return upper
 
     @property

@@ -69,25 +69,25 @@ class Readiness:
 def judge(tensors: Tensors, target: Target) -> Readiness:
     """Apply the rule to every tensor, and look for a finer scaling for those that fail."""
     effect = effect_of(tensors, target)
-    known = tensors.distribution.nonzero > 0
+    observed = tensors.distribution.nonzero > 0
     ratios = limit_ratios(tensors, target, effect)
     passes = np.asarray((ratios <= 1.0).all(axis=0))
-    names = _finer_names(tensors, target, known & ~passes)
+    names = _finer_names(tensors, target, observed & ~passes)
     judged = []
     for i, name in enumerate(tensors.names):
-        if not known[i]:
+        if not observed[i]:
             verdict: Verdict = "unknown"
         elif passes[i]:
             verdict = "ready"
         else:
             verdict = "finer" if names[i] else "bf16"
-        worst = float(np.max(ratios[:, i])) if known[i] else 0.0
+        worst = float(np.max(ratios[:, i])) if observed[i] else 0.0
         judged.append(
             TensorReadiness(
                 index=i,
                 name=name,
                 verdict=verdict,
-                reason=_reason(tensors, effect, ratios, known, i),
+                reason=_reason(tensors, effect, ratios, observed, i),
                 finer=names[i],
                 worst=worst,
             )
@@ -109,10 +109,10 @@ def smallest_set(errors: Floats, budget: float) -> NDArray[np.intp]:
     own error, whatever else is kept. Taking the largest first is therefore optimal: no other k tensors take
     away more than the k largest.
     """
-    known = np.flatnonzero(np.isfinite(errors))
-    order = known[np.argsort(-errors[known], kind="stable")]
-    rest = errors[known].sum() - np.concatenate([[0.0], np.cumsum(errors[order])])
-    allowed = budget * len(known)
+    finite = np.flatnonzero(np.isfinite(errors))
+    order = finite[np.argsort(-errors[finite], kind="stable")]
+    rest = errors[finite].sum() - np.concatenate([[0.0], np.cumsum(errors[order])])
+    allowed = budget * len(finite)
     # Differences of sums are rounded; the last of them is zero.
     enough = np.flatnonzero(rest <= allowed + 1e-12 * max(float(rest[0]), 0.0))
     return order[: int(enough[0])] if len(enough) else order
@@ -120,8 +120,8 @@ def smallest_set(errors: Floats, budget: float) -> NDArray[np.intp]:
 
 def default_budget(effect: Effect) -> float:
     """MAX_RATIO times the mean error that the mantissa bits cost; 0 without tensors."""
-    known = np.isfinite(effect.floor)
-    return MAX_RATIO * float(effect.floor[known].mean()) if known.any() else 0.0
+    finite = np.isfinite(effect.floor)
+    return MAX_RATIO * float(effect.floor[finite].mean()) if finite.any() else 0.0
 
 
 def limit_ratios(tensors: Tensors, target: Target, effect: Effect) -> Floats:
@@ -156,8 +156,8 @@ def _finer_names(tensors: Tensors, target: Target, failing: NDArray[np.bool_]) -
     return names
 
 
-def _reason(tensors: Tensors, effect: Effect, ratios: Floats, known: NDArray[np.bool_], i: int) -> str:
-    if not known[i]:
+def _reason(tensors: Tensors, effect: Effect, ratios: Floats, observed: NDArray[np.bool_], i: int) -> str:
+    if not observed[i]:
         return "no finite elements other than zero in this step"
     reasons = []
     if ratios[0, i] > 1.0:

@@ -16,7 +16,7 @@ def headline(readiness: Readiness) -> str:
     judged = [tensor for tensor in readiness.tensors if tensor.verdict != "unknown"]
     if not judged:
         return "No tensor has finite values other than zero in this step, so none can be judged."
-    ready, finer, kept = (readiness.having(verdict) for verdict in ("ready", "finer", "bf16"))
+    ready, finer, groups = (readiness.having(verdict) for verdict in ("ready", "finer", "bf16"))
     target = readiness.target
     short = target.format.title.partition(" (")[0]
     every = f"{len(ready):,} of {count(len(judged), 'tensor')}"
@@ -24,20 +24,22 @@ def headline(readiness: Readiness) -> str:
         every = f"All {len(judged):,} tensors" if len(judged) > 1 else "The only tensor"
     be = "is" if len(ready) == 1 or len(judged) == 1 else "are"
     sentence = f"{every} {be} ready for {short} with {target.title}"
-    if kept:
-        sentence += f"; keep {names([tensor.name for tensor in kept])} in BF16"
+    if groups:
+        sentence += f"; keep {names([tensor.name for tensor in groups])} in BF16"
     if finer:
         needs = "needs" if len(finer) == 1 else "need"
         sentence += f"; {names([tensor.name for tensor in finer])} {needs} finer scaling"
     return f"{sentence}."
 
 
-def kept_sentence(kept: Sequence[str], total: int, budget: float) -> str:
+def kept_sentence(exceptions: Sequence[str], total: int, budget: float) -> str:
     """Return which tensors to keep in BF16 for a mean error of at most `budget`."""
     limit = f"By the error alone, for a mean of at most {percent(budget)},"
-    if not kept:
+    if not exceptions:
         return f"{limit} no tensor has to stay in BF16."
-    return f"{limit} keep {names(kept)} in BF16: the fewest of {count(total, 'tensor')} that are enough."
+    return (
+        f"{limit} keep {names(exceptions)} in BF16: the fewest of {count(total, 'tensor')} that are enough."
+    )
 
 
 def names(of: Sequence[str]) -> str:

@@ -187,14 +187,14 @@ def _estimated(tensors: Distribution, format: NumberFormat, scale: Floats) -> tu
     """
     low_end, high_end = tensors.lower * scale[:, None], tensors.upper * scale[:, None]
     noise, signal = np.zeros(len(tensors)), np.zeros(len(tensors))
-    known = np.flatnonzero(np.isfinite(tensors.amax))
+    observed = np.flatnonzero(np.isfinite(tensors.amax))
     counts = tensors.counts.copy()
-    counts[known, tensors.top[known] - tensors.first] -= 1.0
+    counts[observed, tensors.top[observed] - tensors.first] -= 1.0
     for point in range(POINTS):
         y = low_end + (high_end - low_end) * (point + 0.5) / POINTS
         noise += (counts * squared_error(y, format)).sum(axis=1) / POINTS
         signal += (counts * y**2).sum(axis=1) / POINTS
-    peak = tensors.amax[known] * scale[known]
-    noise[known] += (rounded(peak, format) - peak) ** 2
-    signal[known] += peak**2
+    peak = tensors.amax[observed] * scale[observed]
+    noise[observed] += (rounded(peak, format) - peak) ** 2
+    signal[observed] += peak**2
     return noise, signal

@@ -82,12 +82,12 @@ def rolling_mean(values: Floats, window: int) -> Floats:
 def _leaving(kind: LeavingKind, rows: TensorSeries, shares: Floats, limits: Floats) -> list[Leaving]:
     tensors = []
     for position, (row, limit) in enumerate(zip(shares, limits, strict=True)):
-        known = np.flatnonzero(np.isfinite(row))
+        observed = np.flatnonzero(np.isfinite(row))
         if rows.begins:
-            known = known[known >= WARM_UP]
-        if len(known) < WINDOW // 2:
+            observed = observed[observed >= WARM_UP]
+        if len(observed) < WINDOW // 2:
             continue
-        values, steps = row[known], rows.steps[known]
+        values, steps = row[observed], rows.steps[observed]
         share = float(rolling_mean(values, WINDOW).max())
         if share > limit:
             begin, low, high = _onset(kind, values, float(limit))

@@ -80,17 +80,17 @@ def scale_fault(
         calls: quantisations per row. Rows have the largest amax and the last scale of their calls, so that
             with several calls the formula does not hold exactly, and only `frozen` is decided.
     """
-    known = np.flatnonzero(np.isfinite(amax) & np.isfinite(scale) & (scale > 0))
-    if len(known) < LEAST_ROWS or not np.isfinite(largest):
+    observed = np.flatnonzero(np.isfinite(amax) & np.isfinite(scale) & (scale > 0))
+    if len(observed) < LEAST_ROWS or not np.isfinite(largest):
         return None
-    a, s = amax[known], scale[known]
+    a, s = amax[observed], scale[observed]
     if scaling.kind in ("blocks", "unknown") or calls > SEVERAL:
         fault = _frozen_by_constancy(a, s, largest, scaling)
     else:
         fault = _off_formula(a, s, largest, scaling, begins)
     if fault is None:
         return None
-    return replace(fault, first=int(known[fault.first]), last=int(known[fault.last]))
+    return replace(fault, first=int(observed[fault.first]), last=int(observed[fault.last]))
 
 
 def implied_amax(scale: Floats, largest: float, scaling: Scaling) -> Floats:

@@ -144,7 +144,7 @@ def _of_static_gradients(
     static = [p for p, fault in faults.items() if fault.kind == "frozen" and fault.first <= SHOWN]
     if len(static) < len(faults) or any(rows.tensors[p].role != "grad_output" for p in static):
         return None
-    vanishing = [each for each in flushed if each.tensor in static]
+    vanishing = [leaving for leaving in flushed if leaving.tensor in static]
     return _underflow(vanishing, len(static), rows) if vanishing else None
 
 
@@ -266,16 +266,16 @@ def _of_ranges(
 ) -> Finding | None:
     gradients = int((rows.roles == "grad_output").sum())
     # A head's gradients have tiny probabilities that may vanish without harm: one such tensor is no cause.
-    vanishing = [each for each in flushed if rows.tensors[each.tensor].role == "grad_output"]
+    vanishing = [leaving for leaving in flushed if rows.tensors[leaving.tensor].role == "grad_output"]
     if gradients >= 1 and len(vanishing) >= max(2, MOST * gradients):
         return _underflow(vanishing, gradients, rows)
-    forward = [each for each in flushed if rows.tensors[each.tensor].role != "grad_output"]
+    forward = [leaving for leaving in flushed if rows.tensors[leaving.tensor].role != "grad_output"]
     if forward:
         return _of_forward(forward, rows, scalings)
     if not saturated:
         return None
-    positions = [each.tensor for each in saturated]
-    share = max(each.share for each in saturated)
+    positions = [leaving.tensor for leaving in saturated]
+    share = max(leaving.share for leaving in saturated)
     margins = {scalings[rows.tensors[p].role].margin for p in positions}
     in_trouble = training.is_worse or training.trouble_at is not None
     if min(margins) >= 0 and share < HARMFUL_SHARE and not in_trouble:
@@ -299,8 +299,8 @@ def _of_ranges(
 
 
 def _underflow(vanishing: Sequence[Leaving], gradients: int, rows: TensorSeries) -> Finding:
-    positions = [each.tensor for each in vanishing]
-    share = float(np.median([each.share for each in vanishing]))
+    positions = [leaving.tensor for leaving in vanishing]
+    share = float(np.median([leaving.share for leaving in vanishing]))
     return Finding(
         step="scaling", outcome="cause",
         sentence=f"The gradients underflow: {share:.0%} of the elements of {len(positions)} of {gradients} "
@@ -315,8 +315,8 @@ def _of_forward(
     forward: Sequence[Leaving], rows: TensorSeries, scalings: Mapping[str, Scaling]
 ) -> Finding | None:
     """Inputs and weights that become zero: one layer's, or under a margin that is too large."""
-    positions = [each.tensor for each in forward]
-    share = max(each.share for each in forward)
+    positions = [leaving.tensor for leaving in forward]
+    share = max(leaving.share for leaving in forward)
     module = _only_module(positions, rows)
     if module:
         name = rows.tensors[positions[0]].name
@@ -408,7 +408,7 @@ def _harms(
     It jumps, gradients leave their range, it is not divided out again, or the run is worse than BF16.
     """
     gradients = int((rows.roles == "grad_output").sum())
-    leaving = {each.tensor for each in (*saturated, *flushed)}
+    leaving = {item.tensor for item in (*saturated, *flushed)}
     outside = sum(rows.tensors[position].role == "grad_output" for position in leaving)
     since = training.norm_bits[training.norm_steps >= factor.onset]
     undivided = bool(len(since)) and float(np.median(since)) * np.sign(factor.bits) >= 0.5 * abs(factor.bits)
@@ -420,7 +420,7 @@ def _loss_scale(
 ) -> Finding:
     positions = np.flatnonzero(rows.roles == "grad_output").tolist()
     size = f"2^{abs(factor.bits):.0f} times {'larger' if factor.bits > 0 else 'smaller'}"
-    leaving = [each for each in (*saturated, *flushed) if rows.tensors[each.tensor].role == "grad_output"]
+    leaving = [item for item in (*saturated, *flushed) if rows.tensors[item.tensor].role == "grad_output"]
     then = ""
     if leaving:
         verb = "saturate" if leaving[0].kind == "saturation" else "underflow"
@@ -490,10 +490,11 @@ def _clear(
     elif not saturated:
         range_use = " None leaves its range."
     else:
-        share = max(each.share for each in saturated)
+        share = max(leaving.share for leaving in saturated)
+        tensors = _counted([leaving.tensor for leaving in saturated], rows)
         range_use = (
-            f" Up to {share:.1%} of the elements of {_counted([each.tensor for each in saturated], rows)} "
-            f"saturate, {_first(saturated[0], rows)}; nothing shows that this does harm."
+            f" Up to {share:.1%} of the elements of {tensors} saturate, {_first(saturated[0], rows)}; "
+            "nothing shows that this does harm."
         )
     return Finding(step="scaling", outcome="clear", sentence=f"{what}{range_use}{note}")
 

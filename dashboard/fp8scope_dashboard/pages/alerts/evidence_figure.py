@@ -67,7 +67,7 @@ def _curves(
     if tensors:
         statistic = str(tensors[0]["name"]).removeprefix(str(tensors[0]["tensor"])).strip()
         slots = zip(tensors, TENSOR_SLOTS, strict=False)
-        return statistic, [_curve(line, line["tensor"], each) for line, each in slots]
+        return statistic, [_curve(line, line["tensor"], line_slot) for line, line_slot in slots]
     statistic = str(series[0]["name"])
     # Of another scalar than the loss, the loss beside it has another unit.
     lines = evidence.get("baseline", ()) if statistic == "loss" else ()

@@ -47,8 +47,8 @@ SHARES: Final = frozenset(
 
 def label_of(parameter: str, kind: str = "") -> str:
     """The label of the field of a parameter of a kind."""
-    known = LABELS_OF_KIND.get((kind, parameter)) or LABELS.get(parameter)
-    return known or parameter.replace("_", " ").capitalize()
+    label = LABELS_OF_KIND.get((kind, parameter)) or LABELS.get(parameter)
+    return label or parameter.replace("_", " ").capitalize()
 
 
 def amount(kind: str, value: float | None) -> str:

@@ -234,7 +234,7 @@ def _form(
         "names_tensors": kind is None or kind.names_tensors,
         "channels": [(channel, channel.name in document.get("channels", ())) for channel in channels],
         "escalate": escalate,
-        "escalation_channels": [(each, each.name in escalate.get("channels", ())) for each in channels],
+        "escalation_channels": [(option, option.name in escalate.get("channels", ())) for option in channels],
         "zones": rule_documents.time_zones(),
         "runs": _runs(project, str(document.get("run", ""))),
         "run_is_fixed": stored is not None and stored.kind != RuleKind.THRESHOLD,

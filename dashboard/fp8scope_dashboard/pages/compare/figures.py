@@ -147,12 +147,12 @@ def _tensors(runs: Sequence[Run], query: QueryDict, options: Options) -> AnyChar
             "The map needs two runs with statistics of tensors: FP8 runs, or BF16 runs in shadow mode."
         )
     a, b = pair
-    known = common_statistics(a, b)
-    if not known:
+    common = common_statistics(a, b)
+    if not common:
         return EmptyChart(f"{a.name} and {b.name} have no statistic in common.")
     statistic = query.get("statistic", "")
-    if statistic not in known:
-        statistic = most_different_statistic(a, b, known, first=options.first, last=options.last)
+    if statistic not in common:
+        statistic = most_different_statistic(a, b, common, first=options.first, last=options.last)
     compared = difference_map(a, b, statistic, first=options.first, last=options.last)
     if compared is None:
         return EmptyChart(f"{a.name} and {b.name} have no tensor and step in common with this statistic.")

@@ -104,10 +104,10 @@ def tensor_pair(runs: Sequence[Run], query: QueryDict) -> tuple[Run, Run] | None
     """The runs `a` and `b` of the address; by default the newest run and another of its precision."""
     if len(runs) < 2:
         return None
-    known = {str(run.id): run for run in runs}
-    b = known.get(query.get("b", ""), runs[-1])
+    by_id = {str(run.id): run for run in runs}
+    b = by_id.get(query.get("b", ""), runs[-1])
     others = sorted((run for run in runs if run != b), key=lambda run: run.precision != b.precision)
-    a = known.get(query.get("a", ""), others[0])
+    a = by_id.get(query.get("a", ""), others[0])
     return (others[0], b) if a == b else (a, b)
 
 

@@ -103,7 +103,7 @@ def charts_context(run: Run, query: QueryDict, user: User) -> dict[str, Any]:
     return {
         "view": view,
         "is_own_view": view is not None and view.owner_id == user.pk,
-        "views": [_choice(run, each, view, user) for each in views],
+        "views": [_choice(run, other, view, user) for other in views],
         "view_remark": "This view is not shared with you, or was deleted." if asked and view is None else "",
         "find": text,
         "find_problem": problem,

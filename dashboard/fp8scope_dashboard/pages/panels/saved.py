@@ -47,9 +47,9 @@ def change(project: Project, user: User, view_id: int | None, how: Change) -> Sa
     """
     with transaction.atomic():
         views = list(_locked(project, user))
-        view = next((each for each in views if each.pk == view_id), None)
+        view = next((other for other in views if other.pk == view_id), None)
         if view is None:
-            view = _copied(project, user, view_id, {each.name for each in views})
+            view = _copied(project, user, view_id, {other.name for other in views})
         panels = how(panels_of(view.panels))
         if len(panels) > MAX_PANELS:
             raise PanelError(f"A view has at most {MAX_PANELS} panels: remove one first.")
@@ -110,6 +110,6 @@ def _copied(project: Project, user: User, view_id: int | None, names: set[str]) 
         raise PanelError(f"You have {MAX_VIEWS} views: delete one first.")
     shown = opened(list(views_of(project, user)), user, view_id)
     numbered = (f"{OWN_NAME} {number}" for number in range(2, MAX_VIEWS + 2))
-    name = OWN_NAME if OWN_NAME not in names else next(each for each in numbered if each not in names)
+    name = OWN_NAME if OWN_NAME not in names else next(number for number in numbered if number not in names)
     panels = shown.panels if shown is not None else []
     return SavedView(project=project, owner=user, page=SavedView.Page.CHARTS, name=name, panels=panels)

@@ -57,10 +57,10 @@ def home(request: HttpRequest) -> HttpResponse:
     slugs = list(listed.values_list("slug", flat=True)[:2])
     if len(slugs) == 1 and "all" not in request.GET:
         return redirect("project", slug=slugs[0])
-    kept = Q(runs__deleted_at=None)
+    not_deleted = Q(runs__deleted_at=None)
     # The project where something happens comes first.
     by_activity = listed.annotate(
-        run_count=Count("runs", filter=kept), latest=Max("runs__heartbeat_at", filter=kept)
+        run_count=Count("runs", filter=not_deleted), latest=Max("runs__heartbeat_at", filter=not_deleted)
     ).order_by(F("latest").desc(nulls_last=True), "name")
     shown = Paginator(by_activity, PROJECTS_A_PAGE).get_page(request.GET.get("page"))
     context = {

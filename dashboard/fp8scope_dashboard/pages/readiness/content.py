@@ -138,8 +138,8 @@ class Answer:
 
     @property
     def kept_sentence(self) -> str:
-        known = int(np.isfinite(self.readiness.effect.error.estimate).sum())
-        return kept_sentence(self.kept, known, self.budget)
+        judged = int(np.isfinite(self.readiness.effect.error.estimate).sum())
+        return kept_sentence(self.kept, judged, self.budget)
 
     @property
     def counts(self) -> list[tuple[Badge, int]]:
@@ -178,7 +178,7 @@ def answer(run_id: UUID, question: ReadinessQuery) -> Answer | None:
     sampled = judged.sampled
     readiness = judge(sampled.tensors, question.target)
     budget = default_budget(readiness.effect) if question.error is None else question.error
-    kept = smallest_set(readiness.effect.error.estimate, budget)
+    in_bf16 = smallest_set(readiness.effect.error.estimate, budget)
     search = question.search.lower()
     return Answer(
         question=question,
@@ -186,7 +186,7 @@ def answer(run_id: UUID, question: ReadinessQuery) -> Answer | None:
         readiness=readiness,
         rows=[tensor for tensor in worst_first(readiness) if search in tensor.name.lower()],
         budget=budget,
-        kept=[sampled.tensors.names[i] for i in kept],
+        kept=[sampled.tensors.names[i] for i in in_bf16],
         note=judged.note,
     )
 

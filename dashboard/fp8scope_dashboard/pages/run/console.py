@@ -33,12 +33,12 @@ def console_context(run: Run, query: QueryDict) -> dict[str, Any]:
         has_earlier = bool(console.before(writers, shown[0], 1, search))
     else:
         # With one more it is known whether there are earlier ones.
-        found = (
+        lines = (
             console.newest(writers, LINES + 1, search)
             if edge is None
             else console.before(writers, edge, LINES + 1, search)
         )
-        shown, has_earlier = found[-LINES:], len(found) > LINES
+        shown, has_earlier = lines[-LINES:], len(lines) > LINES
     return {
         "lines": _with_headings(shown, rank),
         "earlier": _query(rank, before=shown[0].pk, q=search) if shown and has_earlier else "",

@@ -101,9 +101,9 @@ def retention(request: HttpRequest, project: Project) -> HttpResponse:
     else:
         project.save(update_fields=["raw_days"])
         record(actor_of(request), project, Action.PROJECT, f"days of tensor values: {text or 'all'}")
-        kept = f"for {project.raw_days} days" if project.raw_days else "forever"
+        duration = f"for {project.raw_days} days" if project.raw_days else "forever"
         messages.success(
-            request, f"Saved. Tensor values are kept {kept}; roll-ups and scalars are always kept."
+            request, f"Saved. Tensor values are kept {duration}; roll-ups and scalars are always kept."
         )
     return redirect(f"{reverse('settings', args=[project.slug])}#storage")
 

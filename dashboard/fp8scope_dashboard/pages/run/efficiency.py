@@ -64,8 +64,8 @@ def bucket_means(steps: NDArray[np.int64], seconds: Floats, buckets: int) -> Spl
     `steps` int64[N] increasing, `seconds` float64[PHASES, N]. Steps with an invalid phase (NaN,
     infinite or negative) are left out, because their total would be wrong.
     """
-    known = (np.isfinite(seconds) & (seconds >= 0)).all(axis=0)
-    steps, seconds = steps[known], seconds[:, known]
+    complete = (np.isfinite(seconds) & (seconds >= 0)).all(axis=0)
+    steps, seconds = steps[complete], seconds[:, complete]
     if not len(steps):
         return Split(np.zeros(0), np.zeros((len(PHASES), 0)))
     edges = np.unique(np.linspace(0, len(steps), min(buckets, len(steps)) + 1).astype(np.int64))

@@ -100,8 +100,8 @@ def _baseline(run: Run) -> str:
     baselines = comparison_runs.baseline_runs(run)
     if not baselines:
         return ""
-    precisions = sorted({precision_label(each.precision) for each in baselines})
-    seeds = sorted({each.seed for each in baselines if each.seed is not None})
+    precisions = sorted({precision_label(baseline.precision) for baseline in baselines})
+    seeds = sorted({baseline.seed for baseline in baselines if baseline.seed is not None})
     with_seeds = f" (seeds {', '.join(map(str, seeds))})" if len(seeds) > 1 else ""
     noun = f"{'/'.join(precisions)} run"
     return f"{count(len(baselines), noun)}{with_seeds}"

@@ -98,20 +98,20 @@ def _further(event: Event, address: str) -> list[AlertFact]:
     """Return what other rules found about the tensors of an alert: they saturate after their scale froze."""
     return [
         AlertFact(
-            kind=each["kind"],
-            onset=int(each["onset_step"]),
-            severity=each["severity"],
-            message=each["message"],
+            kind=further["kind"],
+            onset=int(further["onset_step"]),
+            severity=further["severity"],
+            message=further["message"],
             address=address,
-            name=each["title"],
-            tensors=tuple(str(tensor["name"]) for tensor in each["tensors"]),
-            tensors_over=int(each.get("tensors_over", len(each["tensors"]))),
-            after=(each.get("first") or {}).get("after_step"),
+            name=further["title"],
+            tensors=tuple(str(tensor["name"]) for tensor in further["tensors"]),
+            tensors_over=int(further.get("tensors_over", len(further["tensors"]))),
+            after=(further.get("first") or {}).get("after_step"),
             is_resolved=event.state == EventState.RESOLVED,
         )
-        for each in event.evidence.get("further", [])
+        for further in event.evidence.get("further", [])
         # Earlier versions kept no tensors.
-        if each.get("tensors") and each["kind"] != event.kind
+        if further.get("tensors") and further["kind"] != event.kind
     ]
 
 

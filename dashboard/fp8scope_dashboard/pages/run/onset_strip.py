@@ -310,8 +310,8 @@ def _of_loss(facts: StripFacts) -> list[StripOnset]:
                 label="Comparison",
             )
         )
-    known = [alert.onset for alert in facts.alerts if alert.kind == "loss_not_finite"]
-    if step is not None and not any(onset <= step for onset in known):
+    onsets_of_losses = [alert.onset for alert in facts.alerts if alert.kind == "loss_not_finite"]
+    if step is not None and not any(onset <= step for onset in onsets_of_losses):
         onsets.append(
             StripOnset(
                 step=step,

@@ -89,14 +89,14 @@ def _link(run: Run, name: str, current: str, query: QueryDict) -> TabLink:
     ids = [run.project.slug, run.pk]
     if name == DATA:
         return TabLink(name, "Data", reverse("run_data", args=ids), name == current)
-    kept = QueryDict(mutable=True)
+    parameters = QueryDict(mutable=True)
     if name != "overview":
-        kept["tab"] = name
+        parameters["tab"] = name
     for field in KEPT:
         if value := query.get(field, ""):
-            kept[field] = value[:TENSOR_NAME_LENGTH]
+            parameters[field] = value[:TENSOR_NAME_LENGTH]
     page = reverse("run", args=ids)
-    address = f"{page}?{kept.urlencode(safe='.')}" if kept else page
+    address = f"{page}?{parameters.urlencode(safe='.')}" if parameters else page
     return TabLink(name, TABS[name].label, address, name == current)
 
 
@@ -104,8 +104,8 @@ def range_of(query: QueryDict) -> dict[str, Any]:
     """The range of steps in an address, `steps=240..260`; None where it says nothing or nonsense."""
     first, dots, last = query.get("steps", "").partition("..")
     ends = step_of(first), step_of(last)
-    known = bool(dots) and None not in ends
-    return {"first": ends[0] if known else None, "last": ends[1] if known else None}
+    is_range = bool(dots) and None not in ends
+    return {"first": ends[0] if is_range else None, "last": ends[1] if is_range else None}
 
 
 def typed_range(run: Run, query: QueryDict) -> str:
@@ -114,15 +114,15 @@ def typed_range(run: Run, query: QueryDict) -> str:
     An empty field is the begin or the end of the run.
     """
     first, last = step_of(query.get("first")), step_of(query.get("last"))
-    kept = query.copy()
+    changed = query.copy()
     for field in ("first", "last"):
-        kept.pop(field, None)
+        changed.pop(field, None)
     if first is None and last is None:
-        kept.pop("steps", None)
+        changed.pop("steps", None)
     else:
-        kept["steps"] = f"{first or 0}..{run.last_step or 0 if last is None else last}"
+        changed["steps"] = f"{first or 0}..{run.last_step or 0 if last is None else last}"
     page = reverse("run", args=[run.project.slug, run.pk])
-    return f"{page}?{kept.urlencode(safe='.')}" if kept else page
+    return f"{page}?{changed.urlencode(safe='.')}" if changed else page
 
 
 def _overview(run: Run, query: QueryDict, user: User) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def _ranks(run: Run, query: QueryDict, user: User) -> dict[str, Any]:
 def compared_run(run: Run) -> Run | None:
     """The baseline run whose configuration is shown beside the run's: of the same seed, else the newest."""
     baselines = comparison_runs.baseline_runs(run)
-    same = [each for each in baselines if each.seed is not None and each.seed == run.seed]
+    same = [baseline for baseline in baselines if baseline.seed is not None and baseline.seed == run.seed]
     chosen = same or baselines
     return chosen[-1] if chosen else None
 
@@ -173,13 +173,13 @@ def _configuration(run: Run, query: QueryDict, user: User) -> dict[str, Any]:
 
 def _environment(run: Run, query: QueryDict, user: User) -> dict[str, Any]:
     other = compared_run(run)
-    compared = _compared(run, other, lambda each: lasting(each.environment) if other else each.environment)
+    compared = _compared(run, other, lambda tab: lasting(tab.environment) if other else tab.environment)
     return {"other": other, "compared": compared}
 
 
 def _compared(run: Run, other: Run | None, entries: Callable[[Run], Mapping[str, Any]]) -> Differences:
     runs = [run] if other is None else [run, other]
-    flattened = [(each.name, dict(flat(entries(each)))) for each in runs]
+    flattened = [(option.name, dict(flat(entries(option)))) for option in runs]
     return differences(flattened, everything=True, most=MOST_ENTRIES)
 
 

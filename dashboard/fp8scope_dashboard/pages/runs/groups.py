@@ -151,7 +151,7 @@ def _group(listing: Listing, keyed: Any, row: Mapping[str, Any], alerts: dict[st
     term = _term(state.by, value)
     # The term of a group is what the address lists as open.
     is_open = term in state.open
-    others = tuple(each for each in state.open if each != term)
+    others = tuple(name for name in state.open if name != term)
     members = None
     if is_open:
         same = keyed.filter(group_key__isnull=True) if value is None else keyed.filter(group_key=value)

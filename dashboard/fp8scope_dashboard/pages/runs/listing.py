@@ -273,8 +273,8 @@ class Listing:
         values = []
         for value, count in self._values(field)[:MOST_FACET_VALUES]:
             active = value.lower() in chosen
-            kept = "" if active else term_text(field, value)
-            address = self.state.address(search=f"{others.text} {kept}".strip())
+            remaining = "" if active else term_text(field, value)
+            address = self.state.address(search=f"{others.text} {remaining}".strip())
             values.append(FacetValue(value, _facet_label(field, value), count, active, address))
         # A facet with one value has nothing to choose.
         return Facet(field, label, values) if len(values) > 1 or chosen else None

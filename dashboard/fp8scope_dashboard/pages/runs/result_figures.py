@@ -114,12 +114,12 @@ def parallel_figure(
         y: list[float | None] = []
         texts: list[str] = []
         for run in members.tolist():
-            known = np.flatnonzero(np.isfinite(places[:, run]))
+            finite = np.flatnonzero(np.isfinite(places[:, run]))
             name = _short(names[run])
-            x += [*known.astype(float).tolist(), None]
-            y += [*places[known, run].tolist(), None]
+            x += [*finite.astype(float).tolist(), None]
+            y += [*places[finite, run].tolist(), None]
             texts += [
-                f"{name}<br>{escaped(drawn[i].title)} {escaped(drawn[i].label(int(run)))}" for i in known
+                f"{name}<br>{escaped(drawn[i].title)} {escaped(drawn[i].label(int(run)))}" for i in finite
             ]
             texts.append("")
         figure.add_scatter(
@@ -139,18 +139,18 @@ def parallel_figure(
 
 def _draw_axes(figure: go.Figure, axes: Sequence[ValueAxis], theme: Theme, *, compact: bool) -> None:
     notes: list[dict[str, Any]] = []
-    for place, axis in enumerate(axes):
+    for index, axis in enumerate(axes):
         labels = _labels(axis)
         for at, label in [*labels[:1], *labels[-1:]] if compact else labels:
             notes.append(
                 {
-                    "x": place,
+                    "x": index,
                     "y": at,
                     "text": escaped(shortened(label, 6 if compact else 14)),
                     "bgcolor": faded(theme.surface, 0.75),
-                    "xanchor": "right" if place == len(axes) - 1 else "left",
+                    "xanchor": "right" if index == len(axes) - 1 else "left",
                     "yanchor": "bottom",
-                    "xshift": -4 if place == len(axes) - 1 else 4,
+                    "xshift": -4 if index == len(axes) - 1 else 4,
                     "showarrow": False,
                     "font": {"size": 10, "color": theme.muted},
                 }
@@ -158,14 +158,14 @@ def _draw_axes(figure: go.Figure, axes: Sequence[ValueAxis], theme: Theme, *, co
     lines = [
         {
             "type": "line",
-            "x0": place,
-            "x1": place,
+            "x0": index,
+            "x1": index,
             "y0": 0,
             "y1": 1,
             "layer": "below",
             "line": {"color": theme.muted, "width": 1},
         }
-        for place in range(len(axes))
+        for index in range(len(axes))
     ]
     titles = [escaped(shortened(axis.title, 12 if compact else 24)) for axis in axes]
     figure.update_layout(annotations=notes, shapes=lines, hovermode="closest", showlegend=False)
@@ -184,10 +184,10 @@ def _places(axis: ValueAxis) -> Floats:
     if axis.texts:
         return axis.positions / max(1, len(axis.texts) - 1)
     values = np.log(axis.positions) if axis.is_log else axis.positions
-    known = values[np.isfinite(values)]
-    if not len(known):
+    finite = values[np.isfinite(values)]
+    if not len(finite):
         return values
-    low, high = known.min(), known.max()
+    low, high = finite.min(), finite.max()
     return np.asarray(
         (values - low) / (high - low) if high > low else np.where(np.isfinite(values), 0.5, np.nan)
     )
@@ -196,21 +196,21 @@ def _places(axis: ValueAxis) -> Floats:
 def _labels(axis: ValueAxis) -> list[tuple[float, str]]:
     """Texts beside an axis with their places: all texts, or the lowest and the highest number."""
     if axis.texts:
-        return [(place / max(1, len(axis.texts) - 1), text) for place, text in enumerate(axis.texts)]
-    known = axis.positions[np.isfinite(axis.positions)]
-    if not len(known):
+        return [(position / max(1, len(axis.texts) - 1), text) for position, text in enumerate(axis.texts)]
+    finite = axis.positions[np.isfinite(axis.positions)]
+    if not len(finite):
         return []
-    low, high = float(known.min()), float(known.max())
+    low, high = float(finite.min()), float(finite.max())
     return [(0.0, number(low)), (1.0, number(high))] if high > low else [(0.5, number(low))]
 
 
 def _shades(result: ValueAxis) -> NDArray[np.int64]:
     """The colour of each run by the rank of its result, so that one extreme does not hide the others."""
-    known = np.isfinite(result.positions)
-    shades = np.full(len(known), -1, np.int64)
-    if known.any():
-        values, ranks = np.unique(result.positions[known], return_inverse=True)
-        shades[known] = ranks * (SHADES - 1) // max(1, len(values) - 1)
+    finite = np.isfinite(result.positions)
+    shades = np.full(len(finite), -1, np.int64)
+    if finite.any():
+        values, ranks = np.unique(result.positions[finite], return_inverse=True)
+        shades[finite] = ranks * (SHADES - 1) // max(1, len(values) - 1)
     return shades
 
 

@@ -46,10 +46,10 @@ class ValueAxis:
     @property
     def is_log(self) -> bool:
         """Return whether the axis is logarithmic."""
-        known = self.positions[np.isfinite(self.positions)]
-        if self.texts or not len(known) or known.min() <= 0:
+        finite = self.positions[np.isfinite(self.positions)]
+        if self.texts or not len(finite) or finite.min() <= 0:
             return False
-        return bool(known.max() / known.min() > WIDE)
+        return bool(finite.max() / finite.min() > WIDE)
 
     def label(self, index: int) -> str:
         """The value of a run, for people."""
@@ -75,9 +75,11 @@ def axis_of(runs: Sequence[Run], columns: Sequence[RunColumn], column: RunColumn
     """The values of a column; `columns` are those that the runs were read with."""
     values = [_value(run, column, entries_of(run, columns)) for run in runs]
     numbers = [_number(value) for value in values]
-    is_numeric = all(value is None or each is not None for value, each in zip(values, numbers, strict=True))
+    is_numeric = all(
+        value is None or number is not None for value, number in zip(values, numbers, strict=True)
+    )
     if is_numeric:
-        positions = [math.nan if each is None else each for each in numbers]
+        positions = [math.nan if x is None else x for x in numbers]
         return ValueAxis(title=_title(column), positions=np.array(positions, np.float64))
     texts = [None if value is None else text_of(value)[:TEXT_LENGTH] for value in values]
     common = sorted({text for text in texts if text is not None}, key=_natural)[:MOST_TEXTS]

@@ -37,8 +37,8 @@ def save(project: Project, user: User, name: str, query: str, *, shared: bool) -
         raise ViewError(f"Give the view a name of 1 to {NAME_LENGTH} characters.")
     # Only what the list understands is stored, without the page and open groups.
     state = ListState.of(QueryDict(query[: 4 * QUERY_LENGTH]))
-    kept = state.address(open=()).removeprefix("?")
-    if len(kept) > QUERY_LENGTH:
+    query_string = state.address(open=()).removeprefix("?")
+    if len(query_string) > QUERY_LENGTH:
         raise ViewError("The view is too long to be saved: shorten the search, or show fewer columns.")
     own = SavedView.objects.filter(project=project, owner=user, page=SavedView.Page.RUNS)
     if own.count() >= MOST_VIEWS and not own.filter(name=name).exists():
@@ -48,6 +48,6 @@ def save(project: Project, user: User, name: str, query: str, *, shared: bool) -
         owner=user,
         page=SavedView.Page.RUNS,
         name=name,
-        defaults={"query": kept, "shared": shared},
+        defaults={"query": query_string, "shared": shared},
     )
     return view

@@ -40,8 +40,12 @@ def suggestions(
     minus, name, colon, value = match[1], match[2], match[3], match[5] or ""
     head = text[: match.start(1)]
     if colon:
-        known = [each for each in _values(project, name.lower()) if value.lower() in each.lower()]
-        terms = [(f"{minus}{name}:{quoted(each)}", _note(name, each)) for each in known[:MOST]]
+        matching = [
+            candidate for candidate in _values(project, name.lower()) if value.lower() in candidate.lower()
+        ]
+        terms = [
+            (f"{minus}{name}:{quoted(candidate)}", _note(name, candidate)) for candidate in matching[:MOST]
+        ]
         # A completed term needs no suggestion.
         return [_entry(f"{head}{term} ", term, note) for term, note in terms if not text.endswith(term)]
     # Suggest only once something was typed, so that the list does not cover the page.
@@ -60,11 +64,11 @@ def _fields(head: str, minus: str, name: str, vocabulary: Vocabulary) -> list[Su
         (field.name, field.help, "" if field.compares and not field.values else ":")
         for field in FIELDS.values()
     ]
-    fields += [(f"{kind}.{each}", _KIND_HELP[kind], "") for kind, each in _names(vocabulary)]
+    fields += [(f"{kind}.{candidate}", _KIND_HELP[kind], "") for kind, candidate in _names(vocabulary)]
     prefix = name.lower()
-    near = [each for each in fields if each[0].lower().startswith(prefix)]
-    near += [each for each in fields if each not in near and prefix in each[0].lower()]
-    terms = [(f"{minus}{each}{end}", note) for each, note, end in near[:MOST]]
+    near = [other for other in fields if other[0].lower().startswith(prefix)]
+    near += [other for other in fields if other not in near and prefix in other[0].lower()]
+    terms = [(f"{minus}{candidate}{end}", note) for candidate, note, end in near[:MOST]]
     return [_entry(f"{head}{term}", term, note) for term, note in terms]
 
 

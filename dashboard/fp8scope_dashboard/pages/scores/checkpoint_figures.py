@@ -96,7 +96,7 @@ def _draw(
     value_format: str,
 ) -> None:
     intervals: list[CheckpointPoint | Zone] = [*points, *zones]
-    steps = sorted({each.step for each in intervals})
+    steps = sorted({interval.step for interval in intervals})
     position = {step: i for i, step in enumerate(steps)}
     for zone in zones:
         figure.add_shape(
@@ -124,7 +124,7 @@ def _draw(
         range=[-0.6, max(len(steps), 1) - 0.4],
     )
     figure.update_layout(hovermode="closest", showlegend=True)
-    _fit(figure, [value for each in intervals for value in (each.low, each.high)], points)
+    _fit(figure, [value for interval in intervals for value in (interval.low, interval.high)], points)
 
 
 def _draw_run(
@@ -163,8 +163,8 @@ def _draw_run(
 
 def _fit(figure: go.Figure, ends: Iterable[float | None], points: Sequence[CheckpointPoint]) -> None:
     """Set the range: plotly's automatic range ignores shapes."""
-    known = [value for value in (*ends, *(point.value for point in points)) if value is not None]
-    finite = [value for value in known if np.isfinite(value)]
+    present = [value for value in (*ends, *(point.value for point in points)) if value is not None]
+    finite = [value for value in present if np.isfinite(value)]
     if finite:
         low, high = min(finite), max(finite)
         room = PADDING * ((high - low) or abs(high) or 1.0)

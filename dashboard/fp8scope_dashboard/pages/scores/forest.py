@@ -229,7 +229,7 @@ def _row(
         share=in_short(judgement.coverage),
         reason=judgement.reason,
         explanation=str(result.get("explanation", "")),
-        warnings=[str(each) for each in result.get("warnings", ())],
+        warnings=[str(warning) for warning in result.get("warnings", ())],
         score=size(mean_score(result)),
         baseline_score=size(result.get("baseline_score")),
         difference=signed(difference, in_percent=kind.in_percent),
@@ -292,12 +292,12 @@ def _kinds(project: Project, tasks: Iterable[tuple[str, str]]) -> dict[tuple[str
     wanted = set(tasks)
     rows = Evaluation.objects.filter(run__project=project, name__in={name for name, _ in wanted})
     fields = rows.order_by("name", "metric", "-id").distinct("name", "metric")
-    known = {
+    kinds = {
         (name, metric): _Kind(kind == "proportion", higher)
         for name, metric, kind, higher in fields.values_list("name", "metric", "kind", "higher_is_better")
     }
     # An evaluation may be deleted after its comparison was stored.
-    return {task: known.get(task, _Kind(False, True)) for task in wanted}
+    return {task: kinds.get(task, _Kind(False, True)) for task in wanted}
 
 
 def _precisions(rows: Sequence[EvaluationComparison]) -> dict[tuple[UUID, int, str, str], str]:

@@ -246,17 +246,17 @@ def _steps(project: Project) -> list[int]:
 
 def _selected(rows: list[ForestRow], chosen: ScoreQuery) -> list[ForestRow]:
     words = chosen.search.casefold().split()
-    kept = [
+    shown = [
         row
         for row in rows
         if (not chosen.verdict or row.verdict == chosen.verdict)
         and all(word in _searched(row) for word in words)
     ]
     if chosen.sort == "task":
-        kept.sort(key=lambda row: (row.name, row.metric, row.run))
+        shown.sort(key=lambda row: (row.name, row.metric, row.run))
     elif chosen.sort == "difference":
-        kept.sort(key=lambda row: -abs(row.size))
-    return kept
+        shown.sort(key=lambda row: -abs(row.size))
+    return shown
 
 
 def _searched(row: ForestRow) -> str:
@@ -297,7 +297,7 @@ def _overall(project: Project, arms: Arms) -> list[Overall]:
         last = [row for row in compared if row.step == compared[0].step]
         summary = summary_of(run, last)
         judged = [judged_now(run, row) for row in last]
-        in_part = next((each for each in judged if each.verdict == summary.verdict), None)
+        in_part = next((task for task in judged if task.verdict == summary.verdict), None)
         badge = VERDICTS.get(summary.verdict) or (score_badge(in_part) if in_part else UNKNOWN)
         runs = max(len((row.result.get("group") or {}).get("runs", ())) for row in last)
         name = arm_name(run, range(runs) if runs > 1 else ())
@@ -385,7 +385,7 @@ def _pairs(rows: Sequence[EvaluationComparison]) -> list[Pairs]:
         stored = Evaluation.objects.filter(
             run__in=[row.run, *baselines], name=row.name, metric=row.metric, step=row.step
         )
-        newest = {each.run_id: each for each in stored.order_by("id")}
+        newest = {comparison.run_id: comparison for comparison in stored.order_by("id")}
         baseline = next((run for run in baselines if run.pk in newest), None)
         if baseline is None or row.run_id not in newest:
             continue

@@ -54,8 +54,8 @@ class DifferenceMap:
 def common_statistics(first: Run, second: Run) -> list[str]:
     """The statistics that both runs have, the most telling first."""
     names = set(queries.statistic_names(first.pk)) & set(queries.statistic_names(second.pk))
-    known = [name for name in PREFERRED if name in names]
-    return known + sorted(names - set(known) - LEFT_OUT)
+    preferred = [name for name in PREFERRED if name in names]
+    return preferred + sorted(names - set(preferred) - LEFT_OUT)
 
 
 def difference_map(
@@ -77,7 +77,7 @@ def difference_map(
         return None
     # With equal bounds the columns of both maps have equal edges.
     maps = [queries.heatmap(run.pk, statistic, first=low, last=high, columns=columns) for run in (a, b)]
-    rows = [{name: i for i, name in enumerate(each.names)} for each in maps]
+    rows = [{name: i for i, name in enumerate(tensor_map.names)} for tensor_map in maps]
     names = [name for name in maps[0].names if name in rows[1]]
     if not names or not np.array_equal(maps[0].step_edges, maps[1].step_edges):
         return None

@@ -34,10 +34,10 @@ FILTER_LENGTH = 200
 
 
 def _heatmap(run: Run, query: QueryDict, options: Options) -> AnyChart:
-    known = queries.statistic_names(run.id)
-    statistic = query.get("statistic") or queries.overflow_name(known) or "amax"
-    if statistic not in known:
-        return EmptyChart(no_values_of(statistic, known))
+    recorded = queries.statistic_names(run.id)
+    statistic = query.get("statistic") or queries.overflow_name(recorded) or "amax"
+    if statistic not in recorded:
+        return EmptyChart(no_values_of(statistic, recorded))
     tensor_indices = _chosen_tensors(query, run)
     if not tensor_indices:
         return EmptyChart("No tensor matches the filter.")
@@ -93,11 +93,11 @@ def _tensor(run: Run, query: QueryDict, options: Options) -> AnyChart:
     tensor = _requested_tensor(query, run)
     if tensor is None:
         return EmptyChart("Select a tensor: click a row of the heat map above or type a name.")
-    known = queries.statistic_names(run.id)
+    recorded = queries.statistic_names(run.id)
     lines: dict[str, tuple[NDArray[np.int64], NDArray[np.float64]]] = {}
-    overflow = queries.overflow_name(known) or ""
+    overflow = queries.overflow_name(recorded) or ""
     for statistic in ("amax", "scale", overflow, "underflow_rate", "subnormal_rate"):
-        if statistic in known:
+        if statistic in recorded:
             series = queries.tensor_series(
                 run.id, tensor.index, statistic, first=options.first, last=options.last, points=options.points
             )
@@ -145,17 +145,17 @@ def _history(run: Run, query: QueryDict, options: Options) -> AnyChart:
     if tensor is None:
         return EmptyChart("Select a tensor to see its exponents.")
     histograms = queries.tensor_histograms(run.pk, tensor.index, options.first, options.last)
-    histograms = [each for each in histograms if each.total]
+    histograms = [stored for stored in histograms if stored.total]
     if not histograms:
         return EmptyChart("No histograms of this tensor in these steps.")
     ends = histograms[0].step, histograms[-1].step
-    known = queries.statistic_names(run.pk)
-    in_blocks = "scale_median" in known and len(_series(run, tensor, "scale_median", ends, options)) > 0
+    recorded = queries.statistic_names(run.pk)
+    in_blocks = "scale_median" in recorded and len(_series(run, tensor, "scale_median", ends, options)) > 0
     scales = _series(run, tensor, "scale_median" if in_blocks else "scale", ends, options)
     history = History(
-        steps=np.array([each.step for each in histograms]),
+        steps=np.array([stored.step for stored in histograms]),
         first=MIN_EXPONENT,
-        shares=np.array([each.counts / each.total for each in histograms]),
+        shares=np.array([stored.counts / stored.total for stored in histograms]),
         scale_steps=scales.steps,
         scales=scales.values,
         format=format_named(tensor.format),

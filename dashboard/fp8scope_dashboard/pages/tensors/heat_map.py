@@ -199,7 +199,7 @@ def tensor_figure(tensor: TensorLines, theme: Theme, *, compact: bool = False) -
     )
     steps = [steps for steps, _ in tensor.lines.values() if len(steps)]
     if steps:
-        ends = min(int(each[0]) for each in steps), max(int(each[-1]) for each in steps)
+        ends = min(int(other[0]) for other in steps), max(int(other[-1]) for other in steps)
         figure.update_xaxes(**steps_axis(*ends))
     figure.update_xaxes(title_text="step", row=2, col=1)
     figure.update_layout(showlegend=True, margin={"t": 44, "r": 10, "l": 44 if compact else 60, "b": 40})
@@ -227,9 +227,9 @@ def _largest(tensor: TensorLines) -> tuple[NDArray[np.int64], Floats] | None:
 
 
 def _amax(figure: go.Figure, tensor: TensorLines, theme: Theme) -> None:
-    known = _largest(tensor)
-    if known is not None:
-        steps, largest = known
+    limit = _largest(tensor)
+    if limit is not None:
+        steps, largest = limit
         figure.add_scatter(
             x=steps,
             y=largest,

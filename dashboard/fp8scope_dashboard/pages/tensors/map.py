@@ -169,16 +169,16 @@ def _of_other(against: Run | None, heatmap: Heatmap, names: Sequence[str], stati
     empty = np.full((len(names), len(heatmap.step_edges) - 1), np.nan)
     if against is None or statistic not in queries.statistic_names(against.pk):
         return empty
-    known = dict(Tensor.objects.filter(run=against, name__in=names).values_list("name", "index"))
-    if not known or not empty.shape[1]:
+    indices = dict(Tensor.objects.filter(run=against, name__in=names).values_list("name", "index"))
+    if not indices or not empty.shape[1]:
         return empty
     first, last = int(heatmap.step_edges[0]), int(heatmap.step_edges[-1]) - 1
-    other = detail(against, statistic, list(known.values()), first, last)
+    other = detail(against, statistic, list(indices.values()), first, last)
     columns = modes.aligned(heatmap.step_edges, other.step_edges, other.values)
     rows = {index: row for row, index in enumerate(other.indices)}
     for i, name in enumerate(names):
-        if name in known:
-            empty[i] = columns[rows[known[name]]]
+        if name in indices:
+            empty[i] = columns[rows[indices[name]]]
     return empty
 
 

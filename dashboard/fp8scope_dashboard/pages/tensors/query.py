@@ -115,8 +115,8 @@ def no_values_of(statistic: str, statistics: Sequence[str]) -> str:
 
 def tensors_context(run: Run, query: QueryDict) -> dict[str, Any]:
     """Return what the map, the ranking and the drawer need on the page of a run."""
-    known = queries.statistic_names(run.pk)
-    statistics = [name for name in STATISTICS if name in known]
+    recorded = queries.statistic_names(run.pk)
+    statistics = [name for name in STATISTICS if name in recorded]
     tensors = Tensor.objects.filter(run=run)
     return {
         "statistics": statistics,
@@ -150,8 +150,8 @@ def chosen_tensors(run: Run, question: TensorQuery) -> list[Tensor]:
 def others(run: Run) -> list[Run]:
     """Runs to compare with: the baselines, then the newest of the project with tensors."""
     baselines = [baseline for baseline in comparison_runs.baseline_runs(run) if baseline.pk != run.pk]
-    known = {baseline.pk for baseline in baselines} | {run.pk}
-    rest = Run.objects.filter(project=run.project).exclude(pk__in=known).exclude(statistics=[])
+    readable = {baseline.pk for baseline in baselines} | {run.pk}
+    rest = Run.objects.filter(project=run.project).exclude(pk__in=readable).exclude(statistics=[])
     return [*baselines, *rest.order_by("-created_at")[:MOST_OTHERS]][:MOST_OTHERS]
 
 
@@ -164,8 +164,8 @@ def other_run(run: Run, question: TensorQuery) -> Run | None:
     return next(iter(others(run)), None)
 
 
-def _one_of(text: str, known: Sequence[str]) -> str:
-    return text if text in known else known[0]
+def _one_of(text: str, recorded: Sequence[str]) -> str:
+    return text if text in recorded else recorded[0]
 
 
 def _limit(text: str, statistic: str) -> float | None:

@@ -88,8 +88,8 @@ def _read_shares(
     names = queries.statistic_names(run_id)
     # What is read for each kind of trouble.
     reads = {UNDERFLOW: UNDERFLOW, OVERFLOW: queries.overflow_name(names)}
-    known = [name for name in _KINDS if reads[name] in names]
-    if not known:
+    kinds = [name for name in _KINDS if reads[name] in names]
+    if not kinds:
         return None
     tensors = list(Tensor.objects.filter(run=run_id).order_by("index").values_list("index", flat=True))
     columns = columns_of(run_id, len(tensors), first, last, columns)
@@ -99,9 +99,9 @@ def _read_shares(
             run_id, reads[name] or name, tensors=tensors, first=first, last=last, columns=columns, widen=True
         )
 
-    heatmap = read(known[0])
-    rates = {known[0]: heatmap.values}
-    for name in known[1:]:
+    heatmap = read(kinds[0])
+    rates = {kinds[0]: heatmap.values}
+    for name in kinds[1:]:
         # Rows that arrive between the two reads may bring steps.
         other = read(name)
         rates[name] = on_columns(other.values, other.step_edges, heatmap.step_edges)

@@ -79,8 +79,8 @@ class TensorRanking:
     @property
     def first_onset(self) -> int | None:
         """The step of the earliest onset; None without one."""
-        known = [i for i in range(len(self.indices)) if self.facts.onset[i] >= 0]
-        steps = (self.exact.get(i, int(self.heatmap.step_edges[self.facts.onset[i]])) for i in known)
+        with_onset = [i for i in range(len(self.indices)) if self.facts.onset[i] >= 0]
+        steps = (self.exact.get(i, int(self.heatmap.step_edges[self.facts.onset[i]])) for i in with_onset)
         return min(steps, default=None)
 
     def page(self, number: int) -> list[RankedTensor]:
@@ -109,7 +109,7 @@ class TensorRanking:
         """Of a rate both ends: a factor from almost nothing says little. Of other statistics the factor."""
         if not is_rate(self.statistic) or np.isnan(self.facts.change[i]):
             return shown_change(float(self.facts.change[i]))
-        before, after = (shown(each[i], self.statistic) for each in (self.facts.before, self.facts.after))
+        before, after = (shown(shares[i], self.statistic) for shares in (self.facts.before, self.facts.after))
         return f"{before} → {after}" if before != after else "no change"
 
 

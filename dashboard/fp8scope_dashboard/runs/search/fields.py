@@ -178,10 +178,10 @@ def _recipe_entry(key: str, operator: Operator, value: str) -> Q:
 
 
 def _archived(_: Operator, value: str) -> Q:
-    known = {"yes": Q(archived_at__isnull=False), "no": Q(archived_at=None), "all": Q()}
-    if value.lower() not in known:
+    conditions = {"yes": Q(archived_at__isnull=False), "no": Q(archived_at=None), "all": Q()}
+    if value.lower() not in conditions:
         raise ValueProblem("one of yes, no, all")
-    return known[value.lower()]
+    return conditions[value.lower()]
 
 
 def _id(_: Operator, value: str) -> Q:
@@ -365,8 +365,8 @@ def field_named(name: str) -> SearchField | None:
 
 def read(text: str, vocabulary: Vocabulary | None = None) -> Query:
     """Parse a search and check its terms; see `language.parse` and `check`."""
-    known = vocabulary or Vocabulary()
-    return parse(text, lambda term: check(term, known))
+    names = vocabulary or Vocabulary()
+    return parse(text, lambda term: check(term, names))
 
 
 def check(term: SearchTerm, vocabulary: Vocabulary) -> SearchTerm | str:
@@ -417,8 +417,8 @@ def _canonical(name: str, vocabulary: Vocabulary) -> str | list[str]:
 def _unknown(name: str, meant: list[str], vocabulary: Vocabulary) -> str:
     if meant:
         return f"“{name}” may be {' or '.join(meant[:4])}: write one of them."
-    known = [*FIELDS, *vocabulary.scalars, *vocabulary.config]
-    close = difflib.get_close_matches(name, known, n=3)
+    names = [*FIELDS, *vocabulary.scalars, *vocabulary.config]
+    close = difflib.get_close_matches(name, names, n=3)
     hint = f"Did you mean {' or '.join(close)}? " if close else f"Fields: {', '.join(FIELDS)}. "
     return (
         f"There is no field “{name}”. {hint}"

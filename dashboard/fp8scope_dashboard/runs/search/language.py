@@ -68,8 +68,8 @@ class Query:
 
     def without(self, field: str) -> Query:
         """The search without the terms of a field."""
-        kept = tuple(term for term in self.terms if term.field != field)
-        return replace(self, terms=kept, text=" ".join(term.text for term in kept))
+        remaining = tuple(term for term in self.terms if term.field != field)
+        return replace(self, terms=remaining, text=" ".join(term.text for term in remaining))
 
 
 Check = Callable[[SearchTerm], "SearchTerm | str"]

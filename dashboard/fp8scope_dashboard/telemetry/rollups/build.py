@@ -179,9 +179,9 @@ class _RollUpTable:
                 self._run_id, [], np.zeros(0, np.int64), stride, first, end - 1, (), self._cutoffs
             )
             parts = blank(1, end - first)
-            known = ~np.isnat(rolled.times)
-            parts["last"][0, known] = rolled.times[known].astype(np.int64)
-            parts["count"][0, known] = 1.0
+            has_time = ~np.isnat(rolled.times)
+            parts["last"][0, has_time] = rolled.times[has_time].astype(np.int64)
+            parts["count"][0, has_time] = 1.0
             return {rows.AXIS: parts}
         indices = tile * WIDTH + np.arange(self._series[group])
         return read.read(self._run_id, names, indices, stride, first, end - 1, PARTS, self._cutoffs).values
@@ -204,20 +204,20 @@ class _RollUpTable:
         end = first + next(iter(named.values()))["count"].shape[1]
         for span in range(first // SPAN, (end - 1) // SPAN + 1):
             low, high = max(first, span * SPAN), min(end, (span + 1) * SPAN)
-            kept = min(max(stored, high), (span + 1) * SPAN)
+            limit = min(max(stored, high), (span + 1) * SPAN)
             whole = {
                 name: {part: array[:, low - first : high - first] for part, array in parts.items()}
                 for name, parts in named.items()
             }
-            if low > span * SPAN or kept > high:
-                old = self.get(group, list(named), stride, span * SPAN, kept)
+            if low > span * SPAN or limit > high:
+                old = self.get(group, list(named), stride, span * SPAN, limit)
                 for name, parts in whole.items():
                     for part, array in old[name].items():
                         # Clear the gap before the new buckets, which may have values of an earlier attempt.
                         array[:, max(stored - span * SPAN, 0) : low - span * SPAN] = BLANK[part]
                         array[:, low - span * SPAN : high - span * SPAN] = parts[part]
                 whole = old
-            self._write_span(kind, tile, stride, span, kept - span * SPAN, whole)
+            self._write_span(kind, tile, stride, span, limit - span * SPAN, whole)
 
     def _write_span(self, kind: str, tile: int, stride: int, span: int, buckets: int, named: Named) -> None:
         gone: list[tuple[object, ...]] = []

@@ -110,8 +110,8 @@ def read(
     if rows:
         _uncover_stale(covered, first, stride, rows[0][:4], cutoffs, raw_from)
     stamps = np.full(count, "NaT", "datetime64[us]")
-    known = ~np.isnan(times)
-    stamps[known] = times[known].astype(np.int64).view("datetime64[us]")
+    observed = ~np.isnan(times)
+    stamps[observed] = times[observed].astype(np.int64).view("datetime64[us]")
     values = {name: {part: cells.of(name, part) for part in parts} for name in names}
     return Rolled(stride, first, covered, stamps, values)
 
@@ -188,15 +188,15 @@ class _Cells:
             for part in order:
                 # Without a maximum there are no values.
                 if part not in stored and "max" in stored:
-                    known = {other: self._matrix(name, other)[cells] for other in with_stand_ins((part,))}
-                    self._matrix(name, part)[cells] = implied(part, known)
+                    parts = {other: self._matrix(name, other)[cells] for other in with_stand_ins((part,))}
+                    self._matrix(name, part)[cells] = implied(part, parts)
 
     def of(self, name: str, part: str) -> Float64s:
         statistic = _bare(name)
         if statistic not in DERIVED:
             return self._matrix(name, part)
         terms = {
-            term: {each: self._matrix(_column(term), each) for each in needed(statistic, (part,))}
+            term: {other: self._matrix(_column(term), other) for other in needed(statistic, (part,))}
             for term in sources(statistic)
         }
         computed = from_terms(statistic, terms, part)
@@ -232,8 +232,8 @@ def _uncover_stale(
     raw_from: int,
 ) -> None:
     """Uncover the buckets beyond the rolled-up steps, and those with late rows."""
-    until, stale_first, stale_last, known = state
-    until = min(until, first_difference(known_cutoffs(known), cutoffs))
+    until, stale_first, stale_last, stored = state
+    until = min(until, first_difference(known_cutoffs(stored), cutoffs))
     covered[max(until // stride - first, 0) :] = False
     if stale_first is not None and stale_last >= raw_from:
         stale_first = max(stale_first, raw_from)

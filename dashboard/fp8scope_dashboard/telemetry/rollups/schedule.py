@@ -115,8 +115,8 @@ def _settled_until(run: Run, state: Rolling) -> int:
     stored: int = Block.objects.filter(run=run).aggregate(last=Max("last_step"))["last"]
     writers = list(Writer.objects.filter(run=run).defer("catalogue"))
     # From here on a later attempt has replaced the writer, and nothing that it sends counts.
-    known = _known(state)
-    cuts = {writer.uuid: known.get(writer.attempt, EVERY_STEP) for writer in writers}
+    progress = _known(state)
+    cuts = {writer.uuid: progress.get(writer.attempt, EVERY_STEP) for writer in writers}
     chunks = Chunk.objects.filter(run=run, last_step__gte=state.until).order_by("writer")
     firsts = chunks.values_list("writer").annotate(Min("first_step"))
     waiting = {uuid: first for uuid, first in firsts if first < cuts.get(uuid, EVERY_STEP)}

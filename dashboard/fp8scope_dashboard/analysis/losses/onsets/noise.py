@@ -172,22 +172,22 @@ def scales(state: State, seeds: int, runs: float = 1.0) -> list[Scale]:
 
     Without gaps in the lengths; ends before the first length that shows too little.
     """
-    known = []
+    estimates = []
     # A difference of the means of m runs and K seeds varies by 1/m + 1/K of the variance of one run.
     factor = 1.0 / runs + 1.0 / max(seeds, 1)
     for level in range(max(len(state["own"]), len(state["seeds"]))):
         here = [
-            Scale(2**level, weight * each[level]["variance"], min(each[level]["freedom"], most))
-            for each, weight, most in (
+            Scale(2**level, weight * sums[level]["variance"], min(sums[level]["freedom"], most))
+            for sums, weight, most in (
                 (state["own"], 1.0, MOST_OWN),
                 (state["seeds"], factor, MOST_SEEDS * max(seeds - 1, 1)),
             )
-            if level < len(each) and each[level]["freedom"] >= LEAST_FREEDOM
+            if level < len(sums) and sums[level]["freedom"] >= LEAST_FREEDOM
         ]
         if not here:
             break
-        known.append(max(here, key=lambda scale: scale.variance))
-    return known
+        estimates.append(max(here, key=lambda scale: scale.variance))
+    return estimates
 
 
 def _clipped(state: State, value: float) -> float:
@@ -265,32 +265,32 @@ class Model:
     whole: Scale | None
 
 
-def model(known: Sequence[Scale], covered: Callable[[int], float], least: int, count: int) -> Model | None:
+def model(scales: Sequence[Scale], covered: Callable[[int], float], least: int, count: int) -> Model | None:
     """The shortest blocks, of at least `least` points, from which on the noise falls as white noise does.
 
     Few long blocks that vary little do not show that: it must have stopped growing before.
 
     Args:
-        known: the result of `scales`.
+        scales: the result of `scales`.
         covered: the variance, by length, of lasting differences that the tolerance covers.
         count: points of the run.
     """
-    usable = [scale for scale in known if scale.length >= least]
+    usable = [scale for scale in scales if scale.length >= least]
     if not usable:
         return None
     longer = tuple(
         Scale(scale.length, max(scale.variance - covered(scale.length), 0.0), scale.freedom)
-        for scale in known
+        for scale in scales
     )
-    grows = [later.variance > scale.variance for scale, later in itertools.pairwise(known)]
-    skipped = len(known) - len(usable)
+    grows = [later.variance > scale.variance for scale, later in itertools.pairwise(scales)]
+    skipped = len(scales) - len(usable)
     for i, scale in enumerate(usable):
         grew = grows[skipped + i - 1] if skipped + i else False
         if scale.freedom >= ENOUGH_FREEDOM and not grew and _is_white(scale, usable[i + 1 :], covered):
             return Model(scale.length, scale, longer, None)
     enough = [scale for scale in usable if scale.freedom >= ENOUGH_FREEDOM] or usable[:1]
     last = skipped + len(enough)
-    whole = _whole(known[:last], covered, count) if all(grows[: last - 1]) else None
+    whole = _whole(scales[:last], covered, count) if all(grows[: last - 1]) else None
     return Model(enough[-1].length, None, longer, whole)
 
 
@@ -304,7 +304,7 @@ def _whole(well_known: Sequence[Scale], covered: Callable[[int], float], count: 
     return Scale(count, max(variance, 0.0), last.freedom)
 
 
-def walk(state: State, known: Sequence[Scale]) -> float:
+def walk(state: State, scales: Sequence[Scale]) -> float:
     """The standard deviation of a random walk over all points, as far as the noise is one.
 
     The Allan variance of a walk with steps of variance s is s L / 3 at length L, and white noise adds that of
@@ -313,17 +313,17 @@ def walk(state: State, known: Sequence[Scale]) -> float:
     fall of means of 64 points bounds it: a rise does not.
     """
     steps = [
-        3.0 * (scale.variance - known[0].variance / scale.length) / scale.length
-        for scale in known
+        3.0 * (scale.variance - scales[0].variance / scale.length) / scale.length
+        for scale in scales
         if scale.length >= WALK_LENGTH
     ]
     deviation = math.sqrt(max(min(steps, default=0.0), 0.0) * state["count"])
     return float(min(deviation, max(state["fall"], state["before"][0])))
 
 
-def white_deviation(known: Sequence[Scale]) -> float:
+def white_deviation(scales: Sequence[Scale]) -> float:
     """The standard deviation that means of 64 points had if the noise of single points were white."""
-    return math.sqrt(known[0].variance / 2**WANDER_LEVEL)
+    return math.sqrt(scales[0].variance / 2**WANDER_LEVEL)
 
 
 def _is_white(short: Scale, longer: Sequence[Scale], covered: Callable[[int], float]) -> bool:

@@ -140,13 +140,13 @@ def advance(
         if state["last_step"] is not None and step <= state["last_step"]:
             continue
         state["last_step"] = step
-        known = [finite(seed) for seed in seeds]
-        present = [seed for seed in known if seed is not None]
+        finite_seeds = [finite(seed) for seed in seeds]
+        present = [seed for seed in finite_seeds if seed is not None]
         if not present:
             continue
         mean = sum(present) / len(present)
         state["seeds"] = max(state["seeds"], len(present))
-        _learn(state, known, mean, parameters)
+        _learn(state, finite_seeds, mean, parameters)
         delta = _relative(loss, mean)
         if math.isinf(delta):
             state["not_finite"] = state.get("not_finite", 0) + 1
@@ -161,7 +161,7 @@ def advance(
             state["equal"] += 1
             continue
         if not state["open"]:
-            deviations = [_deviation(seed, mean) for seed in known]
+            deviations = [_deviation(seed, mean) for seed in finite_seeds]
             clipped = noise.add(state["noise"], delta, deviations)
             wandering.add(state["wandering"], step, clipped, deviations)
             if state["noise"]["count"] < FIRST_POINTS:
@@ -282,12 +282,14 @@ def _learn(state: State, seeds: Sequence[float | None], mean: float, parameters:
 def _model_noise(state: State, parameters: Parameters) -> None:
     """Update the limits of the windows, and the length and limit of the blocks."""
     runs = parameters.get("runs", 1.0)
-    known = noise.scales(state["noise"], state["seeds"], runs)
-    model = noise.model(known, _covered(state, parameters), int(parameters["block"]), state["noise"]["count"])
+    scales = noise.scales(state["noise"], state["seeds"], runs)
+    model = noise.model(
+        scales, _covered(state, parameters), int(parameters["block"]), state["noise"]["count"]
+    )
     if model is None:
         return
     alone = state["seeds"] < 2
-    expected = WANDER_COVERED * state["tolerance"] + WHITE_WANDER * noise.white_deviation(known)
+    expected = WANDER_COVERED * state["tolerance"] + WHITE_WANDER * noise.white_deviation(scales)
     # Several seeds show how far they wander (`wandering`).
     beyond = noise.wander(state["noise"]) - expected if alone else 0.0
     count = state["noise"]["count"]
@@ -299,7 +301,7 @@ def _model_noise(state: State, parameters: Parameters) -> None:
     budget = 0.5 * _budget(state, parameters)
     at_once = window_means.lasting(tolerance) + noise.reach(state["noise"])
     if alone:
-        tolerance = math.hypot(tolerance, WALK_DEVIATIONS * noise.walk(state["noise"], known))
+        tolerance = math.hypot(tolerance, WALK_DEVIATIONS * noise.walk(state["noise"], scales))
     limits = [min(limit, at_once) for limit in window_means.limits(model, tolerance, count, budget)]
     state["means"]["limits"] = limits
     if state["open"]:

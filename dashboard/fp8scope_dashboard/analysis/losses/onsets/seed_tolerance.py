@@ -131,7 +131,7 @@ def _learn(state: State, points: int) -> None:
     if len(pairs) < 2:
         return
     # Seeds that are missing in a stretch shift the mean of the others.
-    ours, theirs = (sum(each) / len(pairs) for each in zip(*pairs, strict=True))
+    ours, theirs = (sum(levels) / len(pairs) for levels in zip(*pairs, strict=True))
     product = sum((a - ours) * (b - theirs) for a, b in pairs) / (len(pairs) - 1)
     product = min(max(product, -LARGEST), LARGEST)
     spread = product if state["spread"] is None else state["spread"] + WEIGHT * (product - state["spread"])

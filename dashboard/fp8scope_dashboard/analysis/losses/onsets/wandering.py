@@ -127,11 +127,11 @@ def _added(row: Sequence[float | None], other: Sequence[float | None]) -> list[f
 
 def restarted(state: State, step: int) -> State:
     """The state without the points from `step` on, which were trained again."""
-    known = sum(1 for start in state["steps"] if start < step)
+    earlier = sum(1 for start in state["steps"] if start < step)
     return {
         **state,
-        "steps": state["steps"][:known],
-        "rows": state["rows"][:known],
+        "steps": state["steps"][:earlier],
+        "rows": state["rows"][:earlier],
         "block": [0, None, []],
         "refused": None,
     }
@@ -316,9 +316,9 @@ def _exceeds_since_start(record: _Record, mean: float) -> bool:
     a level that stands still is no walk.
     """
     blocks = len(record.own)
-    known = _known(record, np.array([0, blocks // 2]), np.array([blocks, blocks]))
+    history = _known(record, np.array([0, blocks // 2]), np.array([blocks, blocks]))
     since = record.count - 2.0 / 3.0 * record.window
-    bounds = QUANTILE * np.sqrt(known.noise / record.window + known.walk * since)
+    bounds = QUANTILE * np.sqrt(history.noise / record.window + history.walk * since)
     return bool((mean > bounds).any())
 
 
@@ -328,10 +328,10 @@ def _exceeds(record: _Record, mean: float, last: int) -> bool:
     Onsets are at LEAST_BLOCKS to `last` blocks.
     """
     onsets = np.arange(LEAST_BLOCKS, last + 1)
-    known = _known(record, onsets // 2, onsets)
+    history = _known(record, onsets // 2, onsets)
     for before, blocks, rise, since in _rises(record, mean, onsets):
-        noise = known.noise[before] * (1.0 / record.window + 1.0 / blocks)
-        if bool((rise > QUANTILE * np.sqrt(noise + known.walk[before] * since)).any()):
+        noise = history.noise[before] * (1.0 / record.window + 1.0 / blocks)
+        if bool((rise > QUANTILE * np.sqrt(noise + history.walk[before] * since)).any()):
             return True
     return False
 
@@ -345,7 +345,7 @@ def _surely_exceeds(record: _Record, mean: float, last: int) -> bool:
     onsets = np.arange(SURE_BLOCKS, last + 1)
     if not len(onsets):
         return False
-    known, variances = _known(record, onsets // 2, onsets), _variances(record, onsets // 3, onsets)
+    histories, variances = _known(record, onsets // 2, onsets), _variances(record, onsets // 3, onsets)
     enough = {m: freedom >= LEAST_FREEDOM_ALONE for m, (_, freedom) in variances.items()}
     seen = [np.where(enough[m], variance, 0.0) for m, (variance, _) in variances.items()]
     longest = seen[0]
@@ -357,7 +357,7 @@ def _surely_exceeds(record: _Record, mean: float, last: int) -> bool:
         for m, (variance, freedom) in variances.items()
     }
     most = np.max([3.0 * variance / m for m, variance in lasting.items()], axis=0)
-    walk = np.where(falls, known.walk, most)
+    walk = np.where(falls, histories.walk, most)
     window = np.max([v * min(m / record.window, 1.0) for m, v in lasting.items()], axis=0)
     for before, blocks, rise, since in _rises(record, mean, onsets):
         noise = window + np.max([v * min(m / blocks, 1.0) for m, v in lasting.items()], axis=0)

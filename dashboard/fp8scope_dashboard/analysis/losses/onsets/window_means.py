@@ -48,8 +48,8 @@ def limits(model: Model, tolerance: float, count: int, alpha: float) -> list[flo
     epoch = max(int(math.log2(max(count, 1))), FIRST_EPOCH)
     share = alpha / ((epoch - FIRST_EPOCH + 1) * (epoch - FIRST_EPOCH + 2))
     windows = [BLOCKS << i for i in range(epoch - 4)]
-    each = share / (BLOCKS * 2.0**epoch * len(windows))
-    reaches = [_reach(model, window, each * window) for window in windows]
+    window_share = share / (BLOCKS * 2.0**epoch * len(windows))
+    reaches = [_reach(model, window, window_share * window) for window in windows]
     whole = 0.0
     if model.whole is not None:
         # Noise that outlasts the run has one value in all windows.

@@ -74,10 +74,10 @@ def _panels(run: Run, query: QueryDict, options: Options) -> AnyChart:
 
 def _scalar(run: Run, query: QueryDict, options: Options) -> AnyChart:
     name = query.get("name", "")
-    known = queries.scalar_names(run.id)
+    logged = queries.scalar_names(run.id)
     if not name:
-        name = next((scalar for scalar in UNITS if scalar in known), "")
-    curves = scalar_curves([run], name, Arms(run.project), options) if name in known else []
+        name = next((scalar for scalar in UNITS if scalar in logged), "")
+    curves = scalar_curves([run], name, Arms(run.project), options) if name in logged else []
     if not curves:
         return EmptyChart("No values yet. Pass tokens=… to run.step() to get tokens per second.")
     unit = UNITS.get(name, glossary.title(name))

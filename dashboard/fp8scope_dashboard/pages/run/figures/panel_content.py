@@ -68,9 +68,9 @@ def load_panels(run: Run, options: Options, also: str = "") -> Loaded:
     window = _window(run, baselines, options)
     names = ("loss", "grad_norm")
     own = _smoothed(run.id, names, window)
-    seeds = {each.id: _smoothed(each.id, names, window) for each in baselines}
+    seeds = {baseline.id: _smoothed(baseline.id, names, window) for baseline in baselines}
     if on_tokens:
-        seeds = {each: _on_own_steps(read, own) for each, read in seeds.items()}
+        seeds = {seed_run: _on_own_steps(read, own) for seed_run, read in seeds.items()}
     panels: list[FigurePanel] = []
     sentences: list[str] = []
 
@@ -109,7 +109,7 @@ class _Window:
 
 def _window(run: Run, baselines: Sequence[Run], options: Options) -> _Window:
     """The steps to read, and the power of two of steps in a bucket."""
-    ends = [each.last_step for each in (run, *baselines) if each.last_step is not None]
+    ends = [member.last_step for member in (run, *baselines) if member.last_step is not None]
     last = max(ends, default=0) if options.last is None else options.last
     first = options.first or 0
     stride = 1 << max(0, ((last - first + 1) // BUCKETS).bit_length() - 1) if last >= first else 1
@@ -145,20 +145,22 @@ def _on_own_steps(read: dict[str, Smooth], own: dict[str, Smooth]) -> dict[str, 
 
 def _band(run: Run, arms: Arms, baselines: Sequence[Run], read: Sequence[Smooth]) -> Band | None:
     """The mean and the range of the baseline's seeds; None if none has a value."""
-    known = [(each, smooth) for each, smooth in zip(baselines, read, strict=True) if len(smooth.steps)]
-    if not known:
+    with_losses = [
+        (baseline, smooth) for baseline, smooth in zip(baselines, read, strict=True) if len(smooth.steps)
+    ]
+    if not with_losses:
         return None
-    x = np.unique(np.concatenate([smooth.steps for _, smooth in known]))
+    x = np.unique(np.concatenate([smooth.steps for _, smooth in with_losses]))
     values = np.array(
-        [np.interp(x, smooth.steps, smooth.values, left=np.nan, right=np.nan) for _, smooth in known]
+        [np.interp(x, smooth.steps, smooth.values, left=np.nan, right=np.nan) for _, smooth in with_losses]
     )
     seen = np.isfinite(values).any(axis=0)
     x, values = x[seen], np.where(np.isfinite(values), values, np.nan)[:, seen]
     if not len(x):
         return None
     label = comparison_runs.baseline_label(run)
-    name = f"{label} ({len(known)} seeds)" if len(known) > 1 else label
-    slot: Slot = arms.of(known[0][0]).slot
+    name = f"{label} ({len(with_losses)} seeds)" if len(with_losses) > 1 else label
+    slot: Slot = arms.of(with_losses[0][0]).slot
     return Band(
         name=name,
         slot=slot,
@@ -306,7 +308,7 @@ def _fine_difference(own: Smooth, band: Band | None, nats: bool) -> PlainLine | 
 
 def _delta_range(values: Sequence[Floats], tolerance: float) -> Range:
     """Some tolerances on both sides of zero; more where the later half of the values needs them."""
-    later = np.concatenate([each[len(each) // 2 :] for each in values]) if values else np.zeros(0)
+    later = np.concatenate([value[len(value) // 2 :] for value in values]) if values else np.zeros(0)
     later = later[np.isfinite(later)]
     least, most = LEAST_TOLERANCES * tolerance, MOST_TOLERANCES * tolerance
     low, high = (float(later.min()), float(later.max())) if len(later) else (0.0, 0.0)
@@ -321,14 +323,14 @@ def _trouble(run: Run, options: Options) -> tuple[FigurePanel, str] | None:
     limits = limits_of(run)
     edges = shares.edges.astype(np.float64)
     # Where no tensor is observed, the last share that is known holds.
-    known = np.flatnonzero(~np.isnan(shares.either))
+    observed = np.flatnonzero(~np.isnan(shares.either))
     # The last column reaches to the last step.
-    x = edges[known]
+    x = edges[observed]
     is_wide = edges[-1] - 1.0 > x[-1]
     x = np.append(x, edges[-1] - 1.0) if is_wide else x
 
     def line(values: Floats, name: str, tone: str) -> PlainLine:
-        drawn = np.append(values[known], values[known[-1]]) if is_wide else values[known]
+        drawn = np.append(values[observed], values[observed[-1]]) if is_wide else values[observed]
         return PlainLine(name=name, x=x, y=drawn, tone=tone, unit=".2~%", is_area=tone == "danger")
 
     overflow = line(shares.overflow, f"overflow ≥ {percent(limits[OVERFLOW])}", "danger")
@@ -387,7 +389,7 @@ def _learning_rate(run: Run, options: Options) -> tuple[FigurePanel, str] | None
 
 
 def _extent(values: Sequence[Floats]) -> Range | None:
-    pooled = np.concatenate([each[np.isfinite(each)] for each in values])
+    pooled = np.concatenate([value[np.isfinite(value)] for value in values])
     if not len(pooled):
         return None
     low, high = float(pooled.min()), float(pooled.max())
@@ -397,7 +399,7 @@ def _extent(values: Sequence[Floats]) -> Range | None:
 
 def _positive_extent(values: Sequence[Floats]) -> Range | None:
     """The extent of the values above zero for a log axis; None if there are none."""
-    pooled = np.concatenate([each[np.isfinite(each)] for each in values])
+    pooled = np.concatenate([value[np.isfinite(value)] for value in values])
     pooled = pooled[pooled > 0]
     if not len(pooled):
         return None

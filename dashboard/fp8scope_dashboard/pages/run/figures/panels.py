@@ -296,8 +296,8 @@ def _zone(drawing: _PanelDrawing, zone: Range, axis: str, theme: Theme) -> None:
 def _area(
     drawing: _PanelDrawing, name: str, x: Floats, low: Floats, high: Floats, axis: str, colour: str
 ) -> None:
-    known = np.isfinite(low) & np.isfinite(high)
-    x, low, high = x[known], low[known], high[known]
+    finite = np.isfinite(low) & np.isfinite(high)
+    x, low, high = x[finite], low[finite], high[finite]
     drawing.add_scatter(
         x=np.concatenate([x, x[::-1]]),
         y=np.concatenate([high, low[::-1]]),
@@ -336,7 +336,7 @@ def _draw_interval(
     if y_range is not None:
         # After few points the interval is far wider than the panel.
         reach = y_range[1] - y_range[0]
-        low, high = (np.clip(each, y_range[0] - reach, y_range[1] + reach) for each in (low, high))
+        low, high = (np.clip(bound, y_range[0] - reach, y_range[1] + reach) for bound in (low, high))
     _area(drawing, interval.name, interval.x, low, high, axis, colour)
     drawing.add_scatter(
         x=interval.x,
