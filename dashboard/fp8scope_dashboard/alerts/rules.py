@@ -1,7 +1,6 @@
 """Look up the kinds of alert rules, and check the parameters of a rule.
 
-docs/statistics.md and docs/detectors.md say where the defaults come from and how often each kind is wrong on
-real runs.
+docs/methods says where the defaults come from, and how often each kind is wrong on real runs.
 """
 
 from __future__ import annotations

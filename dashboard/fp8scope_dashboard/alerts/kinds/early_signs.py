@@ -1,4 +1,4 @@
-"""Rules for statistics that move before the loss does. docs/detectors.md has what each is measured on."""
+"""Rules for statistics that move before the loss does; docs/methods/early_signs.md has the measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules for the tensors. docs/detectors.md has the formulas, and how often each is wrong."""
+"""Rules for the tensors. docs/methods/tensor_alarms.md has the formulas, and how often each is wrong."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ Indices = NDArray[np.int64]
 # Largest correlation of successive points: beyond it a level cannot be distinguished from a random walk.
 LARGEST_CORRELATION = 0.98
 # The correlation is taken to be so many standard errors larger than its estimate: short series hide it.
-# docs/statistics.md has the error that this gives.
+# docs/methods/loss_verdicts.md has the error that this gives.
 CORRELATION_ERRORS = 2.0
 # The noise is estimated on at least so many points, if there are so many.
 LEAST_POINTS = 20

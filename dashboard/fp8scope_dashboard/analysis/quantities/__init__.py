@@ -1,6 +1,6 @@
 """The costs and savings of FP8: tokens for the same loss, throughput, memory, gradient norm. Pure functions.
 
-docs/statistics.md has the formulas and sources.
+docs/methods/costs.md has the formulas and sources.
 """
 
 from fp8scope_dashboard.analysis.quantities.measured import MeasuredRun, MeasuredScalar

@@ -22,7 +22,7 @@ def of(
     spread: LossSpread | None = None,
     subject: str = "FP8",
 ) -> dict[str, Any]:
-    """The quantities of an arm against its baseline, as JSON types; see docs/statistics.md.
+    """The quantities of an arm against its baseline, as JSON types; see docs/methods/costs.md.
 
     Args:
         ours: the judged run first, then others of its seed group.
