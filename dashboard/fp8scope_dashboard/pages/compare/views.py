@@ -57,7 +57,7 @@ class Offer:
 class Card:
     """The verdict on one selected run; `costs` is its speed, memory and tokens in one line.
 
-    `seeds` are the cards of all chosen runs of its group, if there are several.
+    `seeds` are the cards of all chosen runs of its group, if the verdict is on a group.
     """
 
     run: Run
@@ -147,7 +147,8 @@ def _folded(cards: list[Card]) -> list[Card]:
     folded = []
     for members in groups.values():
         furthest = max(members, key=lambda card: card.result.get("window") or [0.0, 0.0])
-        listed = sorted(members, key=_own_size, reverse=True) if len(members) > 1 else []
+        is_group = len(members) > 1 or members[0].verdict.is_of_group
+        listed = sorted(members, key=_own_size, reverse=True) if is_group else []
         folded.append(replace(furthest, seeds=listed))
     return folded
 

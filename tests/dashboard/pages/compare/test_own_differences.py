@@ -56,6 +56,13 @@ def test_compare_has_one_card_for_the_group(admin: Visitor, group: list[Run]) ->
     assert figure["summary"].count(";") == 0, "one curve for the group"
 
 
+def test_compare_of_one_run_of_a_group_has_its_own_difference(admin: Visitor, group: list[Run]) -> None:
+    """Beside a verdict on runs that are not chosen."""
+    page = html(admin, f"compare/?runs={group[3].id}")
+    rows = page.partition('class="stacked own-differences')[2].partition("</tbody>")[0].split("<tr>")[2:]
+    assert len(rows) == 1 and ">fp8 3<" in rows[0] and "+39.4" in rows[0] and "left its group" in rows[0]
+
+
 def test_evaluations_have_one_row_for_a_task_and_group(admin: Visitor, group: list[Run]) -> None:
     page = html(admin, "evaluations/")
     forest = page.split('id="forest"')[1].split("</section>")[0]
