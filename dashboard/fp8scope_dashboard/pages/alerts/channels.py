@@ -131,16 +131,20 @@ def _failed(project: Project) -> Any:
 
 @in_project(Role.ADMIN, methods=POST)
 def channel_create(request: HttpRequest, project: Project, kind: str) -> HttpResponse:
-    """Add a channel."""
+    """Add a channel, and send it a test if the form asks for one."""
     if kind not in FIELDS:
         raise Http404("No such kind of channel.")
     name = request.POST.get("name", "").strip()[:NAME_LENGTH] or CHANNELS[kind].label
     if Channel.objects.filter(project=project).count() >= MOST_CHANNELS:
         messages.error(request, f"A project can have at most {MOST_CHANNELS} channels. Remove one first.")
     elif (config := _config(request, kind)) is not None:
-        Channel.objects.create(project=project, kind=kind, name=name, sealed=encrypt_json(config))
+        channel = Channel.objects.create(project=project, kind=kind, name=name, sealed=encrypt_json(config))
         record(actor_of(request), project, Action.CHANNEL, f"added “{name}” ({kind})")
-        messages.success(request, f"Added the channel “{name}”. Send a test to see whether it works.")
+        if request.POST.get("test") == "1":
+            outbox.enqueue_test(channel)
+            messages.success(request, f"Added the channel “{name}”, and sent it a test.")
+        else:
+            messages.success(request, f"Added the channel “{name}”. Send a test to see whether it works.")
     return _back(project)
 
 

@@ -51,6 +51,15 @@ def test_it_works(admin: Visitor) -> None:
     assert not Channel.objects.exists()
 
 
+def test_adding_a_channel_can_send_a_test(admin: Visitor) -> None:
+    page = post(admin, "new/webhook", name="a", url="https://hook.test/a", test="1")
+    assert "Added the channel “a”, and sent it a test." in page and "The test is being sent…" in page
+    page = post(admin, "new/webhook", name="b", url="https://hook.test/b")
+    assert "Added the channel “b”. Send a test to see whether it works." in page
+    post(admin, "new/webhook", name="refused", url="nonsense", test="1")
+    assert [(test.channel.name, test.reason) for test in Delivery.objects.all()] == [("a", "test")]
+
+
 def test_adds_mail_and_other_services(admin: Visitor) -> None:
     server = "smtps://me:p%40ssword@mail.test"
     page = post(admin, "new/email", name="team", to="private1@x.test; private2@y.test", server=server)
