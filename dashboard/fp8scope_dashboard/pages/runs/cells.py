@@ -20,6 +20,9 @@ from fp8scope_dashboard.pages.runs.columns import RunColumn
 from fp8scope_dashboard.runs.models import Run, RunState
 
 MOST_TAGS: Final = 4
+# Characters of a name that is not cut in the middle, and of the end that a longer one keeps.
+WHOLE_NAME: Final = 44
+END_OF_NAME: Final = 18
 EMPTY: Final = mark_safe("")
 
 
@@ -71,8 +74,28 @@ def name_cell(row: RowContent) -> SafeString:
     run = row.run
     return format_html(
         '<td class="runs__cell-name"><div class="runs__line">{}<a class="runs__name" id="open-{}" href="{}" '
-        'title="{}">{}</a><span class="runs__sub small muted" title="{}">{}</span></div></td>',
-        *(_dot(row), run.pk, row.address, run.name, run.name, ", ".join(_facts(run)), _kind(run)),
+        'title="{}"{}>{}</a><span class="runs__sub small muted" title="{}">{}</span></div></td>',
+        *(_dot(row), run.pk, row.address, run.name, _label(run.name), _name(run.name)),
+        *(", ".join(_facts(run)), _kind(run)),
+    )
+
+
+def _label(name: str) -> SafeString:
+    """What a reader says of a name in two parts."""
+    return format_html(' aria-label="{}"', name) if len(name) > WHOLE_NAME else EMPTY
+
+
+def _name(name: str) -> SafeString | str:
+    """A name that is cut where the column is too narrow; a long one in the middle.
+
+    Names of a sweep begin alike, and their ends tell them apart.
+    """
+    if len(name) <= WHOLE_NAME:
+        return name
+    return format_html(
+        '<span class="cut"><span class="cut__begin">{}</span><span class="cut__end">{}</span></span>',
+        name[:-END_OF_NAME],
+        name[-END_OF_NAME:],
     )
 
 

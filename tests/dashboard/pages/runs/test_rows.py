@@ -94,3 +94,14 @@ def test_counting_reads_one_index(admin: Visitor) -> None:
     }
     assert set(re.findall(r'"runs_run"\."(\w+)"', counted[0])) == columns
     assert [expression.name for expression in index.expressions] == list(RUN_COUNTS)
+
+
+def test_a_long_name_keeps_its_end(viewer: Visitor) -> None:
+    """Names of a sweep begin alike. A screen reader says the whole name as one."""
+    name = f"sweep-{'x' * 170}-8<lr=3e-4>_seed-7"
+    make_run(viewer.project, name)
+    make_run(viewer.project, "y" * 44)
+    page = viewer.client.get(viewer.address("")).content.decode()
+    assert '<span class="cut__end">-8&lt;lr=3e-4&gt;_seed-7</span>' in page
+    assert 'xx-8&lt;lr=3e-4&gt;_seed-7" aria-label="sweep-xx' in page
+    assert page.count("cut__end") == 1 and f">{'y' * 44}</a>" in page
