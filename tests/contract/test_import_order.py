@@ -35,8 +35,8 @@ ORDERS = {
 # Inside of these folders of the dashboard the order is held, too.
 INNER_ORDERS = {
     "fp8scope_dashboard.alerts": """
-        signals detectors kinds rules channels models evidence delivery lifecycle run_events events detection
-        custom_rules services tasks apps
+        signals detectors kinds rules channels beginnings models evidence growth delivery
+        lifecycle run_events events detection custom_rules services tasks apps
     """,
     "fp8scope_dashboard.pages": """
         apps access address_values formatting badges glossary configuration_differences undo_offer

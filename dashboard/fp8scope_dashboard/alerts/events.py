@@ -17,7 +17,9 @@ from django.db.models import Q
 
 from fp8scope_dashboard.alerts import evidence, lifecycle, rules, signals
 from fp8scope_dashboard.alerts.delivery import routing
-from fp8scope_dashboard.alerts.detectors import ConditionChange
+from fp8scope_dashboard.alerts.detectors import SAME_CAUSE, ConditionChange
+from fp8scope_dashboard.alerts.detectors.base import began
+from fp8scope_dashboard.alerts.growth import since_it_grew
 from fp8scope_dashboard.alerts.models import (
     EntryKind,
     Event,
@@ -34,6 +36,9 @@ from fp8scope_dashboard.telemetry import queries
 
 # Findings that wait for the end of an event that outranks them; further ones are dropped.
 MOST_WAITING = 64
+# An event is the beginning of another one if it began at most SAME_CAUSE steps before that, or this many
+# times the steps that it took to find that. A loss may be above its baseline for long before it diverges.
+TIMES = 2
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,8 @@ def apply(
     remaining: list[Detection] = []
     for detection in queue:
         if detection.finding.opened:
-            _opened_or_kept(live, detection, opened, remaining)
+            grown = replace(detection, finding=since_it_grew(run, detection.rule, detection.finding))
+            _opened_or_kept(live, grown, opened, remaining)
         else:
             remaining = [other for other in remaining if not _is_end_of(detection, other)]
             _leave(live, detection)
@@ -350,18 +356,21 @@ def _since_its_beginning(run: Run, detection: Detection) -> ConditionChange:
     still lasted. The finding's own onset, by which its detector knows it, is kept as `own_onset`.
     """
     finding, kind = detection.finding, rules.kind_of(detection.rule.kind)
-    began = Event.objects.filter(
+    earlier = Event.objects.filter(
         Q(resolved_step__gte=finding.onset_step) | ~Q(seen_by=[]),
         run=run,
         kind__in=kind.begins_as,
         generation=detection.generation,
         onset_step__lt=finding.onset_step,
+        onset_step__gte=finding.onset_step - max(SAME_CAUSE, TIMES * (finding.step - finding.onset_step)),
     )
-    first = began.order_by("onset_step").first() if kind.begins_as else None
+    first = earlier.order_by("onset_step").first() if kind.begins_as else None
     onset, message = evidence.first_onset(finding), finding.message
     if first is not None:
         onset = first.onset_step
-        message = f"{message} It began at step {onset:,}, as the alert '{first.title}' says."
+        told = began(finding.onset_step)
+        message = message if told in message else f"{message} {told}"
+        message = message.replace(told, began(onset, first.title))
     if onset == finding.onset_step:
         return finding
     own = {**finding.evidence, "own_onset": finding.onset_step}

@@ -63,15 +63,6 @@ def first_onset(finding: ConditionChange) -> int:
     return finding.onset_step if first is None else min(finding.onset_step, int(first["onset_step"]))
 
 
-def first_tensor(evidence: Mapping[str, Any], onset: int) -> dict[str, Any]:
-    """The entry of the tensor with which an event begins; empty if it is not known.
-
-    Events of earlier versions name only their worst tensors.
-    """
-    listed = [*([evidence["first"]] if evidence.get("first") else []), *evidence.get("tensors", [])]
-    return next((dict(tensor) for tensor in listed if tensor.get("onset_step") == onset), {})
-
-
 def overlaps(event: Event, finding: ConditionChange) -> bool:
     """Return whether a finding of tensors has the cause of an event.
 

@@ -9,9 +9,11 @@ from django.db import models
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import Project, User
+from fp8scope_dashboard.alerts import beginnings
 from fp8scope_dashboard.alerts.channels import CHANNELS
 from fp8scope_dashboard.db.encryption import UnreadableSecretError, decrypt_json, encrypt_json
 from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.text.onsets import steps_in_words
 
 
 class RuleKind(models.TextChoices):
@@ -174,6 +176,22 @@ class Event(models.Model):
     def title(self) -> str:
         """Return what happened, for people."""
         return self.rule_name or str(self.get_kind_display())
+
+    @property
+    def after_step(self) -> int | None:
+        """The last step before the onset at which the condition was looked for; see `text.onsets`."""
+        return beginnings.after_step(self.evidence, self.onset_step)
+
+    @property
+    def onset_in_words(self) -> str:
+        """The step of the onset, or the steps between which it lies, as every place writes it."""
+        return steps_in_words(self.onset_step, self.after_step)
+
+    @property
+    def further(self) -> list[dict[str, Any]]:
+        """What other rules found about the same tensors, each with its onset in words, `since`."""
+        entries = self.evidence.get("further", [])
+        return [{**entry, "since": beginnings.further_in_words(entry)} for entry in entries]
 
 
 class EntryKind(models.TextChoices):

@@ -37,6 +37,9 @@ RATE_LIMITS: Final = {
     "subnormal_rate": 1e-1,
 }
 DEFAULT_RATE_LIMIT: Final = 1e-2
+# First steps of a run in which no onset is searched, because scales are not settled: those of the rules for
+# overflow and underflow, as they come.
+SETTLED_STEPS: Final = 10
 # A few per cent of these are usual. A tensor is over its limit at this many times its own early median, but
 # at this share in any case.
 RELATIVE: Final = ("underflow_rate", "subnormal_rate")
@@ -70,7 +73,7 @@ def is_rate(statistic: str) -> bool:
 
 
 def default_limit(statistic: str) -> float:
-    """The value above which a tensor is in trouble: a rate, or a change in powers of two."""
+    """The value above which a tensor is out of its range: a rate, or a change in powers of two."""
     return RATE_LIMITS.get(statistic, DEFAULT_RATE_LIMIT) if is_rate(statistic) else CHANGE_LIMIT
 
 
@@ -87,7 +90,20 @@ def tensor_limits(before: Floats, statistic: str, limit: float) -> Floats:
     return np.asarray(np.maximum(limit, own), np.float64)
 
 
-def ranked(values: Floats, statistic: str, limit: float, recent: int = 1) -> Ranked:
+def over_limit(values: Floats, before: Floats, statistic: str, limit: float) -> Mask:
+    """Where values are over the limit of their tensor, bool[T, C].
+
+    Args:
+        values: float64[T, C]; before: float64[T], the early median of each tensor.
+    """
+    size = values if is_rate(statistic) else np.abs(log2_change(values, before, statistic))
+    with np.errstate(invalid="ignore"):
+        return np.asarray(size > tensor_limits(before, statistic, limit)[:, None])
+
+
+def ranked(
+    values: Floats, statistic: str, limit: float, recent: int = 1, *, counted: Floats | None = None
+) -> Ranked:
     """Rank T tensors by the C columns of a heat map.
 
     Args:
@@ -95,12 +111,12 @@ def ranked(values: Floats, statistic: str, limit: float, recent: int = 1) -> Ran
         statistic: its name; rates are compared with the limit, other statistics by their change.
         limit: see `default_limit`.
         recent: the number of last columns that are `now`.
+        counted: the values in which onsets are searched, float64[T, C]; by default all.
     """
-    observed = ~np.isnan(values)
+    counted = values if counted is None else counted
     before, after = early_median(values), _median_of(values, late=True)
-    size = values if is_rate(statistic) else np.abs(log2_change(values, before, statistic))
     return Ranked(
-        onset=first_sustained(size > tensor_limits(before, statistic, limit)[:, None], observed),
+        onset=first_sustained(over_limit(counted, before, statistic, limit), ~np.isnan(counted)),
         now=_largest(values[:, max(values.shape[1] - recent, 0) :]),
         ever=_largest(values),
         before=before,

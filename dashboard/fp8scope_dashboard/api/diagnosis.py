@@ -27,13 +27,17 @@ class LinkOut(Schema):
 
 
 class FindingOut(Schema):
-    """The result of one step; docs/diagnosis.md describes the steps."""
+    """The result of one step; docs/diagnosis.md describes the steps.
+
+    What begins at `onset` may have begun at `earliest`: the steps between them were not observed.
+    """
 
     step: str
     outcome: str
     sentence: str
     cause: str
     onset: int | None
+    earliest: int | None = None
     tensors: list[str]
     suggestion: str
     links: list[LinkOut]

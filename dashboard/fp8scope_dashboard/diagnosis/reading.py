@@ -41,6 +41,9 @@ SETTLED_SHARE: Final = 0.1
 MOMENT_COLUMNS: Final = 256
 NO_MOMENTS: Final = ("input", "weight", "grad_output", "update", "")
 MOST_SCORES: Final = 500
+# Alerts of the app above this one, which tell since when a loss rises.
+RISES: Final = ("loss_divergence", "above_baseline")
+MAX_TOLD: Final = 100
 COUNTS: Final = ("amax", "scale", "saturated", "underflow", "nonfinite", "numel")
 ERRORS: Final = ("sq_error", "sq_signal")
 # A running run is diagnosed again after this many new rows, relative to what it had.
@@ -62,7 +65,9 @@ def inputs_of(run: Run) -> str:
     scores = Evaluation.objects.filter(run__in=arms).count()
     reports = run.reports.exclude(kind="annotation").count()
     verdict = getattr(getattr(run, "comparison", None), "verdict", "")
-    text = repr((states, scores, reports, verdict, run.recipe, run.environment.get("mixed_versions")))
+    told = told_rises(run)
+    mixed = run.environment.get("mixed_versions")
+    text = repr((states, scores, reports, verdict, run.recipe, mixed, told))
     return f"v{METHOD_VERSION} {hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
@@ -100,7 +105,14 @@ def curve_of(run: Run) -> RunLoss:
         run=str(run.id),
         update=update,
         growth=growth,
+        told=tuple(told_rises(run)),
     )
+
+
+def told_rises(run: Run) -> list[int]:
+    """The steps from which on the loss rises, or leaves its baseline, as alerts of the run say."""
+    told = run.events.filter(kind__in=RISES).values_list("onset_step", flat=True)
+    return sorted(set(told.order_by("onset_step")[:MAX_TOLD]))
 
 
 def update_ratio(run: Run) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -38,6 +38,8 @@ USUAL_FALL: Final = 0.834
 LEAST_POINTS: Final = 40
 # Growth that is worth saying.
 GROWN: Final = 1.5
+# Steps between the onsets that this step and an alert name for one rise.
+NEAR: Final = 100
 # A jump in the first steps is the training settling, not its data.
 SETTLING: Final = 10
 # A jump of so few steps is a hard batch, after which the loss goes on as before.
@@ -53,6 +55,7 @@ class RunLoss:
         update: median ratio of update to weight after the first tenth of the run.
         growth: ratio of the weights' amax at the end to that at the beginning, which three quarters of the
             weights exceed. Some weights may begin at zero.
+        told: the onsets that alerts of the run have told of its loss.
     """
 
     name: str
@@ -63,6 +66,7 @@ class RunLoss:
     run: str = ""
     update: float | None = None
     growth: float | None = None
+    told: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,7 @@ def compare_trouble(
     A trouble is shared if the BF16 run with the same seed shows it, or half of the BF16 runs do: it begins
     at about the same step, or BF16 is in trouble to its end as well.
     """
-    ours = troubles(run.steps, run.losses)
+    ours = [_as_told(trouble, run.told) for trouble in troubles(run.steps, run.losses)]
     arms = [(arm, troubles(arm.steps, arm.losses)) for arm in baselines if len(arm.steps)]
     worse = is_worse(run, [arm for arm, _ in arms])
     if not arms:
@@ -214,6 +218,20 @@ def is_worse(run: RunLoss, baselines: Sequence[RunLoss]) -> bool:
     error = CORRELATED * float(difference.std(ddof=1)) / np.sqrt(len(steps))
     mean = float(difference.mean())
     return mean > WORSE * abs(float(theirs.mean())) and mean > ERRORS * error
+
+
+def _as_told(trouble: Trouble, told: Sequence[int]) -> Trouble:
+    """A rise with the onset that an alert has told of it, so that both name one step.
+
+    Where a rise begins is an estimate, and the alert made it with the rows that it had. Other troubles begin
+    in one step, which is certain.
+    """
+    last = np.inf if trouble.until is None else trouble.until
+    near = [onset for onset in told if abs(onset - trouble.onset) <= NEAR and onset <= last]
+    if trouble.kind != "rise" or not near:
+        return trouble
+    onset = min(near, key=lambda step: abs(step - trouble.onset))
+    return replace(trouble, onset=onset, left_noise=trouble.certain_from)
 
 
 def _match(trouble: Trouble, run: RunLoss, arms: Sequence[tuple[RunLoss, list[Trouble]]]) -> _Matched | None:

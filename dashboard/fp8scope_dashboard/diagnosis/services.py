@@ -10,7 +10,9 @@ from django.db.models import Q
 from django.utils import timezone
 
 from fp8scope_dashboard.analysis import comparison_runs
+from fp8scope_dashboard.analysis.onset_search import told_onsets
 from fp8scope_dashboard.analysis.progress import ReportStage, progress
+from fp8scope_dashboard.analysis.tensor_onsets import default_limit
 from fp8scope_dashboard.diagnosis import (
     baseline_health,
     evaluation,
@@ -154,7 +156,14 @@ def _scaling(
         )
     norms = reading.gradient_norms(run, baselines[0] if baselines else None)
     onset = shared.own[0].onset if shared.own else None
-    training = scaling.Training(norms.bits, norms.steps, shared.is_worse, onset, reading.last_step_of(run))
+    training = scaling.Training(
+        norms.bits,
+        norms.steps,
+        is_worse=shared.is_worse,
+        trouble_at=onset,
+        last_step=reading.last_step_of(run),
+        grown=told_onsets(run, "amax", default_limit("amax")),
+    )
     return scaling.examine(rows, run.recipe, beside, training)
 
 

@@ -46,13 +46,16 @@ def test_it_works(project: Project, rows_per_batch: int) -> None:
     onset = ONSET * EVERY + 1
     assert (event.kind, event.onset_step, event.step) == ("noise_growth", onset, onset + 2 * EVERY)
     assert event.state == EventState.RESOLVED
-    assert f"{NAMES[1]} " in event.message and f"since step {onset}" in event.message
+    assert f"{NAMES[1]} " in event.message and f"since step {onset - EVERY + 1}–{onset}" in event.message
     series = event.evidence["series"][0]
     assert series["name"] == f"{NAMES[1]} noise_to_signal"
     assert max(series["values"]) > 5 * min(series["values"])
     (further,) = event.evidence["further"]
     assert (further["kind"], further["onset_step"]) == ("kurtosis_growth", onset)
-    assert f"{NAMES[1]} " in further["message"] and f"since step {onset}" in further["message"]
+    assert (
+        f"{NAMES[1]} " in further["message"]
+        and f"since step {onset - EVERY + 1}–{onset}" in further["message"]
+    )
 
 
 def test_existing_projects_get_the_rules(project: Project) -> None:

@@ -64,7 +64,7 @@ def test_the_onset_of_a_tensor_that_is_not_always_observed_is_an_interval(projec
     event.evidence["first"]["after_step"] = FAULTY_FROM - 19
     event.save()
     text = "\n".join(wording.details(notice_of(event)))
-    assert f"Onset between steps {FAULTY_FROM - 18} and {FAULTY_FROM + 1}, found at step" in text
+    assert f"Onset at step {FAULTY_FROM - 18}–{FAULTY_FROM + 1}, found at step" in text
 
 
 def test_all_tensors_are_counted_and_the_worst_are_named(project: Project) -> None:

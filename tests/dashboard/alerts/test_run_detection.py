@@ -400,7 +400,7 @@ def test_a_divergence_begins_with_the_spike_that_it_follows(project: Project) ->
     spike, divergence = sorted(evaluate(run.id), key=lambda event: event.step)
     assert (spike.kind, divergence.kind) == ("loss_spike", "loss_divergence")
     assert divergence.onset_step == spike.onset_step == 221
-    assert divergence.message.endswith("It began at step 221, as the alert 'Loss spike' says.")
+    assert divergence.message.endswith("It began at about step 221, as the alert 'Loss spike' says.")
     assert divergence.evidence["own_onset"] > 221
     assert evaluate(run.id) == []
 

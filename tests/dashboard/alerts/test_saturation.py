@@ -81,7 +81,7 @@ def test_the_onset_of_a_sampled_tensor_is_an_interval() -> None:
     rates[::100] = 0.0
     rates[900::100] = 0.02
     (opened,) = run(rates)
-    assert opened.message.startswith("blocks.0.mlp.input overflows since step 900 (not before step 801): 2 %")
+    assert opened.message.startswith("blocks.0.mlp.input overflows since step 801–900: 2 %")
     assert run(rates, cuts=(850, 900, 901)) == [opened]
 
 

@@ -56,7 +56,10 @@ def test_it_works() -> None:
     scale[300:, 3] = scale[300, 3]
     amax[320:, 3] *= 8.0
     (opened,) = found("scale_frozen", amax, scale)
-    assert 320 <= opened.onset_step <= 345 and opened.step < 360
+    # Since the first step with the scale that stays: here the largest amax of the history stayed before, too.
+    assert 300 - HISTORY <= opened.onset_step <= 300 and 340 <= opened.step < 360
+    assert scale[opened.onset_step, 3] == scale[300, 3] != scale[opened.onset_step - 1, 3]
+    assert opened.evidence["first"]["after_step"] == opened.onset_step - 1
     assert opened.evidence["tensors"][0]["name"] == NAMES[3]
     assert opened.message.startswith(f"{NAMES[3]} keeps its scale while its amax moves since step")
 
@@ -98,7 +101,7 @@ def test_a_scale_that_stays_while_the_amax_falls_and_rises_is_frozen() -> None:
     scale[200:, 5] = 448.0 / amax.max()
     (opened,) = found("scale_frozen", amax, scale)
     assert opened.evidence["tensors"][0]["name"] == NAMES[5]
-    assert 200 + 4 * HISTORY + 64 <= opened.onset_step <= 400
+    assert opened.onset_step == 200 and 200 + 4 * HISTORY + 64 <= opened.step <= 400
 
 
 @pytest.mark.parametrize("spread", [0.1, 0.3, 0.5])
@@ -122,7 +125,11 @@ def test_a_scale_for_another_amax_is_stale() -> None:
     scale = delayed(amax)
     scale[100:, 2] = scale[100:, 2] / 256.0 * (1.0 + 0.01 * np.arange(500) % 0.1)
     (opened,) = found("scale_stale", amax, scale)
-    assert opened.onset_step == 100 + 4 * HISTORY + 64 and opened.value == pytest.approx(9.0, abs=1.0)
+    assert (
+        opened.onset_step == 100
+        and opened.step == 100 + 4 * HISTORY + 64 + 9
+        and opened.value == pytest.approx(9.0, abs=1.0)
+    )
 
 
 def test_the_margin_of_the_recipe_belongs_to_the_scale() -> None:

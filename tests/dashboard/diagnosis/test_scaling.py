@@ -216,7 +216,7 @@ def test_onsets_have_intervals_and_an_order() -> None:
     counts[3] = chance.poisson(np.where(np.arange(N) < 60, 0.02, 40.0))
     first, second = saturating(replace(table, saturated=counts))
     assert (first.tensor, second.tensor) == (3, 0)
-    assert first.low <= 61 <= first.high and second.low <= 81 <= second.high
+    assert first.after < 61 <= first.high and second.after < 81 <= second.high
     assert flushing(table) == []
 
 

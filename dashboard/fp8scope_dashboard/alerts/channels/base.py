@@ -31,7 +31,8 @@ class Notice:
         alert: the same in all notices of one event to one channel, so that receivers can join them.
         reason: opened, reopened, worse, escalated or resolved.
         message: one sentence with the numbers.
-        after_step: the last step before the onset at which the first tensor was observed; -1: unknown.
+        after_step: the last step before the onset at which the first tensor was observed; None if that is
+            not known.
         url: the alert's page, where it can be acknowledged. run_url: the run's page.
         tensors: the worst ones; `tensors_over` counts all.
         note: why the notice is sent, if it is not the first.
@@ -60,7 +61,7 @@ class Notice:
     url: str
     tensors: list[dict[str, Any]] = field(default_factory=list)
     tensors_over: int = 0
-    after_step: int = -1
+    after_step: int | None = None
     run_url: str = ""
     note: str = ""
     cause: str = ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from fp8scope_dashboard.alerts.channels.base import ChannelMessage, Notice
+from fp8scope_dashboard.text.onsets import steps_in_words
 
 # Steps and values of so many alerts are written out in a digest; the others are counted.
 MOST_ALERTS = 40
@@ -96,10 +97,7 @@ def _tensors(notice: Notice) -> tuple[int, str]:
 
 
 def _onset(notice: Notice) -> str:
-    first = notice.after_step + 1
-    if 0 < first < notice.onset_step:
-        return f"between steps {first:,} and {notice.onset_step:,}"
-    return f"at step {notice.onset_step:,}"
+    return f"at step {steps_in_words(notice.onset_step, notice.after_step)}"
 
 
 def _found(notice: Notice) -> str:

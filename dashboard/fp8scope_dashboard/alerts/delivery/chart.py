@@ -18,6 +18,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.text.numbers import LARGEST
+from fp8scope_dashboard.text.onsets import steps_in_words
 from fp8scope_dashboard.text.ticks import ticks
 
 # Pixels of the picture. It is drawn SCALE times larger and reduced, which smooths the lines.
@@ -80,7 +81,13 @@ class _Plot:
 
 
 def draw(
-    evidence: Mapping[str, Any], *, title: str, onset: int, detected: int, threshold: float | None
+    evidence: Mapping[str, Any],
+    *,
+    title: str,
+    onset: int,
+    detected: int,
+    threshold: float | None,
+    after: int | None = None,
 ) -> bytes | None:
     """Draw the series around an onset. None if the evidence has no series with a finite value.
 
@@ -108,7 +115,7 @@ def draw(
         (first, last if last > first else first + 1.0), _with_margin(low, high, logarithmic), logarithmic
     )
     _draw_axes(plot, "share of elements" if is_rate else "loss" if _is_loss(evidence) else "value")
-    _draw_onset(plot, onset, detected)
+    _draw_onset(plot, onset, steps_in_words(onset, after), detected)
     if threshold is not None:
         _draw_threshold(plot, threshold)
     for line in reversed(lines):
@@ -181,7 +188,7 @@ def _draw_axes(plot: _Plot, name: str) -> None:
     plot.text(24, TOP - 10, name, GREY, "lb")
 
 
-def _draw_onset(plot: _Plot, onset: int, detected: int) -> None:
+def _draw_onset(plot: _Plot, onset: int, in_words: str, detected: int) -> None:
     top, bottom = SCALE * TOP, SCALE * (HEIGHT - BOTTOM)
     x, end = plot.x(onset), max(plot.x(detected), plot.x(onset) + 2 * SCALE)
     shade = Image.new("RGB", plot.image.size, ONSET)
@@ -193,7 +200,7 @@ def _draw_onset(plot: _Plot, onset: int, detected: int) -> None:
     # On the side with more room.
     is_right = x > SCALE * (LEFT + WIDTH) / 2
     plot.text(
-        x / SCALE + (-8 if is_right else 8), TOP + 6, f"onset {onset:,}", ONSET, "rt" if is_right else "lt"
+        x / SCALE + (-8 if is_right else 8), TOP + 6, f"onset {in_words}", ONSET, "rt" if is_right else "lt"
     )
 
 

@@ -11,7 +11,6 @@ from django.urls import reverse
 from fp8scope_dashboard.alerts.channels import ChannelMessage, Notice
 from fp8scope_dashboard.alerts.channels.wording import headline
 from fp8scope_dashboard.alerts.delivery import chart, picture_links
-from fp8scope_dashboard.alerts.evidence import first_tensor
 from fp8scope_dashboard.alerts.models import Delivery, EntryKind, Event, Reason
 from fp8scope_dashboard.diagnosis.services import suspected_cause
 from fp8scope_dashboard.runs.services import page_url
@@ -74,13 +73,10 @@ def _notice(delivery: Delivery, event: Event) -> Notice:
         run_url=page_url(run),
         tensors=tensors,
         tensors_over=max(len(tensors), int(event.evidence.get("tensors_over", 0))),
-        after_step=int(first_tensor(event.evidence, event.onset_step).get("after_step", -1)),
+        after_step=event.after_step,
         note=_note(event, delivery.reason),
         cause=_suspected_cause(event),
-        also=tuple(
-            f"{further['title']} since step {further['onset_step']:,}"
-            for further in event.evidence.get("further", [])
-        ),
+        also=tuple(f"{entry['title']} since step {entry['since']}" for entry in event.further),
         orders=tuple(_texts(event, EntryKind.ORDERED)),
     )
 
@@ -121,6 +117,7 @@ def draw(event: Event, title: str = "") -> bytes | None:
             event.evidence,
             title=title or event.title,
             onset=event.onset_step,
+            after=event.after_step,
             detected=event.step,
             threshold=event.threshold,
         )

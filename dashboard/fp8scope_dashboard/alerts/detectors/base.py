@@ -39,6 +39,12 @@ class ConditionChange:
     update: bool = False
 
 
+def began(onset: int, told: str = "") -> str:
+    """The sentence of a message that says since when; `told` names the alert that has told it before."""
+    as_told = f", as the alert '{told}' says" if told else ""
+    return f"It began at about step {onset:,}{as_told}."
+
+
 def usable(value: float) -> bool:
     """Return whether a value is finite and small enough to be squared; larger ones count as infinite."""
     return abs(value) <= LARGEST

@@ -41,7 +41,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.alerts.detectors import first_losses, levels
-from fp8scope_dashboard.alerts.detectors.base import ConditionChange, State, in_words, percent, usable
+from fp8scope_dashboard.alerts.detectors.base import ConditionChange, State, began, in_words, percent, usable
 from fp8scope_dashboard.alerts.detectors.levels import PastLevels
 
 # Share of the descent of the loss that a rise must undo.
@@ -249,7 +249,7 @@ def _open(state: State, onset: int, step: int, median: float, note: str = "") ->
     above = f", {_higher(median / low)}" if low > 0 else ""
     message = (
         f"Loss rose from a level of {in_words(low)} to {in_words(median)} at step {step:,}{above}; it is "
-        f"above the limit of {in_words(limit)}, since about step {onset:,}.{note}"
+        f"above the limit of {in_words(limit)}. {began(onset)}{note}"
     )
     return ConditionChange(
         opened=True,

@@ -129,7 +129,8 @@ def _above(
     late = rows.after(parameters["warmup"])[:, None]
     with np.errstate(invalid="ignore"):
         over = (rates > parameters["rate"]) & late
-    observed = ConditionRows(rows.steps, over, ~np.isnan(rates) & late, rates, gains)
+    seen = ~np.isnan(rates)
+    observed = ConditionRows(rows.steps, over, seen & late, rates, gains, observed=seen)
     return tensor_alarm(state, observed, rows.facts.names, parameters, wording, intermittent=True)
 
 

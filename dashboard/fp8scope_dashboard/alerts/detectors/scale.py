@@ -22,6 +22,7 @@ from fp8scope_dashboard.text.numbers import as_factor
 
 Float32s = NDArray[np.float32]
 Bools = NDArray[np.bool_]
+Int64s = NDArray[np.int64]
 Parameters = Mapping[str, float]
 Result = tuple[State, list[ConditionChange]]
 
@@ -68,7 +69,8 @@ def scale_frozen(state: State, rows: TensorRows, parameters: Parameters) -> Resu
 
     Either the amax is above what the scale was made for in more than FOLLOWS_WITHIN consecutive observations,
     or the scale is constant for longer than its `patience`, and the smallest and the largest amax meanwhile
-    are `octaves` powers of two apart (of scales per block or row, BLOCK_OCTAVES more).
+    are `octaves` powers of two apart (of scales per block or row, BLOCK_OCTAVES more). The onset is the first
+    observation with this scale, as in the diagnosis.
 
     Args:
         rows: `amax` and `scale`.
@@ -79,6 +81,7 @@ def scale_frozen(state: State, rows: TensorRows, parameters: Parameters) -> Resu
     use = scales.use(rows)
     names = ("scale", "low", "high", "same", "above")
     last, low, high, same, above = (unpack(state.get(name), n, np.float32(0.0)) for name in names)
+    since = _Since.restored(state, scales.seen.shape)
     over = np.zeros(scales.seen.shape, bool)
     moved = np.zeros(scales.seen.shape, np.float32)
     octaves = parameters["octaves"] + np.where(rows.facts.per_tensor, 0.0, BLOCK_OCTAVES)
@@ -88,6 +91,7 @@ def scale_frozen(state: State, rows: TensorRows, parameters: Parameters) -> Resu
         seen, amax, scale = scales.seen[i], scales.amax[i], scales.scale[i]
         unchanged = (scale == last) & (same > 0)
         begins, goes_on = seen & ~unchanged, seen & unchanged
+        since.count(i, int(rows.steps[i]), begins, seen)
         low = np.where(begins, amax, np.where(goes_on, np.minimum(low, amax), low))
         high = np.where(begins, amax, np.where(goes_on, np.maximum(high, amax), high))
         last = np.where(seen, scale, last)
@@ -102,16 +106,18 @@ def scale_frozen(state: State, rows: TensorRows, parameters: Parameters) -> Resu
         amount=lambda octaves, name: f"the amax of {name} has moved by a factor of {as_factor(octaves)}",
         limit="and the scale is unchanged", unit="octaves",
     )  # fmt: skip
-    observed = ConditionRows(rows.steps, over, scales.seen, moved.astype(np.float64))
+    observed = since.observed(rows, over, scales.seen, moved.astype(np.float64))
     after, findings = tensor_alarm(state, observed, rows.facts.names, parameters, wording)
     arrays = zip(names, (last, low, high, same, above), strict=True)
-    return after | {name: pack(array.astype(np.float32)) for name, array in arrays}, findings
+    kept_arrays = {name: pack(array.astype(np.float32)) for name, array in arrays}
+    return after | kept_arrays | since.as_state(), findings
 
 
 def scale_stale(state: State, rows: TensorRows, parameters: Parameters) -> Result:
     """Open when a scale was made for an amax that is `octaves` powers of two from the tensor's, for long.
 
-    For longer than the `patience` of the tensor: a delayed scale may lag behind by its history.
+    For longer than the `patience` of the tensor: a delayed scale may lag behind by its history. The onset is
+    the first observation that is so far.
 
     Args:
         rows: `amax` and `scale`.
@@ -123,19 +129,23 @@ def scale_stale(state: State, rows: TensorRows, parameters: Parameters) -> Resul
     with np.errstate(invalid="ignore"):
         far = np.abs(use) > parameters["octaves"]
     count = unpack(state.get("far"), n, np.float32(0.0))
+    since = _Since.restored(state, seen.shape)
     over = np.zeros(seen.shape, bool)
     if far.any() or count.any():
         for i in range(len(rows.steps)):
+            since.count(i, int(rows.steps[i]), far[i] & (count == 0), seen[i])
             count = np.where(seen[i], np.where(far[i], count + 1, np.float32(0.0)), count)
             over[i] = far[i] & (count > rows.facts.patience)
+    else:
+        since.skip(rows.steps, seen)
     wording = Wording(
         one="has a scale for another amax", many="have scales for another amax",
         amount=lambda octaves, name: f"that of {name} is off by a factor of {as_factor(octaves)}",
         limit=f"above the limit of {as_factor(parameters['octaves'])}", unit="octaves",
     )  # fmt: skip
-    observed = ConditionRows(rows.steps, over, seen, np.abs(use))
+    observed = since.observed(rows, over, seen, np.abs(use))
     after, findings = tensor_alarm(state, observed, rows.facts.names, parameters, wording)
-    return after | {"far": pack(count.astype(np.float32))}, findings
+    return after | {"far": pack(count.astype(np.float32))} | since.as_state(), findings
 
 
 def scale_jump(state: State, rows: TensorRows, parameters: Parameters) -> Result:
@@ -168,9 +178,54 @@ def scale_jump(state: State, rows: TensorRows, parameters: Parameters) -> Result
         amount=lambda octaves, name: f"that of {name} by a factor of {as_factor(octaves)}",
         limit=f"above the limit of {as_factor(parameters['octaves'])}", unit="octaves",
     )  # fmt: skip
-    observed = ConditionRows(rows.steps, over, settled, jumps.astype(np.float64))
+    observed = ConditionRows(rows.steps, over, settled, jumps.astype(np.float64), observed=scales.seen)
     after, findings = tensor_alarm(state, observed, rows.facts.names, parameters, wording)
     return after | {"scale": pack(last.astype(np.float32))} | presence.as_state(), findings
+
+
+@dataclass
+class _Since:
+    """Since when the present state of each tensor lasts.
+
+    Attributes:
+        step, before: int64[n], its first observation and the last one before that; negative: none.
+        latest: int64[n], the last observation.
+        steps, befores: int64[R, n], `step` and `before` after each row.
+    """
+
+    step: Int64s
+    before: Int64s
+    latest: Int64s
+    steps: Int64s
+    befores: Int64s
+
+    @classmethod
+    def restored(cls, state: State, shape: tuple[int, ...]) -> _Since:
+        none = np.int64(-1)
+        names = ("since", "since_after", "seen_at")
+        step, before, latest = (unpack(state.get(name), shape[1], none) for name in names)
+        return cls(step, before, latest, np.zeros(shape, np.int64), np.zeros(shape, np.int64))
+
+    def as_state(self) -> State:
+        return {"since": pack(self.step), "since_after": pack(self.before), "seen_at": pack(self.latest)}
+
+    def count(self, i: int, step: int, begins: Bools, seen: Bools) -> None:
+        """Count row i, in which the states of some tensors begin."""
+        self.step = np.where(begins, step, self.step)
+        self.before = np.where(begins, self.latest, self.before)
+        self.latest = np.where(seen, step, self.latest)
+        # States of earlier versions do not say when they began.
+        self.steps[i] = np.where(self.step < 0, step, self.step)
+        self.befores[i] = self.before
+
+    def skip(self, steps: Int64s, seen: Bools) -> None:
+        """Count rows in which no state begins."""
+        last = len(steps) - 1 - np.argmax(seen[::-1], axis=0)
+        self.latest = np.where(seen.any(axis=0), steps[last], self.latest)
+
+    def observed(self, rows: TensorRows, over: Bools, seen: Bools, values: Floats) -> ConditionRows:
+        """The rows of a condition that begins where the state of its tensor does."""
+        return ConditionRows(rows.steps, over, seen, values, began=self.steps, before=self.befores)
 
 
 @dataclass

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fp8scope_dashboard.alerts.detectors.arrays import pack, unpack
 from fp8scope_dashboard.alerts.detectors.base import NAMED, SAME_CAUSE, ConditionChange, State
 from fp8scope_dashboard.statistics.arrays import Floats
+from fp8scope_dashboard.text.onsets import steps_in_words
 
 Bools = NDArray[np.bool_]
 Int64s = NDArray[np.int64]
@@ -64,6 +65,9 @@ class ConditionRows:
         values: float64[R, n], used where `over` holds.
         gains: int64[R, n], of an intermittent condition: how much an observation adds to the score, at most
             CANCEL, in units of 1 / CANCEL. None: CANCEL.
+        began, before: int64[R, n], of a condition that is known only after it has lasted: its first step, and
+            the last observation before that, negative if there is none. None: it begins in its own row.
+        observed: bool[R, n], whether the tensor was observed, judged or not; None: `seen`.
     """
 
     steps: Int64s
@@ -71,6 +75,9 @@ class ConditionRows:
     seen: Bools
     values: Floats
     gains: Int64s | None = None
+    began: Int64s | None = None
+    before: Int64s | None = None
+    observed: Bools | None = None
 
 
 def tensor_alarm(
@@ -101,6 +108,7 @@ def tensor_alarm(
     needed = max(int(parameters["points"]), LEAST_SCORE) * CANCEL if intermittent else 0
     board = _Board.restored(state, len(names))
     last_seen = unpack(state.get("last_seen"), len(names), np.int64(-1))
+    board.born = _first_observed(rows, unpack(state.get("born"), len(names), np.int64(-1)))
     findings: list[ConditionChange] = []
     any_over: Bools = np.asarray(rows.over.any(axis=1))
     for i, step in enumerate(rows.steps.tolist()):
@@ -113,7 +121,7 @@ def tensor_alarm(
         findings += board.let_go(rows.over[i], rows.seen[i], step, parameters)
     if len(rows.steps):
         last_seen = _seen_before(rows, len(rows.steps), np.ones(len(names), bool), last_seen)
-    return {**board.as_state(), "last_seen": pack(last_seen)}, findings
+    return {**board.as_state(), "last_seen": pack(last_seen), "born": pack(board.born)}, findings
 
 
 @dataclass(kw_only=True)
@@ -130,6 +138,7 @@ class _Board:
             what `onsets` and `after` are to `counts`.
         last_onset: of each open alarm, by its onset.
         first: of each open alarm, its first tensor, which may have recovered, with its `onsets` and `after`.
+        born: the first observation, in which nothing may have been judged.
     """
 
     counts: Int64s
@@ -145,6 +154,7 @@ class _Board:
     peaks: Floats
     last_onset: dict[int, int]
     first: dict[int, tuple[int, int, int]]
+    born: Int64s
 
     @classmethod
     def restored(cls, state: State, n: int) -> _Board:
@@ -163,6 +173,7 @@ class _Board:
             peaks=np.zeros(n),
             last_onset={},
             first={},
+            born=np.full(n, -1),
         )
         for key, values in state.get("tensors", {}).items():
             # States of earlier versions lack the columns from `pause` to `since_after`.
@@ -201,8 +212,9 @@ class _Board:
         # A tensor of an open alarm keeps its onset when its condition pauses.
         new &= self.group < 0
         if new.any():
-            self.onsets[new] = step
-            self.after[new] = _seen_before(rows, i, new, last_seen)
+            self.onsets[new] = step if rows.began is None else rows.began[i, new]
+            before = _seen_before(rows, i, new, last_seen) if rows.before is None else rows.before[i, new]
+            self.after[new] = np.where(before < 0, self.born[new] - 1, before)
             self.peaks[new & (self.scores == 0)] = 0.0
         self.counts[over] += 1
         self.peaks[over] = np.maximum(self.peaks[over], rows.values[i][over])
@@ -214,7 +226,8 @@ class _Board:
         begins = over & outside & (self.scores == 0)
         if begins.any():
             self.since[begins] = step
-            self.since_after[begins] = _seen_before(rows, i, begins, last_seen)
+            before = _seen_before(rows, i, begins, last_seen)
+            self.since_after[begins] = np.where(before < 0, self.born[begins] - 1, before)
             self.calm[begins] = self.pause[begins] = 0
         self.calm[quiet & outside & (self.scores > 0)] += 1
         again = over & outside
@@ -322,7 +335,7 @@ class _Board:
             for i in worst[:NAMED].tolist()
         ]
         peak, name = float(self.peaks[worst[0]]), names[int(worst[0])]
-        since = f"step {onset:,}{_interval(after, onset)}"
+        since = f"step {steps_in_words(onset, after)}"
         if len(members) == 1:
             message = f"{name} {wording.one} since {since}: {wording.amount(peak, name)}, {wording.limit}."
         else:
@@ -363,9 +376,13 @@ def _seen_before(rows: ConditionRows, i: int, columns: Bools, last_seen: Int64s)
     return np.where(earlier.any(axis=0), rows.steps[last], last_seen[columns])
 
 
-def _interval(after: int, onset: int) -> str:
-    """Return where the onset lies, for a tensor that is not observed in every step."""
-    return f" (not before step {after + 1:,})" if 0 <= after < onset - 1 else ""
+def _first_observed(rows: ConditionRows, born: Int64s) -> Int64s:
+    """The first observation of each column, int64[n]; `born` are those of earlier rows, -1: none."""
+    observed = rows.seen if rows.observed is None else rows.observed
+    if not len(rows.steps) or not (born < 0).any():
+        return born
+    first = rows.steps[np.argmax(observed, axis=0)]
+    return np.where((born < 0) & observed.any(axis=0), first, born)
 
 
 def _layers(names: Iterable[str]) -> list[int]:

@@ -59,7 +59,7 @@ LOSS_DIVERGENCE = KindDefinition(
         ),
     },
     outranks=("loss_spike", "above_baseline"),
-    begins_as=("loss_spike",),
+    begins_as=("loss_spike", "above_baseline"),
 )
 ABOVE_BASELINE = KindDefinition(
     name="above_baseline",

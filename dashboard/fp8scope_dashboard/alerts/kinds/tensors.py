@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fp8scope_dashboard.alerts.kinds.base import KindDefinition, Parameter, points
+from fp8scope_dashboard.analysis.tensor_onsets import SETTLED_STEPS
 
 RECOVER = "Rows in a row without the condition after which a tensor has recovered."
 
@@ -35,7 +36,11 @@ SATURATION_RATE = KindDefinition(
         "rate": Parameter(0.001, 0.0, 1.0, "Overflowed elements over all elements of a tensor."),
         "points": points(10, "Observations in a row above that rate."),
         "warmup": Parameter(
-            10, 0, 1_000_000, "First steps that are ignored, because scales are not settled yet.", whole=True
+            SETTLED_STEPS,
+            0,
+            1_000_000,
+            "First steps that are ignored, because scales are not settled yet.",
+            whole=True,
         ),
         "recover": points(20, "Rows in a row below the rate after which a tensor has recovered."),
     },
@@ -64,7 +69,7 @@ UNDERFLOW_RATE = KindDefinition(
     parameters={
         "rate": Parameter(0.5, 0.0, 1.0, "Elements that become zero over all elements of a tensor."),
         "points": points(20, "Observations in a row above that rate."),
-        "warmup": _warmup(10, "First steps that are ignored, because scales are not settled yet."),
+        "warmup": _warmup(SETTLED_STEPS, "First steps that are ignored, because scales are not settled yet."),
         "recover": points(20, RECOVER),
     },
     outranks=("underflow_rise",),

@@ -17,6 +17,7 @@ from typing import Final, Literal
 import numpy as np
 
 from fp8scope_dashboard.analysis.tensor_onsets import (
+    SETTLED_STEPS,
     default_limit,
     early_median,
     first_sustained,
@@ -25,6 +26,7 @@ from fp8scope_dashboard.analysis.tensor_onsets import (
 from fp8scope_dashboard.diagnosis.change_points import change_points
 from fp8scope_dashboard.diagnosis.tensors import TensorSeries
 from fp8scope_dashboard.statistics.arrays import Floats
+from fp8scope_dashboard.text.onsets import steps_in_words
 
 LeavingKind = Literal["saturation", "underflow"]
 SATURATED_SHARE: Final = 1e-3
@@ -45,16 +47,21 @@ class Leaving:
 
     Attributes:
         tensor: its position.
-        onset, low, high: the step at which it begins, and the steps between which; see `_onset`.
+        onset: the step at which it begins; it lies after step `after`, and at `high` or before: see `_onset`.
         share: the largest mean share over WINDOW rows.
     """
 
     kind: LeavingKind
     tensor: int
     onset: int
-    low: int
+    after: int
     high: int
     share: float
+
+    @property
+    def since(self) -> str:
+        """The step of the onset, or the steps between which it lies, in words."""
+        return steps_in_words(self.high, self.after)
 
 
 def saturating(rows: TensorSeries) -> list[Leaving]:
@@ -83,20 +90,23 @@ def _leaving(kind: LeavingKind, rows: TensorSeries, shares: Floats, limits: Floa
     tensors = []
     for position, (row, limit) in enumerate(zip(shares, limits, strict=True)):
         observed = np.flatnonzero(np.isfinite(row))
-        if rows.begins:
-            observed = observed[observed >= WARM_UP]
-        if len(observed) < WINDOW // 2:
+        settled = observed[observed >= WARM_UP] if rows.begins else observed
+        if len(settled) < WINDOW // 2:
             continue
-        values, steps = row[observed], rows.steps[observed]
-        share = float(rolling_mean(values, WINDOW).max())
+        share = float(rolling_mean(row[settled], WINDOW).max())
         if share > limit:
+            # Onsets count from where alerts and the ranking count them, which is earlier.
+            counted = rows.steps >= int(rows.steps[0]) + SETTLED_STEPS if rows.begins else rows.steps >= 0
+            counted &= np.isfinite(row)
+            values, steps = row[counted], rows.steps[counted]
             begin, low, high = _onset(kind, values, float(limit))
+            after = int(steps[low - 1]) if low else int(rows.steps[observed[0]]) - 1
             tensors.append(
                 Leaving(
                     kind=kind,
                     tensor=position,
                     onset=int(steps[begin]),
-                    low=int(steps[low]),
+                    after=after,
                     high=int(steps[high]),
                     share=share,
                 )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
 
+from fp8scope_dashboard.analysis.onset_search import Onset
+from fp8scope_dashboard.analysis.tensor_onsets import first_sustained
 from fp8scope_dashboard.diagnosis.findings import EvidenceLink, Finding
 from fp8scope_dashboard.diagnosis.scaling.loss_scale import CommonFactor, amax_ratios, common_factor
 from fp8scope_dashboard.diagnosis.scaling.range_use import LARGE_ERROR, Leaving, flushing, saturating
@@ -22,6 +24,7 @@ from fp8scope_dashboard.diagnosis.scaling.scale_faults import (
 from fp8scope_dashboard.diagnosis.tensors import Scaling, TensorSeries, scaling_of
 from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.text.numbers import as_factor, count
+from fp8scope_dashboard.text.onsets import steps_in_words
 
 # A fault is one layer's if the model has at least so many layers, and no other layer has it.
 LEAST_MODULES: Final = 4
@@ -49,6 +52,7 @@ class Training:
         norm_steps: these steps.
         is_worse: whether the loss is worse than BF16's at the end, or in trouble that BF16 does not show.
         last_step: of the run.
+        grown: by name, since when tensors have grown, as the run's alerts say.
     """
 
     norm_bits: Floats
@@ -56,6 +60,7 @@ class Training:
     is_worse: bool = False
     trouble_at: int | None = None
     last_step: int | None = None
+    grown: Mapping[str, Onset] = field(default_factory=dict)
 
 
 def examine(
@@ -82,7 +87,7 @@ def examine(
         _of_static_gradients(faults, flushed, rows)
         or _of_scales(faults, rows, scalings)
         or _of_ranges(saturated, flushed, rows, scalings, training)
-        or _of_one_layer(rows, reference)
+        or _of_one_layer(rows, reference, training.grown)
         or _clear(rows, scalings, factor, saturated, training)
     )
 
@@ -181,11 +186,13 @@ def _not_matching(
     order = sorted(faults, key=lambda p: (faults[p].first, -abs(faults[p].bits)))
     worst = max(faults, key=lambda p: abs(faults[p].bits))
     fault, onset = faults[worst], int(rows.steps[faults[order[0]].first])
+    after = _observed_before(rows.scale[order[0]], onset, rows)
+    since = steps_in_words(onset, after)
     whose = f"{_counted(order, rows)}, first {rows.tensors[order[0]].name},"
     if kind == "frozen":
         until = "" if fault.lasts else f" until step {int(rows.steps[fault.last]):,}"
         what = (
-            f"The scales of {whose} are frozen: constant from step {onset:,} on{until}, stale while the amax "
+            f"The scales of {whose} are frozen: constant from step {since} on{until}, stale while the amax "
             f"moved by a factor of up to {as_factor(abs(fault.bits))}"
         )
         cause, suggestion = (
@@ -197,7 +204,7 @@ def _not_matching(
         if fault.every:
             how = f"they change only every {fault.every} steps"
         what = (
-            f"The scales of {whose} are stale since step {onset:,}: {how}, and are off by a factor of up to "
+            f"The scales of {whose} are stale since step {since}: {how}, and are off by a factor of up to "
             f"{as_factor(abs(fault.bits))}"
         )
         cause, suggestion = (
@@ -205,9 +212,8 @@ def _not_matching(
             "Update the scales in every step, and load the state of the same checkpoint.",
         )
     if module:
-        return replace(
-            _bad_layer(module, onset, f"{what[0].lower()}{what[1:]}", order, rows, "scale"), is_proven=True
-        )
+        bad = _bad_layer(module, onset, f"{what[0].lower()}{what[1:]}", order, rows, "scale")
+        return replace(bad, is_proven=True, earliest=after + 1)
     return Finding(
         step="scaling",
         outcome="cause",
@@ -218,6 +224,7 @@ def _not_matching(
         suggestion=suggestion,
         links=_tensor_links(order, rows, "scale"),
         is_proven=True,
+        earliest=after + 1,
     )
 
 
@@ -227,14 +234,17 @@ def _offset(
     order = sorted(faults, key=lambda p: (faults[p].first, -abs(faults[p].bits)))
     bits = float(np.median([faults[p].bits for p in order]))
     onset = int(rows.steps[faults[order[0]].first])
+    after = _observed_before(rows.scale[order[0]], onset, rows)
     side = (
         "too large, so that large values saturate" if bits < 0 else "too small, so that small values vanish"
     )
     what = (
-        f"the scales of {_counted(order, rows)} are {as_factor(abs(bits))} times {side}, since step {onset:,}"
+        f"the scales of {_counted(order, rows)} are {as_factor(abs(bits))} times {side}, since step "
+        f"{steps_in_words(onset, after)}"
     )
     if module:
-        return replace(_bad_layer(module, onset, what, order, rows, "scale"), is_proven=True)
+        bad = _bad_layer(module, onset, what, order, rows, "scale")
+        return replace(bad, is_proven=True, earliest=after + 1)
     gradients = all(rows.tensors[p].role == "grad_output" for p in order)
     margin = scalings[rows.tensors[order[0]].role].margin + bits
     cause = "margin" if bits < 0 else "underflow" if gradients else "margin_too_large"
@@ -254,6 +264,7 @@ def _offset(
         else "Set the margin to 0.",
         links=_tensor_links(order, rows, "scale"),
         is_proven=True,
+        earliest=after + 1,
     )
 
 
@@ -286,7 +297,7 @@ def _of_ranges(
             f"up to {share:.1%} of {rows.tensors[positions[0]].name} saturates, {_first(saturated[0], rows)}"
         )
         bad = _bad_layer(module, saturated[0].onset, what, positions, rows, "saturation_rate")
-        return replace(bad, earliest=saturated[0].low)
+        return replace(bad, earliest=saturated[0].after + 1)
     return Finding(
         step="scaling", outcome="cause",
         sentence=f"The margin is too small ({min(margins):.0f}): up to {share:.1%} of the elements of "
@@ -294,7 +305,7 @@ def _of_ranges(
         "the recipe.",
         cause="margin", onset=saturated[0].onset, tensors=_names(positions, rows),
         suggestion="Use a margin of 1 or more, or current scaling, which needs no head room.",
-        links=_tensor_links(positions, rows, "saturation_rate"), earliest=saturated[0].low,
+        links=_tensor_links(positions, rows, "saturation_rate"), earliest=saturated[0].after + 1,
     )  # fmt: skip
 
 
@@ -307,7 +318,7 @@ def _underflow(vanishing: Sequence[Leaving], gradients: int, rows: TensorSeries)
         f"grad_output tensors become zero, {_first(vanishing[0], rows)}.",
         cause="underflow", onset=vanishing[0].onset, tensors=_names(positions, rows),
         suggestion="Use E5M2 or block scaling for the gradients, or a larger loss scale.",
-        links=_tensor_links(positions, rows, "underflow_rate"), earliest=vanishing[0].low,
+        links=_tensor_links(positions, rows, "underflow_rate"), earliest=vanishing[0].after + 1,
     )  # fmt: skip
 
 
@@ -322,7 +333,7 @@ def _of_forward(
         name = rows.tensors[positions[0]].name
         what = f"{share:.0%} of the elements of {name} become zero, {_first(forward[0], rows)}"
         bad = _bad_layer(module, forward[0].onset, what, positions, rows, "underflow_rate")
-        return replace(bad, earliest=forward[0].low)
+        return replace(bad, earliest=forward[0].after + 1)
     margin = max(scalings[rows.tensors[p].role].margin for p in positions)
     if margin <= 0:
         return None
@@ -332,35 +343,41 @@ def _of_forward(
         f"{_counted(positions, rows)} become zero, {_first(forward[0], rows)}.",
         cause="margin_too_large", onset=forward[0].onset, tensors=_names(positions, rows),
         suggestion="Set the margin to 0.",
-        links=_tensor_links(positions, rows, "underflow_rate"), earliest=forward[0].low,
+        links=_tensor_links(positions, rows, "underflow_rate"), earliest=forward[0].after + 1,
     )  # fmt: skip
 
 
-def _of_one_layer(rows: TensorSeries, reference: TensorSeries | None) -> Finding | None:
+def _of_one_layer(
+    rows: TensorSeries, reference: TensorSeries | None, grown: Mapping[str, Onset]
+) -> Finding | None:
     """A layer whose weights are not BF16's, or whose error stands out."""
     apart = _apart_weights(rows, reference) if reference is not None else []
     if len(apart) == 1 and _modules(rows) >= LEAST_MODULES:
         position, bits, onset = apart[0]
         size = "larger" if bits > 0 else "smaller"
-        what = f"its weight is {as_factor(abs(bits))} times {size} than in BF16, since step {onset:,}"
-        return _bad_layer(rows.tensors[position].module, onset, what, [position], rows, "amax")
+        # An alert may have told since when it grows.
+        since = grown.get(rows.tensors[position].name, Onset(onset, onset - 1))
+        what = f"its weight is {as_factor(abs(bits))} times {size} than in BF16, since step {since.in_words}"
+        bad = _bad_layer(rows.tensors[position].module, since.step, what, [position], rows, "amax")
+        return replace(bad, earliest=since.earliest)
     noisy = _apart_errors(rows)
     module = _only_module([position for position, _, _ in noisy], rows)
     if not module:
         return None
     position, error, onset = max(noisy, key=lambda item: item[1])
+    after = _observed_before(rows.error[position], onset, rows)
     what = (
         f"the quantisation error of {rows.tensors[position].name} is {error:.0%} of the signal, more than "
-        f"{ERROR_APART:.0f} times that of the other layers, since step {onset:,}"
+        f"{ERROR_APART:.0f} times that of the other layers, since step {steps_in_words(onset, after)}"
     )
     bad = _bad_layer(module, onset, what, [position for position, _, _ in noisy], rows, "noise_to_signal")
-    return replace(bad, earliest=_observed_before(rows.error[position], onset, rows) + 1)
+    return replace(bad, earliest=after + 1)
 
 
 def _observed_before(values: Floats, step: int, rows: TensorSeries) -> int:
-    """The last step before `step` with an observation; without one, the step before the first row."""
+    """The last step before `step` with an observation; without one, the step before it, when it began."""
     earlier = rows.steps[np.isfinite(values) & (rows.steps < step)]
-    return int(earlier[-1]) if len(earlier) else int(rows.steps[0]) - 1
+    return int(earlier[-1]) if len(earlier) else step - 1
 
 
 def _apart_weights(rows: TensorSeries, reference: TensorSeries) -> list[tuple[int, float, int]]:
@@ -376,7 +393,7 @@ def _apart_weights(rows: TensorSeries, reference: TensorSeries) -> list[tuple[in
     apart = []
     for position, level in zip(weights.tolist(), levels.tolist(), strict=True):
         if abs(level) >= WEIGHT_APART:
-            onset = int(steps[np.argmax(np.abs(np.nan_to_num(ratios[position])) >= WEIGHT_APART / 2)])
+            onset = int(steps[_begin_of(np.abs(ratios[position]), WEIGHT_APART / 2)])
             apart.append((position, level, onset))
     return apart
 
@@ -391,9 +408,17 @@ def _apart_errors(rows: TensorSeries) -> list[tuple[int, float, int]]:
         worst = np.nanmax(rows.error[positions], axis=1)
         limit = max(LARGE_ERROR, ERROR_APART * float(np.median(worst)))
         for position in positions[worst > limit].tolist():
-            onset = int(rows.steps[np.argmax(np.nan_to_num(rows.error[position]) > limit)])
+            onset = int(rows.steps[_begin_of(rows.error[position], limit)])
             noisy.append((position, float(np.nanmax(rows.error[position])), onset))
     return noisy
+
+
+def _begin_of(values: Floats, limit: float) -> int:
+    """The row of the first sustained value above a limit, as in the ranking; without one, of the first."""
+    with np.errstate(invalid="ignore"):
+        over = (values > limit)[None, :]
+    first = int(first_sustained(over, np.isfinite(values)[None, :])[0])
+    return first if first >= 0 else int(np.argmax(over[0]))
 
 
 def _harms(
@@ -516,8 +541,7 @@ def _counted(positions: Sequence[int], rows: TensorSeries) -> str:
 
 
 def _first(leaving: Leaving, rows: TensorSeries) -> str:
-    between = f" ({leaving.low:,} to {leaving.high:,})" if leaving.low != leaving.high else ""
-    return f"first {rows.tensors[leaving.tensor].name} from step {leaving.onset:,}{between}"
+    return f"first {rows.tensors[leaving.tensor].name} from step {leaving.since}"
 
 
 def _names(positions: Sequence[int], rows: TensorSeries) -> tuple[str, ...]:

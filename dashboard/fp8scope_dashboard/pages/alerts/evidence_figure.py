@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 from fp8scope_dashboard.pages.charts.curves import Curve, curves_figure
 from fp8scope_dashboard.pages.charts.ranges import central_range
 from fp8scope_dashboard.pages.charts.theme import Slot, Theme, faded
+from fp8scope_dashboard.text.onsets import steps_in_words
 
 # Statistics that change by orders of magnitude.
 MAGNITUDES = ("scale", "amax")
@@ -26,6 +27,7 @@ def evidence_figure(
     onset: int,
     detected: int,
     threshold: float | None,
+    after: int | None = None,
     compact: bool = False,
 ) -> go.Figure | None:
     """Draw the series from before the onset to the step of detection.
@@ -49,7 +51,7 @@ def evidence_figure(
     figure = curves_figure(
         curves, theme, y_range=y_range, log=log, compact=compact, height=230, y_title=title
     )
-    _mark_onset(figure, theme, onset, detected)
+    _mark_onset(figure, theme, onset, steps_in_words(onset, after), detected)
     if is_rate:
         figure.update_yaxes(tickformat=".2~p", selector={"overlaying": None})
     if limit is not None:
@@ -75,7 +77,7 @@ def _curves(
     return statistic, [*baseline, _curve(series[0], "this run", slot)]
 
 
-def _mark_onset(figure: go.Figure, theme: Theme, onset: int, detected: int) -> None:
+def _mark_onset(figure: go.Figure, theme: Theme, onset: int, in_words: str, detected: int) -> None:
     figure.add_vrect(x0=onset, x1=detected, fillcolor=faded(theme.danger, 0.1), line_width=0, layer="below")
     figure.add_vline(x=onset, line={"color": theme.danger, "width": 1.2, "dash": "dot"})
     figure.add_annotation(
@@ -84,7 +86,7 @@ def _mark_onset(figure: go.Figure, theme: Theme, onset: int, detected: int) -> N
         yref="paper",
         yanchor="top",
         xanchor="right",
-        text=f"onset {onset} ",
+        text=f"onset {in_words} ",
         showarrow=False,
         font={"size": 11, "color": theme.danger},
     )

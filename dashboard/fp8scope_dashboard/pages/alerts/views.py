@@ -247,6 +247,7 @@ def evidence(project: Project, query: QueryDict, event_id: int) -> AnyChart:
         options.theme,
         slot=Arms(project).of(event.run).slot,
         onset=event.onset_step,
+        after=event.after_step,
         detected=event.step,
         threshold=event.threshold,
         compact=options.compact,

@@ -34,7 +34,7 @@ class Frame:
 
 FRAMES: Final[Mapping[str, Frame]] = {
     "panels": Frame(
-        title="Loss, difference, tensors in trouble and gradient norm",
+        title="Loss, difference, tensors out of range and gradient norm",
         on="rows alert report note comparison",
         axis="steps",
         size=640,

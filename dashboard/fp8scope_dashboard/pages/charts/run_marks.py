@@ -36,7 +36,7 @@ def _alerts(run: Run) -> list[Mark]:
     return [
         Mark(
             float(event.onset_step),
-            f"{event.get_kind_display()} from step {event.onset_step:,}",
+            f"{event.get_kind_display()} from step {event.onset_in_words}",
             event.severity == Severity.CRITICAL,
             detail=event.message,
             address=reverse("alert", args=[run.project.slug, event.pk]),

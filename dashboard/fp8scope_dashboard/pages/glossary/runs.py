@@ -23,13 +23,14 @@ RUN_TERMS: Final[Mapping[str, Term]] = {
         "What happened",
         "Alerts, the finding of the diagnosis, the step from which the comparison lies outside its "
         "tolerance, the first loss that is not finite, changes of precision, commands, restarts and a bad "
-        "end, in the order in which they began. A range, such as 231–240, means that the tensor is not "
-        "observed in each step.",
+        "end, in the order in which they began. A range, such as 231–240, means that the tensor was not "
+        "observed in each step, or not judged: it begins in one of these steps. Alerts, messages, diagnosis "
+        "and ranking name the same steps.",
         "A click shows the steps around it in the charts below. That one thing begins before another does "
         "not show that it is its cause; the diagnosis looks at that.",
     ),
-    "tensors_in_trouble": Term(
-        "Share of tensors in trouble",
+    "tensors_out_of_range": Term(
+        "Share of tensors out of range",
         "Of the tensors observed in the steps of a column: those whose overflow rate or underflow rate "
         "reaches the limit of the project's rule in at least one of these steps.",
     ),

@@ -15,9 +15,15 @@ TENSOR_TERMS: Final[Mapping[str, Term]] = {
         "Overflow rate",
         "Share of the tensor's elements that were clipped to the format's range (saturated), NaN or "
         "infinite.",
-        "A small rate in activations can be harmless. Overflow of the same tensor at every step is not.",
+        "A small rate in activations can be harmless. Overflow of one tensor at every step is not. "
+        "Saturation is its finite part: what a smaller scale would keep. The alerts of saturation judge the "
+        "overflow. Of a client that does not count NaN and infinities, both are the same.",
     ),
-    "saturation_rate": Term("Saturation rate", f"Share of finite elements with {_BEYOND}. {_SCALED}"),
+    "saturation_rate": Term(
+        "Saturation rate",
+        f"Share of finite elements with {_BEYOND}. {_SCALED}",
+        "With the elements that are NaN or infinite it is the overflow rate.",
+    ),
     "saturated": Term(
         "Saturated", f"Number of finite elements with {_BEYOND}, which clipping changed. {_SCALED}"
     ),
@@ -143,9 +149,10 @@ TENSOR_TERMS: Final[Mapping[str, Term]] = {
         "observed spans that begin with it, at least three are over it. Statistics that are no rates are "
         "over the limit when they are that factor from the median of their first tenth. Underflow must also "
         "be twice what the tensor had in its first tenth, or half of its elements.",
-        "Those of the earliest spans are searched step by step. An alert of the same tensor may name a later "
-        "step: its rule leaves out the first steps of a run, and has a limit of its own. Changed most "
-        "compares the medians of the last and the first tenth.",
+        "Those of the earliest spans are searched step by step; a range means that the tensor was not "
+        "observed in each step. As in alerts, the first 10 steps of a run, in which scales settle, do not "
+        "count. An alert of the same tensor names another step only if its rule has another limit. Changed "
+        "most compares the medians of the last and the first tenth.",
     ),
     "tensor_margin": Term(
         "Margin",

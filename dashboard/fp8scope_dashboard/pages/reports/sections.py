@@ -162,7 +162,7 @@ def _alerts(project: Project, choice: Choice) -> Section:
             "run": event.run.name,
             "severity": _badge(SEVERITIES[event.severity]),
             "state": _badge(EVENT_STATES[event.state]),
-            "onset": event.onset_step,
+            "onset": event.onset_in_words,
             "message": event.message,
         }
         for event in events.order_by("onset_step", "id")[:MOST_ALERTS]

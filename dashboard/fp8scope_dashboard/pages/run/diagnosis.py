@@ -10,9 +10,10 @@ from urllib.parse import urlencode
 from django.urls import reverse
 
 from fp8scope_dashboard.pages.badges import Badge
-from fp8scope_dashboard.pages.formatting import count
+from fp8scope_dashboard.pages.formatting import written
 from fp8scope_dashboard.pages.run.onset_strip import steps_around
 from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.text.onsets import steps_in_words
 
 STEPS: Final[Mapping[str, tuple[str, str]]] = {
     "baseline": ("The baseline", "Whether the BF16 runs are healthy, so that they can be compared with."),
@@ -76,7 +77,7 @@ def shown_findings(run: Run, result: Mapping[str, Any]) -> list[ShownFinding]:
             suggestion=finding["suggestion"],
             evidence=[
                 *(ShownLink(link["label"], address_of(run, link)) for link in finding["links"]),
-                *_steps_around(run, finding.get("onset")),
+                *_steps_around(run, finding),
             ],
             decisive=finding["step"] == result["decided_by"],
         )
@@ -84,13 +85,22 @@ def shown_findings(run: Run, result: Mapping[str, Any]) -> list[ShownFinding]:
     ]
 
 
-def _steps_around(run: Run, onset: int | None) -> list[ShownLink]:
+def after_of(finding: Mapping[str, Any]) -> int | None:
+    """The last step before the onset of a stored finding that was looked at; None if it is not known."""
+    earliest = finding.get("earliest")
+    return None if earliest is None else int(earliest) - 1
+
+
+def _steps_around(run: Run, finding: Mapping[str, Any]) -> list[ShownLink]:
     """A link to the charts of the run, at the steps around the onset of a finding."""
+    onset = finding.get("onset")
     if onset is None:
         return []
-    first, last = steps_around(onset, onset, run.last_step)
+    after = after_of(finding)
+    first, last = steps_around(onset if after is None else after + 1, onset, run.last_step)
     page = reverse("run", args=[run.project.slug, run.pk])
-    return [ShownLink(f"Steps around {count(onset)}", f"{page}?steps={first}..{last}#loss-title")]
+    label = f"Steps around {written(steps_in_words(onset, after))}"
+    return [ShownLink(label, f"{page}?steps={first}..{last}#loss-title")]
 
 
 def address_of(run: Run, link: Mapping[str, Any]) -> str:

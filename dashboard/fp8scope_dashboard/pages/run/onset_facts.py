@@ -9,13 +9,14 @@ from typing import Any, Final
 import numpy as np
 from django.urls import reverse
 
-from fp8scope_dashboard.alerts.evidence import first_tensor
+from fp8scope_dashboard.alerts.beginnings import after_step, onset_of_further
 from fp8scope_dashboard.alerts.models import Event, EventState
 from fp8scope_dashboard.analysis.coverage import Standing
 from fp8scope_dashboard.control.models import Command, CommandKind, Report, ReportKind, ResultState
 from fp8scope_dashboard.diagnosis.conclusion import CAUSES
 from fp8scope_dashboard.pages.charts.run_marks import annotated_step
 from fp8scope_dashboard.pages.formatting import difference
+from fp8scope_dashboard.pages.run.diagnosis import after_of
 from fp8scope_dashboard.pages.run.onset_strip import (
     AlertFact,
     ChangeFact,
@@ -99,14 +100,14 @@ def _further(event: Event, address: str) -> list[AlertFact]:
     return [
         AlertFact(
             kind=further["kind"],
-            onset=int(further["onset_step"]),
+            onset=onset_of_further(further),
             severity=further["severity"],
             message=further["message"],
             address=address,
             name=further["title"],
             tensors=tuple(str(tensor["name"]) for tensor in further["tensors"]),
             tensors_over=int(further.get("tensors_over", len(further["tensors"]))),
-            after=(further.get("first") or {}).get("after_step"),
+            after=after_step(further, onset_of_further(further)),
             is_resolved=event.state == EventState.RESOLVED,
         )
         for further in event.evidence.get("further", [])
@@ -117,7 +118,6 @@ def _further(event: Event, address: str) -> list[AlertFact]:
 
 def _alert(event: Event, address: str) -> AlertFact:
     tensors = event.evidence.get("tensors") or []
-    first = first_tensor(event.evidence, event.onset_step)
     return AlertFact(
         kind=event.kind,
         onset=event.onset_step,
@@ -127,7 +127,7 @@ def _alert(event: Event, address: str) -> AlertFact:
         name=event.rule_name or str(event.get_kind_display()).lower(),
         tensors=tuple(str(tensor["name"]) for tensor in tensors),
         tensors_over=int(event.evidence.get("tensors_over", len(tensors))),
-        after=first.get("after_step") if first else None,
+        after=event.after_step,
         is_resolved=event.state == EventState.RESOLVED,
     )
 
@@ -137,12 +137,15 @@ def _diagnosis(run: Run) -> DiagnosisFact | None:
     onset = stored.result.get("onset") if stored is not None else None
     if stored is None or not stored.cause or onset is None:
         return None
+    decided_by = stored.result.get("decided_by")
+    decisive = [each for each in stored.result.get("findings", []) if each["step"] == decided_by]
     return DiagnosisFact(
-        CAUSES.get(stored.cause, stored.cause),
-        stored.outcome,
-        int(onset),
-        stored.sentence,
-        reverse("diagnosis", args=[run.project.slug, run.pk]),
+        cause=CAUSES.get(stored.cause, stored.cause),
+        outcome=stored.outcome,
+        onset=int(onset),
+        sentence=stored.sentence,
+        address=reverse("diagnosis", args=[run.project.slug, run.pk]),
+        after=after_of(decisive[0]) if decisive else None,
     )
 
 

@@ -9,8 +9,9 @@ from typing import Final, Literal
 
 import numpy as np
 
-from fp8scope_dashboard.pages.formatting import count
+from fp8scope_dashboard.pages.formatting import count, written
 from fp8scope_dashboard.statistics.arrays import Floats
+from fp8scope_dashboard.text.onsets import steps_in_words
 
 Tone = Literal["danger", "warning", "neutral"]
 
@@ -22,6 +23,8 @@ LEAST_ALIKE: Final = 3
 # A zoom shows a twentieth of the run on each side of an onset, but no fewer steps than this.
 ZOOM_SHARE: Final = 0.05
 LEAST_ZOOM: Final = 25
+# The comparison looks at windows: within so many steps it names the onset of the alert less exactly.
+NEAR: Final = 100
 # Steps between the result of a command and the mark that the training process sets for it.
 SAME_CHANGE: Final = 1
 
@@ -32,8 +35,8 @@ _RANKS: Final[dict[Tone, int]] = {"danger": 0, "warning": 1, "neutral": 2}
 # What the tensors of an alert do. `{}` are the tensors.
 _TENSORS_DO: Final = {
     "tensor_not_finite": "NaN or Inf in {}",
-    "saturation_rate": "{} saturate",
-    "saturation_rise": "{} saturate more than before",
+    "saturation_rate": "{} overflow",
+    "saturation_rise": "{} overflow more than before",
     "underflow_rate": "{} underflow",
     "underflow_rise": "{} underflow more than before",
     "scale_frozen": "scale of {} freezes",
@@ -83,6 +86,7 @@ class DiagnosisFact:
     onset: int
     sentence: str
     address: str
+    after: int | None = None
 
 
 @dataclass(frozen=True)
@@ -142,12 +146,12 @@ class StripOnset:
     """One thing that happened.
 
     Attributes:
-        step: where it began; `earliest` is the first step at which it may have begun, if that is not known.
+        step: the first step at which it was seen.
         title: a few words; `detail`: a sentence.
         address: of its evidence; `label` names what is there.
+        after: the last step before it that was looked at; see `text.onsets`.
         zoom: the first and last step to show it in.
         until: the last onset of several that are one here.
-        or_before: nothing was judged before `step`, so it may have begun earlier.
     """
 
     step: int
@@ -157,19 +161,21 @@ class StripOnset:
     detail: str = ""
     address: str = ""
     label: str = ""
-    earliest: int | None = None
+    after: int | None = None
     until: int | None = None
     zoom: tuple[int, int] = (0, 0)
-    or_before: bool = False
 
     @property
     def steps(self) -> str:
         """The step as people write it: 240; 231–240 or `11 or before` if it is not known exactly."""
-        first = self.step if self.earliest is None else self.earliest
-        last = self.step if self.until is None else self.until
-        if self.or_before:
-            return f"{count(last)} or before"
-        return count(first) if first == last else f"{count(first)}–{count(last)}"
+        if self.until is not None and self.until > self.step:
+            return f"{count(self.begin)}–{count(self.until)}"
+        return written(steps_in_words(self.step, self.after))
+
+    @property
+    def begin(self) -> int:
+        """The first step at which it may have begun, as far as the run was looked at."""
+        return self.step if self.after is None or self.after < 0 else min(self.after + 1, self.step)
 
 
 @dataclass(frozen=True)
@@ -210,9 +216,8 @@ def strip_of(facts: StripFacts) -> Strip:
 
 def zoom_around(onset: StripOnset, last_step: int | None) -> tuple[int, int]:
     """The steps to show an onset in."""
-    begin = onset.step if onset.earliest is None else onset.earliest
     end = onset.step if onset.until is None else onset.until
-    return steps_around(begin, end, last_step)
+    return steps_around(onset.begin, end, last_step)
 
 
 def steps_around(first: int, last: int, last_step: int | None) -> tuple[int, int]:
@@ -246,9 +251,6 @@ def _of_alerts(facts: StripFacts) -> list[StripOnset]:
 
 
 def _of_alert(alert: AlertFact) -> StripOnset:
-    earliest = None
-    if alert.after is not None and 0 <= alert.after < alert.onset - 1:
-        earliest = alert.after + 1
     if alert.kind in _TENSORS_DO:
         title, order = _TENSORS_DO[alert.kind].format(_tensors(alert)), TENSOR
         if alert.tensors_over <= 1:
@@ -267,9 +269,7 @@ def _of_alert(alert: AlertFact) -> StripOnset:
         detail=detail,
         address=alert.address,
         label="Alert",
-        earliest=earliest,
-        # The first steps, in which scales settle, are not judged.
-        or_before=alert.after is not None and alert.after < 0 and alert.onset > 1,
+        after=alert.after,
     )
 
 
@@ -285,7 +285,7 @@ def _tensors(alert: AlertFact) -> str:
 
 
 def _singular(title: str) -> str:
-    for plural, singular in ((" saturate", " saturates"), (" underflow", " underflows")):
+    for plural, singular in ((" overflow", " overflows"), (" underflow", " underflows")):
         if plural in title:
             return title.replace(plural, singular, 1)
     return title
@@ -296,7 +296,7 @@ def _of_loss(facts: StripFacts) -> list[StripOnset]:
     departure, step = facts.departure, facts.nonfinite_step
     earlier = [alert.onset for alert in facts.alerts if alert.kind == "above_baseline"]
     # The alert says it more exactly: the comparison looks at windows, and only now and then.
-    if departure is not None and not any(onset <= departure.step for onset in earlier):
+    if departure is not None and not any(onset <= departure.step + NEAR for onset in earlier):
         title = "loss leaves BF16" if departure.is_above else "loss falls below BF16"
         tone: Tone = "danger" if departure.is_above else "neutral"
         onsets.append(
@@ -339,6 +339,7 @@ def _of_diagnosis(facts: StripFacts) -> list[StripOnset]:
             detail=finding.sentence,
             address=finding.address,
             label="Diagnosis",
+            after=finding.after,
         )
     ]
 

@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from fp8scope_dashboard.alerts.detectors.rank_scales import spread_of
 from fp8scope_dashboard.alerts.kinds.tensors import SCALE_DISAGREEMENT
+from fp8scope_dashboard.alerts.models import Event, EventState
 from fp8scope_dashboard.pages.badges import Badge
 from fp8scope_dashboard.runs.models import Run, RunState, Tensor, Writer
 from fp8scope_dashboard.runs.services import SILENT_AFTER
@@ -73,6 +74,7 @@ class Disagreement:
 
     `deviating`: the ranks that differ from a majority of more than half; empty if there is no majority.
     `factor`: the largest of a tensor's scales over its smallest, of the tensor with the largest one.
+    `since`: the step from which on they differ, in words, as the alert says; empty without an alert.
     """
 
     step: int
@@ -82,6 +84,7 @@ class Disagreement:
     weights: bool
     deviating: list[int]
     factor: str
+    since: str = ""
 
 
 @dataclass(frozen=True)
@@ -220,7 +223,15 @@ def _disagreement(run: Run, ranks: Sequence[Rank]) -> Disagreement | None:
         weights=any(role == "weight" for _, _, role in unequal),
         deviating=_deviating(table[:, wrong], list(scales))[:RANKS_SHOWN],
         factor=as_factor(float(spread[wrong[0]])),
+        since=_since(run),
     )
+
+
+def _since(run: Run) -> str:
+    """Since when the ranks differ, as the earliest alert that lasts says."""
+    events = Event.objects.filter(run=run, kind=SCALE_DISAGREEMENT.name)
+    first = events.exclude(state=EventState.RESOLVED).order_by("onset_step").first()
+    return "" if first is None else first.onset_in_words
 
 
 def _deviating(scales: Float64s, ranks: Sequence[int]) -> list[int]:

@@ -15,12 +15,12 @@ from uuid import UUID
 import numpy as np
 from numpy.typing import NDArray
 
+from fp8scope_dashboard.analysis.onset_search import COLUMNS
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry.aggregates import FINEST
 from fp8scope_dashboard.telemetry.queries import Heatmap
 
-COLUMNS: Final = 400
 # Below this many cells (steps x tensors) a zoomed map reads rows; above it, the finest roll-ups.
 RAW_CELLS: Final = 3_000_000
 FEWEST_COLUMNS: Final = 60

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.alerts import rules
+from fp8scope_dashboard.alerts.detectors.saturation import SEARCH
 from fp8scope_dashboard.alerts.models import Rule, RuleKind
 from fp8scope_dashboard.pages.tensors.loading import columns_of
 from fp8scope_dashboard.runs.models import Run, Tensor
@@ -46,9 +47,12 @@ def limits_of(run: Run) -> dict[str, float]:
     return _parameter(run, "rate")
 
 
-def unjudged_steps(run: Run) -> dict[str, int]:
-    """The number of first steps that these rules leave out, because scales are not settled."""
-    return {name: int(steps) for name, steps in _parameter(run, "warmup").items()}
+def unjudged_steps(run: Run, statistic: str) -> int:
+    """The number of first steps in which no alert is about this statistic, because scales are not settled."""
+    if statistic == "nonfinite_rate":
+        return SEARCH
+    rule = OVERFLOW if statistic == "saturation_rate" else statistic
+    return int(_parameter(run, "warmup")[rule]) if rule in _KINDS else 0
 
 
 def _parameter(run: Run, parameter: str) -> dict[str, float]:

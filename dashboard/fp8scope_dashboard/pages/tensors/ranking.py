@@ -11,12 +11,12 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from numpy.typing import NDArray
 
-from fp8scope_dashboard.analysis.tensor_onsets import Ranked, is_rate, ranked, tensor_limits
+from fp8scope_dashboard.analysis.onset_search import Columns, Onset, first_onsets, told_onsets
+from fp8scope_dashboard.analysis.tensor_onsets import Ranked, is_rate
 from fp8scope_dashboard.pages import formatting
 from fp8scope_dashboard.pages.tensors.loading import of_tensors, overview
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.statistics.arrays import Floats
-from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry.queries import Heatmap
 from fp8scope_dashboard.text.numbers import THIN
 
@@ -29,29 +29,20 @@ SORTS: Final[Mapping[str, str]] = {
 ROWS_A_PAGE: Final = 25
 # `now` is at least this many last steps.
 RECENT_STEPS: Final = 100
-# Onsets in this many of the earliest columns are searched step by step, over at most this many cells (steps x
-# tensors) each.
-EXACT_COLUMNS: Final = 4
-MOST_CELLS: Final = 2_000_000
 SPARK_WIDTH, SPARK_HEIGHT, SPARK_POINTS = 120, 22, 60
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankedTensor:
-    """One row of the ranking, prepared for the page. `onset` and `until` are steps; None without an onset."""
+    """One row of the ranking, prepared for the page. `onset` are steps in words; empty without an onset."""
 
     index: int
     name: str
-    onset: int | None
-    until: int | None
+    onset: str
     now: str
     ever: str
     change: str
     spark: SafeString
-
-    @property
-    def is_exact(self) -> bool:
-        return self.onset == self.until
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +57,7 @@ class TensorRanking:
     values: Floats
     facts: Ranked
     order: NDArray[np.intp]
-    exact: Mapping[int, int]
+    onsets: Mapping[int, Onset]
 
     def __len__(self) -> int:
         return len(self.order)
@@ -76,29 +67,16 @@ class TensorRanking:
         """The number of tensors with an onset."""
         return int((self.facts.onset >= 0).sum())
 
-    @property
-    def first_onset(self) -> int | None:
-        """The step of the earliest onset; None without one."""
-        with_onset = [i for i in range(len(self.indices)) if self.facts.onset[i] >= 0]
-        steps = (self.exact.get(i, int(self.heatmap.step_edges[self.facts.onset[i]])) for i in with_onset)
-        return min(steps, default=None)
-
     def page(self, number: int) -> list[RankedTensor]:
         """The rows of a page, from 1."""
         return [self._row(i) for i in self.order[(number - 1) * ROWS_A_PAGE : number * ROWS_A_PAGE].tolist()]
 
     def _row(self, i: int) -> RankedTensor:
-        column, edges = int(self.facts.onset[i]), self.heatmap.step_edges
-        onset = until = None
-        if i in self.exact:
-            onset = until = self.exact[i]
-        elif column >= 0:
-            onset, until = int(edges[column]), int(edges[column + 1]) - 1
+        onset = self.onsets.get(i)
         return RankedTensor(
             index=self.indices[i],
             name=self.names[i],
-            onset=onset,
-            until=until,
+            onset="" if onset is None else onset.in_words,
             now=shown(self.facts.now[i], self.statistic),
             ever=shown(self.facts.ever[i], self.statistic),
             change=self._change(i),
@@ -114,7 +92,14 @@ class TensorRanking:
 
 
 def rank(
-    run: Run, statistic: str, indices: list[int], names: list[str], limit: float, sort: str = "onset"
+    run: Run,
+    statistic: str,
+    indices: list[int],
+    names: list[str],
+    limit: float,
+    sort: str = "onset",
+    *,
+    left_out: int = 0,
 ) -> TensorRanking:
     """Rank some tensors of a run, by Tensor.index, from one pass over the columns of its map.
 
@@ -122,13 +107,16 @@ def rank(
         indices, names: the tensors.
         limit: see analysis.tensor_onsets.default_limit.
         sort: one of SORTS.
+        left_out: first steps of the run in which no onset is searched.
     """
     heatmap = overview(run, statistic)
     values = of_tensors(heatmap, indices)
     edges = heatmap.step_edges
     width = max(1, int(edges[-1] - edges[0]) // max(1, len(edges) - 1))
-    facts = ranked(values, statistic, limit, recent=-(-RECENT_STEPS // width))
-    exact = exact_onsets(run, statistic, indices, edges, facts, limit) if is_rate(statistic) else {}
+    columns = Columns(run.pk, statistic, indices, edges, values, left_out)
+    first = first_onsets(columns, limit, recent=-(-RECENT_STEPS // width))
+    told = told_onsets(run, statistic, limit)
+    onsets = {**first.onsets, **{i: told[name] for i, name in enumerate(names) if name in told}}
     observed = np.flatnonzero(~np.isnan(values).all(axis=1))
     return TensorRanking(
         statistic=statistic,
@@ -137,36 +125,10 @@ def rank(
         indices=indices,
         names=names,
         values=values,
-        facts=facts,
-        order=observed[_order(facts, exact, edges, observed, sort)],
-        exact=exact,
+        facts=first.facts,
+        order=observed[_order(first.facts, onsets, observed, sort)],
+        onsets=onsets,
     )
-
-
-def exact_onsets(
-    run: Run, statistic: str, indices: list[int], edges: NDArray[np.int64], facts: Ranked, limit: float
-) -> dict[int, int]:
-    """The first step over the limit, by position, of the tensors with the earliest onsets.
-
-    Several tensors may leave their range in one column of many steps. Those of the first columns with an
-    onset are read again, step by step; where retention has left only roll-ups, they keep the column.
-    """
-    exact: dict[int, int] = {}
-    limits = tensor_limits(facts.before, statistic, limit)
-    columns = np.unique(facts.onset[facts.onset >= 0])[:EXACT_COLUMNS]
-    for column in columns.tolist():
-        low, high = int(edges[column]), int(edges[column + 1]) - 1
-        positions = np.flatnonzero(facts.onset == column)[: MOST_CELLS // (high - low + 1)].tolist()
-        tensors = [indices[i] for i in positions]
-        finer = queries.heatmap(
-            run.pk, statistic, tensors=tensors, first=low, last=high, columns=high - low + 1
-        )
-        rows = of_tensors(finer, tensors)
-        for i, row in zip(positions, rows, strict=True):
-            over = np.flatnonzero(row > limits[i])
-            if len(over) and finer.step_edges[over[0] + 1] - finer.step_edges[over[0]] == 1:
-                exact[i] = int(finer.step_edges[over[0]])
-    return exact
 
 
 def shown(value: float, statistic: str) -> str:
@@ -219,19 +181,13 @@ def _thinned(values: Floats) -> Floats:
 
 
 def _order(
-    facts: Ranked,
-    exact: Mapping[int, int],
-    edges: NDArray[np.int64],
-    observed: NDArray[np.intp],
-    sort: str,
+    facts: Ranked, onsets: Mapping[int, Onset], observed: NDArray[np.intp], sort: str
 ) -> NDArray[np.intp]:
     """Positions in `observed`. Ties keep the order of the model."""
     worst = -np.nan_to_num(facts.ever[observed], nan=-np.inf)
     if sort == "onset":
-        onset = facts.onset[observed]
-        step = np.where(onset >= 0, edges[np.maximum(onset, 0)], np.iinfo(np.int64).max)
-        for position, i in enumerate(observed.tolist()):
-            step[position] = exact.get(i, step[position])
-        return np.lexsort((worst, step))
+        none = Onset(np.iinfo(np.int64).max, None)
+        step = [onsets.get(position, none).step for position in observed.tolist()]
+        return np.lexsort((worst, np.array(step, np.int64)))
     key = {"now": facts.now, "ever": facts.ever, "change": np.abs(facts.change)}[sort][observed]
     return np.argsort(-np.nan_to_num(key, nan=-np.inf), kind="stable")

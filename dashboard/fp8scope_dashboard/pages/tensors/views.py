@@ -39,8 +39,8 @@ from fp8scope_dashboard.pages.tensors.query import (
     other_run,
     tensor_named,
 )
-from fp8scope_dashboard.pages.tensors.range_shares import OVERFLOW, unjudged_steps
-from fp8scope_dashboard.pages.tensors.ranking import ROWS_A_PAGE, SORTS, TensorRanking, rank
+from fp8scope_dashboard.pages.tensors.range_shares import unjudged_steps
+from fp8scope_dashboard.pages.tensors.ranking import ROWS_A_PAGE, SORTS, rank
 from fp8scope_dashboard.runs.models import Run, RunState, Tensor
 from fp8scope_dashboard.telemetry import queries
 
@@ -104,7 +104,15 @@ def ranking(request: HttpRequest, project: Project, run_id: UUID) -> HttpRespons
     if question.statistic in statistics:
         tensors = chosen_tensors(run, question)
         indices, names = [tensor.index for tensor in tensors], [tensor.name for tensor in tensors]
-        ranked = rank(run, question.statistic, indices, names, question.threshold, question.sort)
+        ranked = rank(
+            run,
+            question.statistic,
+            indices,
+            names,
+            question.threshold,
+            question.sort,
+            left_out=unjudged_steps(run, question.statistic),
+        )
         last = max(1, -(-len(ranked) // ROWS_A_PAGE))
         number = min(question.page, last)
         context |= {
@@ -115,18 +123,10 @@ def ranking(request: HttpRequest, project: Project, run_id: UUID) -> HttpRespons
             "first_shown": (number - 1) * ROWS_A_PAGE + 1,
             "last_shown": min(number * ROWS_A_PAGE, len(ranked)),
             "is_rate": is_rate(question.statistic),
-            "unjudged": _unjudged(run, question.statistic, ranked),
             "sustained": SUSTAINED,
             "window": WINDOW,
         }
     return page(request, project, "runs", "pages/tensors/_tensor_ranking.html", context)
-
-
-def _unjudged(run: Run, statistic: str, ranked: TensorRanking) -> int | None:
-    """The steps that alerts leave out, if the earliest onset is one of them; None otherwise."""
-    steps = unjudged_steps(run).get({"saturation_rate": OVERFLOW}.get(statistic, statistic), 0)
-    first, onset = int(ranked.heatmap.step_edges[0]), ranked.first_onset
-    return steps if onset is not None and onset < first + steps else None
 
 
 @in_project()

@@ -41,7 +41,7 @@ def test_what_another_rule_found_about_the_tensors_has_its_own_onset(admin: Visi
     frozen = Event.objects.get(run=run, kind="scale_frozen")
     assert [each["kind"] for each in frozen.evidence["further"]] == ["saturation_rate", "saturation_rise"]
     strip = strip_of(facts_of(run, standing_now(run)))
-    (saturated,) = [onset for onset in strip.shown if onset.title.endswith("saturate")]
+    (saturated,) = [onset for onset in strip.shown if onset.title.endswith("overflow")]
     assert frozen.onset_step < saturated.step == frozen.evidence["further"][0]["onset_step"]
     assert "mlp.down.input" in saturated.title + saturated.detail
 
@@ -76,7 +76,7 @@ def test_reads_an_alert(admin: Visitor) -> None:
     )
     assert alert.address == f"/p/research/alerts/{event.pk}/" and alert.is_resolved
     (onset,) = strip_of(facts_of(run, "running")).shown
-    assert onset.steps == "11–20" and onset.title == "input of 2 layers saturate"
+    assert onset.steps == "11–20" and onset.title == "input of 2 layers overflow"
 
 
 def test_reads_the_diagnosis(admin: Visitor) -> None:

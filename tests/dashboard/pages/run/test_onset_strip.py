@@ -47,7 +47,7 @@ def test_it_works() -> None:
         diagnosis=DiagnosisFact("Frozen scale", "cause", 240, "It is the scale.", "/diagnosis"),
     )
     assert titles(facts) == [
-        ("240", "grad_output of 8 layers saturate"),
+        ("240", "grad_output of 8 layers overflow"),
         ("240", "diagnosis: frozen scale"),
         ("284", "loss leaves BF16"),
         ("339", "loss diverges"),
@@ -67,11 +67,11 @@ def test_a_healthy_run_has_one_calm_line() -> None:
 @pytest.mark.parametrize(
     ("tensors", "over", "title"),
     [
-        (("blocks.3.up.input",), 1, "blocks.3.up.input saturates"),
-        (("a.input", "b.weight"), 2, "2 tensors saturate"),
+        (("blocks.3.up.input",), 1, "blocks.3.up.input overflows"),
+        (("a.input", "b.weight"), 2, "2 tensors overflow"),
         # The evidence names only some: the role of the others is not known.
-        (gradients(10), 14, "14 tensors saturate"),
-        ((), 0, "a tensor saturates"),
+        (gradients(10), 14, "14 tensors overflow"),
+        ((), 0, "a tensor overflows"),
     ],
 )
 def test_names_the_tensors(tensors: tuple[str, ...], over: int, title: str) -> None:
@@ -93,7 +93,7 @@ def test_an_onset_between_two_observations_is_a_range() -> None:
         last_step=900, alerts=[alert("underflow_rate", 240, tensors=("a.input",), tensors_over=1, after=230)]
     )
     (onset,) = strip_of(facts).shown
-    assert onset.steps == "231–240" and onset.earliest == 231
+    assert onset.steps == "231–240" and onset.begin == 231
     # 900 steps: a twentieth on both sides.
     assert onset.zoom == (231 - 45, 240 + 45)
     known = replace(facts.alerts[0], after=239)
@@ -112,8 +112,10 @@ def test_the_alert_replaces_a_later_departure() -> None:
     departure = DepartureFact(284, True, "Outside.", "/compare")
     facts = StripFacts(last_step=400, alerts=[alert("above_baseline", 250)], departure=departure)
     assert titles(facts) == [("250", "loss leaves BF16")]
-    later = replace(facts, alerts=[alert("above_baseline", 300)])
-    assert [step for step, _ in titles(later)] == ["284", "300"]
+    near = replace(facts, alerts=[alert("above_baseline", 300)])
+    assert [step for step, _ in titles(near)] == ["300"]
+    later = replace(facts, alerts=[alert("above_baseline", 390)])
+    assert [step for step, _ in titles(later)] == ["284", "390"]
     better = StripFacts(last_step=400, departure=replace(departure, is_above=False))
     assert titles(better) == [("284", "loss falls below BF16")]
     assert strip_of(better).shown[0].tone == "neutral"

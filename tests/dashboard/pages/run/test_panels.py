@@ -45,7 +45,7 @@ def test_it_works(admin: Visitor, seeded: Seeded) -> None:
     assert titles(answer) == [
         "loss",
         "difference to the baseline",
-        "share of tensors in trouble",
+        "share of tensors out of range",
         "gradient norm",
         "learning rate",
     ]

@@ -1,4 +1,4 @@
-"""Read what the panels of a run show: loss, delta, tensors in trouble, gradient norm, learning rate."""
+"""Read what the panels of a run show: loss, delta, tensors out of range, gradient norm, learning rate."""
 
 from __future__ import annotations
 
@@ -337,7 +337,7 @@ def _trouble(run: Run, options: Options) -> tuple[FigurePanel, str] | None:
     underflow = line(shares.underflow, f"underflow ≥ {percent(limits[UNDERFLOW])}", "warning")
     highest = float(np.nanmax(shares.either))
     panel = FigurePanel(
-        title="share of tensors in trouble",
+        title="share of tensors out of range",
         height=80,
         y_range=(0.0, max(0.05, min(1.0, 1.15 * highest))),
         lines=(overflow, underflow),

@@ -1,4 +1,4 @@
-"""Panels of a run above each other on one axis of steps: loss, delta, tensors in trouble, gradient norm."""
+"""Panels of a run above each other on one axis of steps: loss, delta, tensors out of range, gradient norm."""
 
 from __future__ import annotations
 
