@@ -14,6 +14,7 @@ import scipy
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.statistics.arrays import Floats
+from fp8scope_dashboard.statistics.serial_noise import lag_one, unbiased
 
 LEVEL: Final = 0.05
 METHOD_VERSION: Final = 1
@@ -123,11 +124,10 @@ def _powers(residuals: Floats, number: int, autocorrelation: Floats) -> Floats:
 def _autocorrelation(residuals: Floats) -> Floats:
     """A first-order autocorrelation that is rather too large than too small, within [0, 0.99]."""
     n = residuals.shape[1]
-    power = (residuals**2).sum(axis=1)
-    products = (residuals[:, 1:] * residuals[:, :-1]).sum(axis=1)
-    estimate = np.divide(products, power, out=np.zeros(len(residuals)), where=power > 0)
+    estimate = lag_one(residuals)
     error = np.sqrt(np.maximum(1.0 - estimate**2, 0.0) / n)
-    cautious = estimate + (1.0 + 4.0 * estimate) / n + 2.0 * error
+    # Each of the two parts has a mean of its own.
+    cautious = unbiased(estimate, np.full(len(residuals), float(n)), terms=2) + 2.0 * error
     return np.asarray(np.clip(cautious, 0.0, 0.99), np.float64)
 
 

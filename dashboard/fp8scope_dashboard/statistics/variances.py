@@ -12,6 +12,13 @@ def summed(terms: Sequence[tuple[float, float]]) -> tuple[float, float]:
     largest of the terms'.
     """
     variance = sum(term for term, _ in terms)
-    squares = sum(term**2 / freedom for term, freedom in terms)
-    freedom = variance**2 / squares if squares > 0.0 else max((freedom for _, freedom in terms), default=1.0)
-    return variance, freedom
+    largest = max((freedom for _, freedom in terms), default=1.0)
+    return variance, freedom_of_sum(variance, sum(term**2 / freedom for term, freedom in terms), largest)
+
+
+def freedom_of_sum(variance: float, squares: float, otherwise: float) -> float:
+    """The degrees of freedom of a sum of variances, from the sum of their squares over their own.
+
+    `otherwise`: those of a sum without any variance.
+    """
+    return variance**2 / squares if squares > 0.0 else otherwise

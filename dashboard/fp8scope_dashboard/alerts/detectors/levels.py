@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fp8scope_dashboard.alerts.detectors.base import State
+from fp8scope_dashboard.statistics.robust import MAD_TO_SIGMA
+from fp8scope_dashboard.statistics.serial_noise import unbiased
 
 FINE = 8
 DELAY = 5
@@ -24,8 +26,8 @@ LEAST_LEVELS = 8
 MOST_CORRELATION, MOST_TAKEN = 0.98, 0.8
 # How much closer than a straight line a curve that only falls must be to the levels.
 FOLLOWS = 1.5
-# Standard deviation of normal values over the median size of their differences: 1.4826 / sqrt(2).
-DIFFERENCE_TO_DEVIATION = 1.0484
+# Standard deviation of normal values over the median size of their differences.
+DIFFERENCE_TO_DEVIATION = MAD_TO_SIGMA / math.sqrt(2.0)
 # The share by which a deviation that so many independent levels show may be larger.
 FEW = 2.0
 
@@ -167,7 +169,7 @@ def _spread(residuals: Sequence[float]) -> float:
     if squares <= 0.0:
         return 0.0
     raw = sum(a * b for a, b in zip(residuals, residuals[1:], strict=False)) / squares
-    corrected = min(max(raw + (1.0 + 3.0 * raw) / n, 0.0), MOST_CORRELATION)
+    corrected = min(max(unbiased(raw, float(n)), 0.0), MOST_CORRELATION)
     independent = n * (1.0 - corrected) / (1.0 + corrected)
     variance = squares / n / (1.0 - min(2.0 / independent, MOST_TAKEN))
     return math.sqrt(variance) * (1.0 + FEW / independent)

@@ -12,6 +12,7 @@ import scipy
 from fp8scope_dashboard.analysis.losses.seeds import Spread
 from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.statistics.student import upper_quantile, upper_tail
+from fp8scope_dashboard.statistics.variances import summed
 from fp8scope_dashboard.text.numbers import LARGEST, SMALLEST
 
 Verdict = Literal["equivalent", "worse", "better", "cannot_tell"]
@@ -124,8 +125,9 @@ def _welch(run: Floats, baseline: Floats, scale: float) -> tuple[float, float]:
     error = math.hypot(*parts)
     if error == 0.0:
         return 0.0, math.inf
-    shares = [part / error for part in parts]
-    return error, 1.0 / (shares[0] ** 4 / (len(run) - 1) + shares[1] ** 4 / (len(baseline) - 1))
+    # As shares of the error, whose squares are finite.
+    terms = [((part / error) ** 2, len(arm) - 1.0) for part, arm in zip(parts, (run, baseline), strict=True)]
+    return error, summed(terms)[1]
 
 
 def _spreads_differ(run: Floats, baseline: Floats) -> bool:

@@ -14,6 +14,7 @@ import scipy
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.statistics.arrays import Floats
+from fp8scope_dashboard.statistics.serial_noise import unbiased
 
 Indices = NDArray[np.int64]
 
@@ -138,7 +139,7 @@ def _fitted(sums: Sums, start: Indices, stop: Indices) -> _Fit:
     variance = np.maximum(covariances[0], 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
         raw = np.where(variance > 0.0, covariances[1] / variance, 0.0)
-        corrected = np.clip(raw + (1.0 + 3.0 * raw) / count, 0.0, LARGEST_CORRELATION)
+        corrected = np.clip(unbiased(raw, count), 0.0, LARGEST_CORRELATION)
 
     def innovation(lag: int) -> Floats:
         before, after = covariances[abs(lag - 1)], covariances[lag + 1]

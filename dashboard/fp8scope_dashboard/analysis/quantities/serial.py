@@ -24,6 +24,7 @@ from typing import Final
 import numpy as np
 
 from fp8scope_dashboard.statistics.arrays import Floats
+from fp8scope_dashboard.statistics.serial_noise import lag_one, unbiased
 from fp8scope_dashboard.statistics.student import upper_quantile
 
 MOST_GROUPS: Final = 48
@@ -105,8 +106,7 @@ def _inflation(residuals: Floats, terms: int) -> float:
     count, total = len(residuals), float(residuals @ residuals)
     if total <= 0.0:
         return 1.0
-    lagged = float(residuals[1:] @ residuals[:-1]) / total
-    corrected = max(LOWEST_CORRELATION, lagged + (terms + (2.0 + terms) * lagged) / count)
+    corrected = max(LOWEST_CORRELATION, unbiased(float(lag_one(residuals)), float(count), terms))
     most = count / (terms + 1.0)
     highest = (most - 1.0) / (most + 1.0)
     return (1.0 + min(corrected, highest)) / (1.0 - min(corrected, highest))

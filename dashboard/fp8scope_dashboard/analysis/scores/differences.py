@@ -24,6 +24,7 @@ from fp8scope_dashboard.analysis.scores.intervals import (
 )
 from fp8scope_dashboard.analysis.scores.reference import ReferenceDistribution
 from fp8scope_dashboard.statistics.arrays import Floats
+from fp8scope_dashboard.statistics.variances import freedom_of_sum, summed
 
 # With so few differing items, all 2^m assignments of signs are counted.
 FEW = 16
@@ -85,9 +86,8 @@ class ScoreDifference:
     @property
     def total_freedom(self) -> float:
         """Satterthwaite's degrees of freedom of the two variances."""
-        total = self.variance + self.further
-        parts = self.variance**2 / self.freedom + self.further_noise
-        return self.freedom if parts == 0.0 else total**2 / parts
+        squares = self.variance**2 / self.freedom + self.further_noise
+        return freedom_of_sum(self.variance + self.further, squares, self.freedom)
 
     @property
     def total_skewness(self) -> float:
@@ -279,17 +279,16 @@ def unpaired(
         for mean, names in zip(means, clusters, strict=True)
     ]
     errors = [error_of_mean(mean, names) for mean, names in zip(padded, clusters, strict=True)]
-    variances = [error.value**2 for error in errors]
+    variance, freedom = summed([(error.value**2, error.freedom) for error in errors])
     third = errors[0].skewness * errors[0].value ** 3 - errors[1].skewness * errors[1].value ** 3
-    parts = sum(v * v / e.freedom for v, e in zip(variances, errors, strict=True))
     difference = float(means[0].mean() - means[1].mean())
-    skew = third / sum(variances) ** 1.5 if sum(variances) > 0.0 else 0.0
+    skew = third / variance**1.5 if variance > 0.0 else 0.0
     clustered = any(names is not None for names in clusters)
     return ScoreDifference(
         method="difference of means, other items",
         mean=difference,
-        variance=sum(variances),
-        freedom=sum(variances) ** 2 / parts if parts else min(error.freedom for error in errors),
+        variance=variance,
+        freedom=freedom if variance > 0.0 else min(error.freedom for error in errors),
         units=min(error.units for error in errors),
         span=1.0 if proportion else float(max(np.ptp(run), np.ptp(baseline), abs(difference))),
         skewness=_skewness(
