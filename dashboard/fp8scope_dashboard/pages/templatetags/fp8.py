@@ -15,6 +15,7 @@ from django.utils.safestring import SafeString, mark_safe
 
 from fp8scope_dashboard.pages import formatting, glossary
 from fp8scope_dashboard.pages.badges import Badge, badge_html, icon_html, on_off_badge
+from fp8scope_dashboard.pages.charts import interval_bar as bars
 from fp8scope_dashboard.pages.charts.arms import precision_label
 from fp8scope_dashboard.pages.charts.run_colours import colour_number
 from fp8scope_dashboard.runs.models import Run
@@ -121,6 +122,12 @@ def term(name: str) -> str:
 def dotted(name: str) -> SafeString:
     """A dotted name that breaks after its dots where it does not fit in a line."""
     return format_html_join(mark_safe(".<wbr>"), "{}", ((part,) for part in name.split(".")))
+
+
+@register.simple_tag
+def interval_bar(positions: Mapping[str, float | None], slot: str, verdict: str) -> SafeString:
+    """The difference of a row of the forest plot, on its bar of margins."""
+    return bars.interval_bar(positions, slot, verdict)
 
 
 @register.simple_tag

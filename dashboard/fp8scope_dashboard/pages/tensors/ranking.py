@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.analysis.onset_search import Columns, Onset, first_onsets, told_onsets
 from fp8scope_dashboard.analysis.tensor_onsets import Ranked, is_rate
 from fp8scope_dashboard.pages import formatting
+from fp8scope_dashboard.pages.charts.sparkline import row_sparkline
 from fp8scope_dashboard.pages.tensors.loading import of_tensors, overview
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.statistics.arrays import Floats
@@ -29,7 +29,7 @@ SORTS: Final[Mapping[str, str]] = {
 ROWS_A_PAGE: Final = 25
 # `now` is at least this many last steps.
 RECENT_STEPS: Final = 100
-SPARK_WIDTH, SPARK_HEIGHT, SPARK_POINTS = 120, 22, 60
+SPARK_POINTS: Final = 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,23 +153,9 @@ def spark(values: Floats, statistic: str) -> SafeString:
         levels = np.log10(np.maximum(values, 1e-6) if is_rate(statistic) else values)
     points = _thinned(np.where(np.isfinite(levels), levels, np.nan))
     seen = points[~np.isnan(points)]
-    if not len(seen):
-        return SafeString("")
-    low, high = (-6.0, 0.0) if is_rate(statistic) else (float(seen.min()), float(seen.max()))
-    share = (points - low) / ((high - low) or 1.0)
-    across = np.arange(len(points)) / max(1, len(points) - 1) * SPARK_WIDTH
-    path, pen = [], "M"
-    for x, y in zip(across, share, strict=True):
-        if np.isnan(y):
-            continue
-        path.append(f"{pen}{x:.1f} {1 + (1 - y) * (SPARK_HEIGHT - 2):.1f}")
-        pen = "L"
-    return format_html(
-        '<svg class="tspark" viewBox="0 0 {} {}" aria-hidden="true"><path d="{}"/></svg>',
-        SPARK_WIDTH,
-        SPARK_HEIGHT,
-        "".join(path),
-    )
+    if is_rate(statistic) or not len(seen):
+        return row_sparkline(points, (-6.0, 0.0))
+    return row_sparkline(points, (float(seen.min()), float(seen.max())))
 
 
 def _thinned(values: Floats) -> Floats:
