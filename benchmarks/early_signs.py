@@ -87,7 +87,11 @@ LEADS = 0.8
 MARGIN, ALPHA = 0.0025, 0.05
 CALIBRATION_SEED, HEALTHY_SEED = 7, 8
 WORDING = Wording(
-    one="moves", many="move", amount=lambda octaves, name: name, limit="above its limit", unit="octaves"
+    singular="moves",
+    plural="move",
+    amount=lambda octaves, name: name,
+    limit="above its limit",
+    unit="octaves",
 )
 DELAYED_PATIENCE = 4 * 16 + 64
 

@@ -40,7 +40,7 @@ class KeptBatch:
 class StepBatches:
     """The batches drawn after step `after_step`; the first is number `position` of the process, from 0.
 
-    `hashes` are None for batches on a device, which would have to be waited for. `kept` is None if the
+    `hashes` are None for batches on a device, which would have to be waited for. `stored` is None if the
     batches are not kept in full.
     """
 
@@ -51,7 +51,7 @@ class StepBatches:
     hashes: list[int | None] = field(default_factory=list)
     rates: list[LearningRates] = field(default_factory=list)
     """One entry for each step of an optimizer, in their order."""
-    kept: list[KeptBatch] | None = None
+    stored: list[KeptBatch] | None = None
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -61,7 +61,7 @@ class StepBatches:
             "count": self.count,
             "rates": self.rates,
             "hashes": [
-                data_hash(self.kept[index].batch) if self.kept is not None and value is None else value
+                data_hash(self.stored[index].batch) if self.stored is not None and value is None else value
                 for index, value in enumerate(self.hashes)
             ],
         }
@@ -92,7 +92,7 @@ class BatchLog:
         self.ordinal += 1
         batches: list[KeptBatch] | None = [] if self.keeps else None
         self._open = StepBatches(
-            ordinal=self.ordinal, after_step=completed, position=self.drawn, kept=batches
+            ordinal=self.ordinal, after_step=completed, position=self.drawn, stored=batches
         )
         if len(self.groups) == MAX_GROUPS:
             self._bytes -= _size(self.groups[0])
@@ -104,17 +104,17 @@ class BatchLog:
         assert group is not None
         self.drawn += 1
         group.count += 1
-        if group.kept is not None and self._bytes <= self._max_bytes:
+        if group.stored is not None and self._bytes <= self._max_bytes:
             stored = KeptBatch.of(batch)
-            group.kept.append(stored)
+            group.stored.append(stored)
             self._bytes += stored.nbytes
-        elif group.kept is not None:
+        elif group.stored is not None:
             self._bytes -= _size(group)
-            group.kept = None
+            group.stored = None
             self.overflowed = True
         if len(group.hashes) < MAX_HASHES:
             # Copies are hashed when an incident is written.
-            group.hashes.append(None if group.kept is not None else host_hash(batch))
+            group.hashes.append(None if group.stored is not None else host_hash(batch))
 
     def note_rates(self, optimizer: Optimizer) -> None:
         """An optimizer is about to step."""
@@ -131,7 +131,7 @@ class BatchLog:
             if group.ordinal >= ordinal:
                 break
             self._bytes -= _size(group)
-            group.kept = None
+            group.stored = None
         self.overflowed = False
 
 
@@ -163,7 +163,7 @@ def bytes_of(batch: Any) -> int:
 
 
 def _size(group: StepBatches) -> int:
-    return sum(stored.nbytes for stored in group.kept or ())
+    return sum(stored.nbytes for stored in group.stored or ())
 
 
 def _tensors(value: Any, depth: int) -> Iterator[Any]:

@@ -296,9 +296,9 @@ class FlightRecorder:
         taken = self._kept_snapshots()
         since = taken[0][1] if taken else sys.maxsize
         batches = {
-            group.after_step: list(group.kept)
+            group.after_step: list(group.stored)
             for group in groups
-            if group.kept is not None and group.ordinal >= since
+            if group.stored is not None and group.ordinal >= since
         }
         origin = session.writers.origin
         tensors, statistics = session.steps.collector.described()

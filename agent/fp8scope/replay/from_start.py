@@ -115,7 +115,7 @@ class FromStart:
         stages = []
         for group, end in zip(groups, ends, strict=True):
             steps = range(group.after_step + 1, end + 1)
-            batches = last if group is groups[-1] else list(group.kept or ())
+            batches = last if group is groups[-1] else list(group.stored or ())
             if not steps or not all(step in losses for step in steps):
                 continue
             stages.append(

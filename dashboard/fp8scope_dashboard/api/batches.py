@@ -29,7 +29,7 @@ class Sent:
     Attributes:
         secret: that of the token.
         kind: the content type, in lower case.
-        known: the alerts and commands that the writer has.
+        received: the alerts and commands that the writer has.
         urgent: whether the sender says that an alert may follow.
     """
 
@@ -37,7 +37,7 @@ class Sent:
     secret: str
     kind: str
     body: bytes
-    known: Known
+    received: Known
     urgent: bool = False
 
 
@@ -56,7 +56,7 @@ def take(sent: Sent) -> tuple[int, dict[str, Any]]:
 def _take_arrow(sent: Sent, began: float) -> tuple[int, dict[str, Any]]:
     envelope, problem = _open(sent)
     writer = writer_of_envelope(envelope) if envelope is not None else None
-    sender = sender_of(sent.secret, sent.run, writer, sent.known)
+    sender = sender_of(sent.secret, sent.run, writer, sent.received)
     if envelope is None:
         raise problem
     with gate.admit(envelope.decompressed_bytes + len(sent.body), sender.run.project_id):
@@ -75,7 +75,7 @@ def _open(sent: Sent) -> tuple[Envelope | None, RefusalError]:
 
 
 def _take_json(sent: Sent, began: float) -> tuple[int, dict[str, Any]]:
-    sender = sender_of(sent.secret, sent.run, None, sent.known)
+    sender = sender_of(sent.secret, sent.run, None, sent.received)
     # Parsed JSON takes several times the size of its text.
     with gate.admit(8 * len(sent.body), sender.run.project_id):
         document = parse_json(sent.body)
@@ -90,6 +90,6 @@ def _store(sent: Sent, sender: SendingWriter, batch: Batch, began: float) -> tup
         )
     message = identify(batch.run, batch.writer, batch.seq, "batch", sent.body)
     stored = services.store_batch(sender.run, message, batch, urgent=sent.urgent, writer=sender.writer)
-    news = news_for(sender.run, batch.writer, sent.known, sender.news)
+    news = news_for(sender.run, batch.writer, sent.received, sender.news)
     status, document = receipt(message, stored, news, rows=batch.rows, points=batch.points)
     return status, {**document, "pause": round(pace.after(batch.writer, time.thread_time() - began), 3)}

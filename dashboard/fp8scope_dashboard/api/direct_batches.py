@@ -104,7 +104,7 @@ def _read(scope: Scope) -> batches.Sent | None:
     _, _, secret = given[b"authorization"].decode("latin-1").partition(" ")
     received, urgent = said
     return batches.Sent(
-        run=UUID(path[1]), secret=secret.strip(), kind=kind, body=b"", known=received, urgent=urgent
+        run=UUID(path[1]), secret=secret.strip(), kind=kind, body=b"", received=received, urgent=urgent
     )
 
 

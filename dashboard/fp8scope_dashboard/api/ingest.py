@@ -93,7 +93,7 @@ def send_batch(request: HttpRequest, run: UUID, received: Query[Known], urgent: 
         secret=secret_of(request),
         kind=_content_type(request),
         body=request.body,
-        known=received,
+        received=received,
         urgent=urgent.urgent,
     )
     return Status(*batches.take(sent))

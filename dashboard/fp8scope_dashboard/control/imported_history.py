@@ -221,9 +221,9 @@ def notes_of(run_id: UUID) -> Iterator[tuple[int, dict[str, Any]]]:
     note = notes.note_of(run_id)
     if note is not None:
         yield 0, {**note, "edited_at": note["edited_at"].isoformat()}
-    for each in notes.step_notes_of(run_id):
-        document = {"text": each["text"], "edited_by": each["written_by"], "step": each["step"]}
-        yield each["step"], {**document, "edited_at": each["written_at"].isoformat()}
+    for pinned in notes.step_notes_of(run_id):
+        document = {"text": pinned["text"], "edited_by": pinned["written_by"], "step": pinned["step"]}
+        yield pinned["step"], {**document, "edited_at": pinned["written_at"].isoformat()}
 
 
 def artefacts_of(run_id: UUID) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -186,7 +186,7 @@ def test_snapshots_and_batches_are_bounded(settings: Settings) -> None:
     assert [after for after, _, _ in run.flight.snapshots] == [80, 90]
     assert run.flight.log is not None
     groups = run.flight.log.groups
-    assert [group.after_step for group in groups if group.kept] == list(range(80, 95))
+    assert [group.after_step for group in groups if group.stored] == list(range(80, 95))
     # The last group is of the end of the data.
     assert [len(group.hashes) for group in groups] == [1] * 95 + [0]
     run.finish()
@@ -260,12 +260,12 @@ def test_batches_beyond_their_memory_are_not_kept() -> None:
     for step in range(4):
         log.begin_group(step)
         log.add(torch.zeros(100))
-    assert [group.kept is not None for group in log.groups] == [True, True, True, False]
+    assert [group.stored is not None for group in log.groups] == [True, True, True, False]
     assert log.overflowed and log.groups[3].hashes == [fp8scope.data_hash(torch.zeros(100))]
     log.forget_before(3)
     log.begin_group(4)
     log.add(torch.zeros(100))
-    assert [group.ordinal for group in log.groups if group.kept] == [3, 5]
+    assert [group.ordinal for group in log.groups if group.stored] == [3, 5]
 
 
 def test_wrong_arguments(settings: Settings) -> None:

@@ -289,7 +289,7 @@ def test_a_batch_takes_two_round_trips(installation: Installation) -> None:
             secret=installation.token,
             kind=ARROW,
             body=arrow_batch(recorder.run.id, recorder.writer, seq, [seq], **columns),
-            known=Known(alerts_after=0, commands_after=None),
+            received=Known(alerts_after=0, commands_after=None),
         )
         connection.ensure_connection()
         trips = _trips(lambda: batches.take(sent))

@@ -64,7 +64,7 @@ def amax_growth(
         growth[i] = own - _typical(own, settled, peers)
         over[i] = (growth[i] > octaves) & settled & seen[i]
     wording = Wording(
-        one="has a growing amax", many="have growing amaxes",
+        singular="has a growing amax", plural="have growing amaxes",
         amount=lambda octaves, name: f"that of {name} is {rounded(2.0**octaves, 3)} times its lowest level",
         limit=f"above the limit of {rounded(2.0 ** parameters['octaves'], 3)}, relative to its role",
         unit="octaves",

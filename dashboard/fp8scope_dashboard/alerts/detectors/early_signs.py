@@ -73,7 +73,7 @@ def noise_growth(state: State, rows: TensorRows, parameters: Parameters) -> Resu
 
 def _wording(singular: str, many: str, what: str, parameters: Parameters) -> Wording:
     return Wording(
-        one=singular, many=many,
+        singular=singular, plural=many,
         amount=lambda octaves, name: f"{what} of {name} is {rounded(2.0**octaves, 3)} times its usual value",
         limit=f"above the limit of {rounded(2.0 ** parameters['octaves'], 3)}", unit="octaves",
     )  # fmt: skip

@@ -62,7 +62,7 @@ def scale_disagreement(
         spread[i] = np.where((scales > 0).all(axis=0), spread_of(scales), np.nan)
     over, agreed = _disagreeing(unpack(state.get("agreed"), n, np.int64(0)), spread, parameters)
     wording = Wording(
-        one="has different scales on the ranks", many="have different scales on the ranks",
+        singular="has different scales on the ranks", plural="have different scales on the ranks",
         amount=lambda octaves, name: f"those of {name} differ by a factor of {as_factor(octaves)}",
         limit="after they agreed", unit="octaves",
     )  # fmt: skip

@@ -68,7 +68,7 @@ def saturation(state: State, rows: TensorRows, parameters: Parameters) -> Result
             because scales are not settled.
     """
     wording = Wording(
-        one="overflows", many="overflow", amount=lambda rate, name: f"{percent(rate)} of {name}",
+        singular="overflows", plural="overflow", amount=lambda rate, name: f"{percent(rate)} of {name}",
         limit=f"above the limit of {percent(parameters['rate'])}", threshold=parameters["rate"],
     )  # fmt: skip
     rates = _overflow(rows)
@@ -87,8 +87,8 @@ def underflow(state: State, rows: TensorRows, parameters: Parameters) -> Result:
         parameters: as of `saturation`.
     """
     wording = Wording(
-        one="underflows",
-        many="underflow",
+        singular="underflows",
+        plural="underflow",
         amount=lambda rate, name: f"{percent(rate)} of {name} becomes zero",
         limit=f"above the limit of {percent(parameters['rate'])}",
         threshold=parameters["rate"],
@@ -111,7 +111,7 @@ def tensor_not_finite(state: State, rows: TensorRows, parameters: Parameters) ->
         parameters: `points`, `recover`.
     """
     wording = Wording(
-        one="has NaN or infinite elements", many="have NaN or infinite elements",
+        singular="has NaN or infinite elements", plural="have NaN or infinite elements",
         amount=lambda rate, name: f"{percent(rate)} of {name}", limit="where none should be", threshold=0.0,
     )  # fmt: skip
     rates = _share(rows.statistics["nonfinite"], rows.statistics["numel"])
@@ -137,7 +137,7 @@ def _above(
 def saturation_rise(state: State, rows: TensorRows, parameters: Parameters) -> Result:
     """Open when the overflow rate of a tensor is far above that of its own past; see `_rise`."""
     wording = Wording(
-        one="overflows more than before", many="overflow more than before",
+        singular="overflows more than before", plural="overflow more than before",
         amount=lambda rate, name: f"{percent(rate)} of {name}",
         limit=f"at least {percent(parameters['rise'])} above its own past", threshold=parameters["rise"],
     )  # fmt: skip
@@ -147,7 +147,7 @@ def saturation_rise(state: State, rows: TensorRows, parameters: Parameters) -> R
 def underflow_rise(state: State, rows: TensorRows, parameters: Parameters) -> Result:
     """Open when the underflow rate of a tensor is far above that of its own past; see `_rise`."""
     wording = Wording(
-        one="underflows more than before", many="underflow more than before",
+        singular="underflows more than before", plural="underflow more than before",
         amount=lambda rate, name: f"{percent(rate)} of {name} becomes zero",
         limit=f"at least {percent(parameters['rise'])} above its own past", threshold=parameters["rise"],
     )  # fmt: skip

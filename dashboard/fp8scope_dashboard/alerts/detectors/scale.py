@@ -102,7 +102,7 @@ def scale_frozen(state: State, rows: TensorRows, parameters: Parameters) -> Resu
         stays = (same > rows.facts.patience) & (high - low > octaves)
         over[i] = seen & ((above > FOLLOWS_WITHIN) | stays)
     wording = Wording(
-        one="keeps its scale while its amax moves", many="keep their scale while their amax moves",
+        singular="keeps its scale while its amax moves", plural="keep their scale while their amax moves",
         amount=lambda octaves, name: f"the amax of {name} has moved by a factor of {as_factor(octaves)}",
         limit="and the scale is unchanged", unit="octaves",
     )  # fmt: skip
@@ -139,7 +139,7 @@ def scale_stale(state: State, rows: TensorRows, parameters: Parameters) -> Resul
     else:
         since.skip(rows.steps, seen)
     wording = Wording(
-        one="has a scale for another amax", many="have scales for another amax",
+        singular="has a scale for another amax", plural="have scales for another amax",
         amount=lambda octaves, name: f"that of {name} is off by a factor of {as_factor(octaves)}",
         limit=f"above the limit of {as_factor(parameters['octaves'])}", unit="octaves",
     )  # fmt: skip
@@ -174,7 +174,7 @@ def scale_jump(state: State, rows: TensorRows, parameters: Parameters) -> Result
     with np.errstate(invalid="ignore"):
         over = (jumps > parameters["octaves"]) & settled
     wording = Wording(
-        one="has a scale that jumped", many="have scales that jumped",
+        singular="has a scale that jumped", plural="have scales that jumped",
         amount=lambda octaves, name: f"that of {name} by a factor of {as_factor(octaves)}",
         limit=f"above the limit of {as_factor(parameters['octaves'])}", unit="octaves",
     )  # fmt: skip

@@ -39,15 +39,15 @@ class Wording:
     """The words of a message.
 
     Attributes:
-        one, many: what the tensors do: 'overflows', 'overflow'.
+        singular, plural: what the tensors do: 'overflows', 'overflow'.
         amount: the value of the worst tensor, with its name: '5 % of blocks.1.input'.
         limit: what the value is compared with: 'above the limit of 0.1 %'.
         threshold: the limit as a number, if the evidence shows the same quantity.
         unit: the name of the value in the evidence: 'rate', or 'octaves' for powers of two.
     """
 
-    one: str
-    many: str
+    singular: str
+    plural: str
     amount: Callable[[float, str], str]
     limit: str
     threshold: float | None = None
@@ -337,11 +337,13 @@ class _Board:
         peak, name = float(self.peaks[worst[0]]), names[int(worst[0])]
         since = f"step {steps_in_words(onset, after)}"
         if len(members) == 1:
-            message = f"{name} {wording.one} since {since}: {wording.amount(peak, name)}, {wording.limit}."
+            message = (
+                f"{name} {wording.singular} since {since}: {wording.amount(peak, name)}, {wording.limit}."
+            )
         else:
             where = layers_in(names[i] for i in members.tolist())
             message = (
-                f"{len(members)} tensors{where} {wording.many}, first {names[first]} at {since}; "
+                f"{len(members)} tensors{where} {wording.plural}, first {names[first]} at {since}; "
                 f"the worst: {wording.amount(peak, name)}, {wording.limit}."
             )
         evidence: dict[str, Any] = {

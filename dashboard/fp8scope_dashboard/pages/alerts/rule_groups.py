@@ -64,12 +64,14 @@ class ListedRule:
 
     @property
     def text(self) -> str:
-        """What a search looks at: all that the list shows, and the names in a document of the rule."""
+        """Return what a search looks at: all that the list shows, and the names in a document of the rule."""
         rule = self.rule
         run = rule.run.name if rule.run is not None else ""
         names = (TITLES[GROUP_OF[rule.kind]], rule.title, rule.kind, rule.statistic, rule.tensors, run)
         states = (str(rule.get_severity_display()), "" if rule.enabled else "off")
-        return " ".join((*names, *states, self.words, *(each.name for each in self.channels))).casefold()
+        return " ".join(
+            (*names, *states, self.words, *(channel.name for channel in self.channels))
+        ).casefold()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,7 +38,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class EmptyChart:
-    """Why there is no figure, and how to get one."""
+    """The reason that there is no figure, and the way to get one."""
 
     reason: str
 

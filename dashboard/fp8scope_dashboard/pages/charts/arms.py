@@ -29,7 +29,7 @@ class Arm:
 
 
 class ArmReader(Protocol):
-    """What knows the arm of a run, and so the colour that it has in a chart."""
+    """A source of the arm of a run, and so the colour that it has in a chart."""
 
     def of(self, run: Run) -> Arm: ...
 

@@ -22,7 +22,7 @@ TICKS_ACROSS: Final = 9
 DRAWN: Final = frozenset({"scatter", "bar", "heatmap"})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Axis:
     """One axis.
 
@@ -52,7 +52,7 @@ class Axis:
 
 
 def drawable(figure: go.Figure) -> bool:
-    """Whether the figure has only traces that are drawn on the server, with numbers on both axes."""
+    """Return whether the figure has only traces that are drawn on the server, with numbers on both axes."""
     try:
         for trace in figure.data:
             if trace.type not in DRAWN:
@@ -88,8 +88,11 @@ def axis_of(figure: go.Figure, name: str, pixels: float) -> Axis:
     start, end = _range(figure, layout, name, is_log)
     # Of panels above each other, only the lowest shows the title and the labels of their steps.
     shared = [figure.layout[key] for key in figure.layout if key.startswith("xaxis")] if letter == "x" else []
-    title = next((each.title.text for each in (layout, *shared) if each.title.text), "")
-    shown = any(each.showticklabels is not False and each.visible is not False for each in (layout, *shared))
+    title = next((axes_layout.title.text for axes_layout in (layout, *shared) if axes_layout.title.text), "")
+    shown = any(
+        axes_layout.showticklabels is not False and axes_layout.visible is not False
+        for axes_layout in (layout, *shared)
+    )
     most = TICKS_ACROSS if letter == "x" else layout.nticks or max(2, round(pixels / PIXELS_PER_TICK))
     return Axis(
         start=start,

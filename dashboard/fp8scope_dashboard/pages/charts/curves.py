@@ -29,7 +29,7 @@ from fp8scope_dashboard.statistics.arrays import Floats
 TOP, BOTTOM = 0.975, 0.025
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Curve:
     """One run's line.
 
@@ -112,7 +112,7 @@ def curves_figure(
 
 @dataclass
 class _Parts:
-    """What is added to a figure."""
+    """The additions to a figure."""
 
     traces: list[dict[str, Any]] = field(default_factory=list)
     shapes: list[dict[str, Any]] = field(default_factory=list)

@@ -20,7 +20,7 @@ LEAST_SPAN = 16
 OUTCOMES = ("saturates", "normal", "subnormal", "becomes zero")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class History:
     """A tensor's histograms in N sampled steps.
 
@@ -42,7 +42,7 @@ class History:
     in_blocks: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Exponents:
     """A tensor's histogram of exponents at one step.
 
@@ -94,7 +94,7 @@ class Exponents:
 
     @property
     def _fits(self) -> bool:
-        """Whether amax is known, and in the range of the format."""
+        """Return whether amax is known, and in the range of the format."""
         # The float32 next to the largest value is the rounding of a scale.
         return self.format is not None and self.amax * self.scale <= self.format.largest * (1.0 + 2.0**-22)
 
@@ -102,8 +102,8 @@ class Exponents:
 def exponents_figure(histogram: Exponents, theme: Theme, *, compact: bool = False) -> go.Figure:
     """Bars over exponents with the format's limits. The log scale makes single outliers visible."""
     low, high = _span(histogram)
-    kept = slice(low - histogram.first, high - histogram.first + 1)
-    counts, outcomes = histogram.counts[kept], np.array(histogram.outcomes()[kept])
+    bins = slice(low - histogram.first, high - histogram.first + 1)
+    counts, outcomes = histogram.counts[bins], np.array(histogram.outcomes()[bins])
     exponents = np.arange(low, high + 1)
     figure = new_figure(
         theme,
@@ -134,8 +134,8 @@ def history_figure(history: History, theme: Theme, *, compact: bool = False) -> 
     """Exponents by steps. The lines are the window that the scale of each step can represent."""
     figure = new_figure(theme, compact=compact, height=HEIGHT, x_title="step", y_title="log₂ |x|")
     low, high = _window_span(history)
-    kept = slice(low - history.first, high - history.first + 1)
-    shares = history.shares[:, kept].T
+    bins = slice(low - history.first, high - history.first + 1)
+    shares = history.shares[:, bins].T
     with np.errstate(divide="ignore"):
         z = np.where(shares > 0, np.log10(np.maximum(shares, 1e-8)), np.nan)
     figure.add_heatmap(

@@ -1,4 +1,4 @@
-"""How the pages frame their charts: titles, sizes, and what charts react to."""
+"""The frames of the pages' charts: titles, sizes, and what charts react to."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 @dataclass(frozen=True, kw_only=True)
 class Frame:
-    """What surrounds a chart.
+    """The surroundings of a chart.
 
     Attributes:
         title: what it shows, for the menu and for saved pictures.

@@ -25,7 +25,7 @@ DETAIL_LENGTH: Final = 240
 _SYMBOLS: Final = {ALERT: "diamond", CHANGE: "square", NOTE: "circle"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Mark:
     """A vertical line with a name, e.g. where an alert began.
 
@@ -54,7 +54,7 @@ class Mark:
 
 
 class Drawing(Protocol):
-    """What marks are added to: a plotly figure, or the parts of one."""
+    """The receiver of marks: a plotly figure, or the parts of one."""
 
     def add_scatter(self, **trace: Any) -> object: ...
 

@@ -35,9 +35,9 @@ def _alerts(run: Run) -> list[Mark]:
     events = Event.objects.filter(run=run).order_by("-step")[:MAX_ALERTS]
     return [
         Mark(
-            float(event.onset_step),
-            f"{event.get_kind_display()} from step {event.onset_in_words}",
-            event.severity == Severity.CRITICAL,
+            x=float(event.onset_step),
+            text=f"{event.get_kind_display()} from step {event.onset_in_words}",
+            severe=event.severity == Severity.CRITICAL,
             detail=event.message,
             address=reverse("alert", args=[run.project.slug, event.pk]),
         )
@@ -49,8 +49,8 @@ def _annotations(run: Run) -> list[Mark]:
     reports = Report.objects.filter(run=run, kind=ReportKind.ANNOTATION).order_by("-step", "-id")
     return [
         Mark(
-            float(annotated_step(report)),
-            _said_of(report),
+            x=float(annotated_step(report)),
+            text=_said_of(report),
             label=report.document["name"],
             address=_notes_address(run, "marks-title"),
         )
@@ -68,8 +68,8 @@ def _notes(run: Run) -> list[Mark]:
     notes = StepNote.objects.filter(run=run).select_related("written_by").order_by("-step", "-id")
     return [
         Mark(
-            float(note.step),
-            f"Note at step {note.step:,}{note.by}",
+            x=float(note.step),
+            text=f"Note at step {note.step:,}{note.by}",
             label=NOTE,
             detail=note.text,
             address=_notes_address(run, note.anchor),

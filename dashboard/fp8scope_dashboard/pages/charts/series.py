@@ -39,7 +39,7 @@ LARGEST_STEP = 2**62
 RANGE_POINTS = 4_000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
     """Validated options of a figure's address; invalid values become the defaults.
 
@@ -126,7 +126,7 @@ def scalar_curves(
 
 
 def _read(
-    runs: Sequence[Run], parts: Mapping[UUID, Part], name: str, points: int | None, *, is_timed: bool
+    runs: Sequence[Run], parts: Mapping[UUID, DrawnSteps], name: str, points: int | None, *, is_timed: bool
 ) -> dict[UUID, queries.Series]:
     """The scalar of each run; those of the same steps are read together."""
     together: dict[tuple[int | None, int | None], list[Run]] = {}
@@ -179,7 +179,7 @@ def downsampled(
 
 
 @dataclass(frozen=True)
-class Part:
+class DrawnSteps:
     """The steps of a run that a chart shows, and the time from which it counts; None is that of the first."""
 
     first: int | None
@@ -187,20 +187,20 @@ class Part:
     begin: np.datetime64 | None = None
 
 
-def part_of(run_id: UUID, name: str, options: Options) -> Part:
+def part_of(run_id: UUID, name: str, options: Options) -> DrawnSteps:
     """The steps in the range of a chart; for tokens or time, to the next known points outside of it."""
     if options.span is None:
-        return Part(options.first, options.last)
+        return DrawnSteps(options.first, options.last)
     is_timed = options.axis in TIMED
     measure = queries.scalar(run_id, name if is_timed else "tokens", points=RANGE_POINTS, timed=is_timed)
     if not len(measure):
         # Without tokens the axis shows steps.
-        return Part(step_of(str(options.span[0])), step_of(str(options.span[1])))
+        return DrawnSteps(step_of(str(options.span[0])), step_of(str(options.span[1])))
     x = _times(measure, options.axis, measure.times[0]) if is_timed else measure.values
     # A run that has gone back to an earlier step can have times that decrease.
     low, high = (int(np.searchsorted(np.fmax.accumulate(x), bound)) for bound in options.span)
     first, last = measure.steps[max(low - 1, 0)], measure.steps[min(high, len(x) - 1)]
-    return Part(int(first), int(last), measure.times[0])
+    return DrawnSteps(int(first), int(last), measure.times[0])
 
 
 def _times(series: queries.Series, axis: Axis, begin: np.datetime64) -> NDArray[np.float64]:
@@ -212,13 +212,15 @@ def _times(series: queries.Series, axis: Axis, begin: np.datetime64) -> NDArray[
 
 
 def _zone_milliseconds(begin: np.datetime64) -> float:
-    """How far the reader's clocks were ahead of UTC when the run began, also for the rest of the run."""
+    """Return the reader's offset to UTC when the run began, which holds for the rest of the run, too."""
     moment = datetime.fromtimestamp(float(begin.astype("datetime64[us]").astype(np.int64)) / 1e6, UTC)
     ahead = timezone.localtime(moment).utcoffset()
     return 0.0 if ahead is None else 1_000.0 * ahead.total_seconds()
 
 
-def axis_values(run_id: UUID, series: queries.Series, options: Options, part: Part) -> NDArray[np.float64]:
+def axis_values(
+    run_id: UUID, series: queries.Series, options: Options, part: DrawnSteps
+) -> NDArray[np.float64]:
     """The horizontal positions of a series that is not empty, in the units of the axis."""
     if options.axis in TIMED:
         return _times(series, options.axis, series.times[0] if part.begin is None else part.begin)

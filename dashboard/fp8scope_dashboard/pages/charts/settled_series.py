@@ -18,8 +18,8 @@ def thinned_scalars(
     """A scalar of several runs without times; see `queries.scalars`."""
     what = f"{name}:{first}:{last}:{points}"
     keys = {run.id: key_of(run, what) for run in runs if is_settled(run)}
-    known = kept(keys.values())
-    series = {run_id: _unpacked(*known[key]) for run_id, key in keys.items() if key in known}
+    cached = kept(keys.values())
+    series = {run_id: _unpacked(*cached[key]) for run_id, key in keys.items() if key in cached}
     missing = [run.id for run in runs if run.id not in series]
     if not missing:
         return series

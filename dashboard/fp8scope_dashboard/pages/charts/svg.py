@@ -164,8 +164,8 @@ class _Drawing:
 
     def _open(self, panel: _Panel) -> str:
         inner = self.width - self.left - self.right if self.width else 0
-        place = f'x="{self.left:g}" width="{inner:g}"' if self.width else 'width="100%"'
-        return f'<svg y="{panel.top:g}" {place} height="{panel.height:g}" overflow="visible">'
+        position = f'x="{self.left:g}" width="{inner:g}"' if self.width else 'width="100%"'
+        return f'<svg y="{panel.top:g}" {position} height="{panel.height:g}" overflow="visible">'
 
     def _panel(self, panel: _Panel) -> Iterator[str]:
         shapes = [
@@ -201,7 +201,7 @@ class _Drawing:
             x, middle = -self.left + 13, panel.height / 2
             words = self._text(x, middle, panel.y.title, colour=self.theme.muted, anchor="middle", size=12)
             yield words.replace("<text ", f'<text transform="rotate(-90 {x:g} {middle:g})" ', 1)
-        lowest = max(each.top + each.height for each in self.panels)
+        lowest = max(other.top + other.height for other in self.panels)
         if panel.top + panel.height < lowest - 1:
             return
         for value, label in self.x.ticks:
@@ -250,8 +250,8 @@ class _Drawing:
         if trace.line.shape == "hv" and len(x) > 1:
             x, y = np.repeat(x, 2)[1:], np.repeat(y, 2)[:-1]
         if len(x) > MOST_POINTS:
-            kept = keep(np.arange(len(y)), y, MOST_POINTS)
-            x, y = x[kept], y[kept]
+            indices = keep(np.arange(len(y)), y, MOST_POINTS)
+            x, y = x[indices], y[indices]
         across, down = self._units(panel, x, y)
         parts = []
         for part in stretches(np.isfinite(across) & np.isfinite(down)):
@@ -278,8 +278,8 @@ class _Drawing:
         for at, value, high, low in zip(x, y, up, down, strict=False):
             top, bottom = (panel.height * (1 - panel.y.share(end)) for end in (value + high, value - low))
             if np.isfinite([top, bottom]).all():
-                place = f"{100 * self.x.share(at):.2f}%"
-                yield f'<line x1="{place}" x2="{place}" y1="{top:.1f}" y2="{bottom:.1f}"{stroke}/>'
+                position = f"{100 * self.x.share(at):.2f}%"
+                yield f'<line x1="{position}" x2="{position}" y1="{top:.1f}" y2="{bottom:.1f}"{stroke}/>'
 
     def _markers(self, panel: _Panel, x: Floats, y: Floats, trace: Any) -> Iterator[str]:
         marker = trace.marker

@@ -81,7 +81,7 @@ def table_of(figure: go.Figure) -> Table:
 
 
 def _is_data(figure: go.Figure, trace: Any) -> bool:
-    """Whether a trace has values of the run, and is no mark or entry of the legend."""
+    """Return whether a trace has values of the run, and is no mark or entry of the legend."""
     if trace.type == "heatmap":
         return True
     if trace.x is None or not any(value is not None for value in trace.x):
@@ -92,7 +92,7 @@ def _is_data(figure: go.Figure, trace: Any) -> bool:
 
 
 def _is_band(trace: Any) -> bool:
-    """Whether a trace is the outline of an interval: its upper limit, then its lower limit backwards."""
+    """Return whether a trace outlines an interval: its upper limit, then its lower limit backwards."""
     x = _values(trace.x)
     return trace.type == "scatter" and trace.fill == "toself" and x == x[::-1]
 
@@ -105,7 +105,7 @@ def _has_distinct_x(trace: Any) -> bool:
 
 
 def _wide(figure: go.Figure, traces: Sequence[Any]) -> Table:
-    series = [each for trace in traces for each in _series_of(trace)]
+    series = [series for trace in traces for series in _series_of(trace)]
     x = sorted({at for _, by_x, _ in series for at in by_x if at is not None}, key=_order)
     columns = [Column(_axis_title(figure, "x") or "x", "", x)]
     names = _distinct([name for name, _, _ in series])
@@ -223,7 +223,7 @@ def _csv_cell(cell: Cell) -> str:
 
 
 def _number(value: float) -> str:
-    known = json_number(value)
-    if isinstance(known, str):
-        return known
+    plain = json_number(value)
+    if isinstance(plain, str):
+        return plain
     return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)

@@ -92,7 +92,7 @@ ENTRY_PIXELS, LETTER_PIXELS, LEGEND_ROW_PIXELS = 48.0, 6.6, 19
 FEW_STEPS: Final = 8
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Theme:
     """One set of colours, all as #rrggbb."""
 

@@ -52,7 +52,7 @@ class Cell:
 
     @property
     def frame(self) -> Frame:
-        """What surrounds its chart."""
+        """Return what surrounds its chart."""
         return Frame(
             title=self.title,
             on="rows alert report note",

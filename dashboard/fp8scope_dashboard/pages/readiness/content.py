@@ -128,7 +128,7 @@ class Answer:
     readiness: Readiness
     rows: list[TensorReadiness]
     budget: float
-    kept: list[str]
+    in_bf16: list[str]
     # About the step that is judged; empty if there is nothing to say.
     note: str = ""
 
@@ -139,7 +139,7 @@ class Answer:
     @property
     def kept_sentence(self) -> str:
         judged = int(np.isfinite(self.readiness.effect.error.estimate).sum())
-        return kept_sentence(self.kept, judged, self.budget)
+        return kept_sentence(self.in_bf16, judged, self.budget)
 
     @property
     def counts(self) -> list[tuple[Badge, int]]:
@@ -186,7 +186,7 @@ def answer(run_id: UUID, question: ReadinessQuery) -> Answer | None:
         readiness=readiness,
         rows=[tensor for tensor in worst_first(readiness) if search in tensor.name.lower()],
         budget=budget,
-        kept=[sampled.tensors.names[i] for i in in_bf16],
+        in_bf16=[sampled.tensors.names[i] for i in in_bf16],
         note=judged.note,
     )
 

@@ -53,9 +53,9 @@ WIDTH: Final = 900
 Section = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Choice:
-    """What a person chose for a report.
+@dataclass(frozen=True, kw_only=True)
+class ReportChoice:
+    """A person's choices for a report.
 
     Attributes:
         runs: oldest first; the first FP8 run is the subject of the heat map and the tensor.
@@ -80,11 +80,11 @@ class Choice:
 def subject_of(runs: Sequence[Run]) -> Run:
     """The newest run with statistics of tensors, one that is not BF16 first; `runs` are oldest first."""
     return max(
-        enumerate(runs), key=lambda each: (bool(each[1].statistics), each[1].precision != "bf16", each[0])
+        enumerate(runs), key=lambda run: (bool(run[1].statistics), run[1].precision != "bf16", run[0])
     )[1]
 
 
-def sections_of(project: Project, choice: Choice) -> list[Section]:
+def sections_of(project: Project, choice: ReportChoice) -> list[Section]:
     """The chosen sections in the order of PARTS, the person's own text first."""
     made: list[Section] = []
     if choice.text.strip():
@@ -95,7 +95,7 @@ def sections_of(project: Project, choice: Choice) -> list[Section]:
     return made
 
 
-def _summary(project: Project, choice: Choice) -> Section:
+def _summary(project: Project, choice: ReportChoice) -> Section:
     arms, groups = Arms(project), baseline_groups(project.pk)
     # A baseline is part of the other runs' sentences.
     judged = [run for run in choice.runs if run.baseline] or list(choice.runs)
@@ -128,33 +128,33 @@ def _verdict(verdict: ShownVerdict) -> dict[str, Any]:
     }
 
 
-def _loss(project: Project, choice: Choice) -> Section:
+def _loss(project: Project, choice: ReportChoice) -> Section:
     if len(choice.runs) == 1:
         return _run_figure(choice, "loss", "Loss", {})
     return _compare_figure(project, choice, "loss", "Loss")
 
 
-def _delta(project: Project, choice: Choice) -> Section:
+def _delta(project: Project, choice: ReportChoice) -> Section:
     return _compare_figure(project, choice, "delta", "Difference to BF16")
 
 
-def _heatmap(project: Project, choice: Choice) -> Section:
+def _heatmap(project: Project, choice: ReportChoice) -> Section:
     query = {"statistic": choice.statistic}
     return _run_figure(choice, "heatmap", "Tensors", query)
 
 
-def _tensor(project: Project, choice: Choice) -> Section:
+def _tensor(project: Project, choice: ReportChoice) -> Section:
     title = f"Tensor {choice.tensor}" if choice.tensor else "Tensor"
     return _run_figure(choice, "tensor", title, {"tensor": choice.tensor})
 
 
-def _evaluations(project: Project, choice: Choice) -> Section:
+def _evaluations(project: Project, choice: ReportChoice) -> Section:
     comparisons = latest_comparisons(project, [run.pk for run in choice.runs])
     rows = [asdict(row) for row in forest_rows(project, comparisons, Arms(project))]
     return {"kind": "forest", "title": "Evaluations", "rows": rows}
 
 
-def _alerts(project: Project, choice: Choice) -> Section:
+def _alerts(project: Project, choice: ReportChoice) -> Section:
     events = Event.objects.filter(run__in=[run.pk for run in choice.runs]).select_related("run")
     rows = [
         {
@@ -170,7 +170,7 @@ def _alerts(project: Project, choice: Choice) -> Section:
     return {"kind": "alerts", "title": "Alerts", "rows": rows}
 
 
-def _settings(project: Project, choice: Choice) -> Section:
+def _settings(project: Project, choice: ReportChoice) -> Section:
     """Precision, recipe and length of each run, and the entries of the configuration that differ."""
     runs = choice.runs
     facts = [
@@ -182,9 +182,10 @@ def _settings(project: Project, choice: Choice) -> Section:
         ("Started", [run.created_at.strftime("%Y-%m-%d %H:%M UTC") for run in runs]),
     ]
     entries = {run.pk: dict(flat(run.config)) for run in runs}
-    known = repeated(runs, entries, ("name", "precision", "seed"))
+    entries_shown = repeated(runs, entries, ("name", "precision", "seed"))
     own = [
-        (run.name, {key: value for key, value in entries[run.pk].items() if key not in known}) for run in runs
+        (run.name, {key: value for key, value in entries[run.pk].items() if key not in entries_shown})
+        for run in runs
     ]
     compared = differences(own, everything=len(runs) == 1)
     settings, more = compared.rows[:MOST_SETTINGS], max(0, compared.total - MOST_SETTINGS)
@@ -221,7 +222,7 @@ def _cut(text: str | None) -> str:
     return "–" if text is None else text if len(text) <= VALUE_LENGTH else f"{text[:VALUE_LENGTH]}…"
 
 
-def _run_figure(choice: Choice, name: str, title: str, query: Mapping[str, str]) -> Section:
+def _run_figure(choice: ReportChoice, name: str, title: str, query: Mapping[str, str]) -> Section:
     run = choice.subject
     note = run.name if len(choice.runs) > 1 else ""
 
@@ -231,7 +232,7 @@ def _run_figure(choice: Choice, name: str, title: str, query: Mapping[str, str])
     return _frozen(draw, {**query, **_range(choice)}, title, note)
 
 
-def _compare_figure(project: Project, choice: Choice, name: str, title: str) -> Section:
+def _compare_figure(project: Project, choice: ReportChoice, name: str, title: str) -> Section:
     runs = [str(run.pk) for run in choice.runs]
 
     def draw(asked: QueryDict) -> AnyChart:
@@ -240,7 +241,7 @@ def _compare_figure(project: Project, choice: Choice, name: str, title: str) -> 
     return _frozen(draw, {"runs": runs, **_range(choice)}, title, "")
 
 
-def _range(choice: Choice) -> dict[str, str]:
+def _range(choice: ReportChoice) -> dict[str, str]:
     return {name: text for name, text in (("first", choice.first), ("last", choice.last)) if text}
 
 
@@ -274,21 +275,21 @@ def _badge(badge: Badge) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Part:
+class OfferedSection:
     """A section that a person can choose."""
 
     label: str
-    make: Callable[[Project, Choice], Section]
+    make: Callable[[Project, ReportChoice], Section]
     by_default: bool = True
 
 
-PARTS: Final[Mapping[str, Part]] = {
-    "summary": Part("Verdict and summary", _summary),
-    "loss": Part("Loss with the baseline", _loss),
-    "delta": Part("Difference to BF16", _delta),
-    "evaluations": Part("Evaluations", _evaluations),
-    "heatmap": Part("Heat map of the tensors", _heatmap),
-    "tensor": Part("One tensor", _tensor, by_default=False),
-    "alerts": Part("Alerts", _alerts),
-    "settings": Part("Settings of the runs", _settings),
+PARTS: Final[Mapping[str, OfferedSection]] = {
+    "summary": OfferedSection("Verdict and summary", _summary),
+    "loss": OfferedSection("Loss with the baseline", _loss),
+    "delta": OfferedSection("Difference to BF16", _delta),
+    "evaluations": OfferedSection("Evaluations", _evaluations),
+    "heatmap": OfferedSection("Heat map of the tensors", _heatmap),
+    "tensor": OfferedSection("One tensor", _tensor, by_default=False),
+    "alerts": OfferedSection("Alerts", _alerts),
+    "settings": OfferedSection("Settings of the runs", _settings),
 }

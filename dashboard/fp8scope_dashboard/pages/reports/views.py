@@ -24,7 +24,7 @@ from fp8scope_dashboard.pages.access import POST, SAFE, in_project, may, page, p
 from fp8scope_dashboard.pages.address_values import whole_number
 from fp8scope_dashboard.pages.compare.runs import MOST_CHOSEN, chosen_runs
 from fp8scope_dashboard.pages.reports.document import sections_to_show
-from fp8scope_dashboard.pages.reports.sections import PARTS, Choice, sections_of, subject_of
+from fp8scope_dashboard.pages.reports.sections import PARTS, ReportChoice, sections_of, subject_of
 from fp8scope_dashboard.pages.run.facts import own_version, run_facts
 from fp8scope_dashboard.runs.models import Run, Tensor
 from fp8scope_dashboard.shared_reports.models import SharedReport, ShareLink
@@ -105,7 +105,7 @@ def _make(request: HttpRequest, project: Project, runs: list[Run]) -> SharedRepo
     parts = [name for name in query.getlist("parts") if name in PARTS]
     if not parts and not text.strip():
         raise ReportError("Choose at least one part, or write a text.")
-    choice = Choice(
+    choice = ReportChoice(
         runs=runs,
         parts=parts,
         statistic=query.get("statistic", "")[:64],

@@ -107,7 +107,7 @@ def step_note_remove(request: HttpRequest, project: Project, run_id: UUID, note_
 
 @dataclass(frozen=True, kw_only=True)
 class StepNoteForm:
-    """What the form of a note at a step has. `note` is the number of a changed note."""
+    """The values of the form of a note at a step. `note` is the number of a changed note."""
 
     note: str = ""
     step: str = ""

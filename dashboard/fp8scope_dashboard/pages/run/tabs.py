@@ -228,7 +228,7 @@ class ShownStepNote:
 
 
 def step_notes_context(run: Run) -> dict[str, Any]:
-    """What the list of notes at steps needs."""
+    """Return what the list of notes at steps needs."""
     notes = StepNote.objects.filter(run=run).select_related("written_by")
     page = reverse("run", args=[run.project.slug, run.pk])
     return {

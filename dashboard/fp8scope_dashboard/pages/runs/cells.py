@@ -81,7 +81,7 @@ def name_cell(row: RowContent) -> SafeString:
 
 
 def _label(name: str) -> SafeString:
-    """What a reader says of a name in two parts."""
+    """Return what a reader says of a name in two parts."""
     return format_html(' aria-label="{}"', name) if len(name) > WHOLE_NAME else EMPTY
 
 

@@ -97,7 +97,7 @@ def test_the_smooth_line_is_drawn_over_the_raw_one() -> None:
 
 def test_alerts_are_marked() -> None:
     figure = curves_figure(
-        [curve([2.0, 1.0])], LIGHT, marks=[Mark(1.0, "Loss spike <from> step 1", severe=True)]
+        [curve([2.0, 1.0])], LIGHT, marks=[Mark(x=1.0, text="Loss spike <from> step 1", severe=True)]
     )
     (diamonds,) = traces_named(figure, "alert")
     assert diamonds.text == ("Loss spike &lt;from&gt; step 1",)

@@ -90,7 +90,9 @@ def test_a_spike_of_one_step_is_drawn() -> None:
 
 def test_marks_of_alerts_are_drawn_within_the_chart() -> None:
     curve = a_curve([3.0, 2.0, 1.0])
-    figure = curves_figure([curve], LIGHT, marks=[Mark(1.0, "spike", severe=True), Mark(99.0, "later")])
+    figure = curves_figure(
+        [curve], LIGHT, marks=[Mark(x=1.0, text="spike", severe=True), Mark(x=99.0, text="later")]
+    )
     figure.update_xaxes(range=[0, 2])
     dotted = [line for line in parsed(figure).iter(f"{SVG}line") if line.get("stroke-dasharray")]
     assert [line.get("stroke") for line in dotted] == [LIGHT.danger]

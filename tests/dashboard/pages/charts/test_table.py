@@ -33,7 +33,9 @@ def test_it_works() -> None:
         name="fp8", arm="FP8", slot="fp8-1", x=np.array([1.0, 2.0, 3.0]), y=np.array([4.0, np.nan, np.inf])
     )
     second = Curve(name="bf16", arm="BF16", slot="bf16", x=np.array([2.0, 4.0]), y=np.array([5.5, 5.25]))
-    drawn = curves_figure([first, second], LIGHT, y_title="loss", marks=[Mark(2.0, "spike")], y_range=(4, 5))
+    drawn = curves_figure(
+        [first, second], LIGHT, y_title="loss", marks=[Mark(x=2.0, text="spike")], y_range=(4, 5)
+    )
     assert rows(table_of(drawn)) == [
         ["step", "fp8 [loss]", "bf16 [loss]"],
         ["1", "4", ""],

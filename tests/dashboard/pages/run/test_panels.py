@@ -146,7 +146,7 @@ def test_marks_values_outside_of_a_panel() -> None:
         y_range=(0.0, 2.0),
         curves=(Curve(name="a<b", arm="", slot="fp8-1", x=X, y=y),),
     )
-    figure = panels_figure([panel], THEMES["light"], marks=[Mark(2.0, "Spike", True)])
+    figure = panels_figure([panel], THEMES["light"], marks=[Mark(x=2.0, text="Spike", severe=True)])
     # Plotly checks what `unchecked_figure` did not.
     assert go.Figure(figure.to_dict()).to_plotly_json().keys() == figure.to_plotly_json().keys()
     places = {trace.name: (list(trace.x), list(trace.y)) for trace in figure.data[1:]}
