@@ -20,7 +20,7 @@ def onsets(saturated: np.ndarray, *, left_out: int = 0) -> dict[int, Onset]:
     run = make_run(create_project("long", "Long"))
     names = [f"blocks.{i}.input" for i in range(saturated.shape[1])]
     numel = np.where(np.isnan(saturated), np.nan, 1_000.0)
-    Recorder(run, tensors=names).rows(
+    Recorder(run=run, tensors=names).rows(
         STEPS, {}, {"saturated": saturated, "numel": numel}, rows_per_batch=5_000
     )
     read = queries.heatmap(run.pk, "saturation_rate", columns=COLUMNS)

@@ -112,7 +112,7 @@ def record(project: Project, fault: Fault) -> Run:
     theirs = healthy(steps, 1, CURRENT)
     counted = {"amax": theirs.statistics["amax"], "numel": theirs.statistics["numel"]}
     counted |= {name: theirs.statistics[name] for name in COUNTS if name not in fault.without}
-    recorder = Recorder(baseline, tensors=NAMES)
+    recorder = Recorder(run=baseline, tensors=NAMES)
     recorder.rows(steps, {"loss": theirs.loss}, counted, rows_per_batch=300)
     recorder.finish()
     run = make_run(project, fault.name, baseline="bf16", precision="fp8", seed=1, recipe=dict(fault.recipe))
@@ -137,7 +137,7 @@ def _send(run: Run, fault: Fault, rows: Rows, rank: int) -> None:
         sent = (rows.steps < fault.missing[0]) | (rows.steps > fault.missing[1])
     begins = [int(rows.steps[0]), *([] if fault.resumed_at is None else [fault.resumed_at])]
     for attempt, begin in enumerate(begins):
-        recorder = Recorder(run, rank=rank, tensors=NAMES, attempt=attempt)
+        recorder = Recorder(run=run, rank=rank, tensors=NAMES, attempt=attempt)
         Tensor.objects.filter(run=run).update(format="E4M3", numel=int(NUMEL))
         # The first start goes a little further than what the second one replaces.
         ends = begins[attempt + 1] + 20 if attempt + 1 < len(begins) else int(rows.steps[-1]) + 1
