@@ -40,8 +40,8 @@ INNER_ORDERS = {
     """,
     "fp8scope_dashboard.pages": """
         apps access address_values formatting badges glossary configuration_differences undo_offer
-        storage_notice early_head finders settled charts live progress middleware tensors readiness scores
-        panels run compare runs alerts reports project templatetags urls
+        storage_notice early_head finders saved_views settled charts live progress middleware tensors
+        readiness scores panels run compare runs alerts reports project templatetags urls
     """,
 }
 

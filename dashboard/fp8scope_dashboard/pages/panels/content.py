@@ -19,6 +19,7 @@ from fp8scope_dashboard.pages.panels import saved
 from fp8scope_dashboard.pages.panels.figure import title_of
 from fp8scope_dashboard.pages.panels.groups import ScalarGroup, groups_of
 from fp8scope_dashboard.pages.panels.panel import PIXELS, Panel, panels_of
+from fp8scope_dashboard.pages.saved_views import ViewMenu, choice_of
 from fp8scope_dashboard.runs.models import Run, SavedView
 from fp8scope_dashboard.telemetry import queries
 
@@ -76,17 +77,6 @@ class Section:
     name: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ViewChoice:
-    """A view in the list of views."""
-
-    view: SavedView
-    address: str
-    remark: str
-    is_own: bool
-    is_current: bool
-
-
 def charts_context(run: Run, query: QueryDict, user: User) -> dict[str, Any]:
     """Return what the tab needs."""
     views = list(saved.views_of(run.project, user))
@@ -102,8 +92,7 @@ def charts_context(run: Run, query: QueryDict, user: User) -> dict[str, Any]:
     cells = [*own, *(cell for section in sections for cell in section.cells)]
     return {
         "view": view,
-        "is_own_view": view is not None and view.owner_id == user.pk,
-        "views": [_choice(run, other, view, user) for other in views],
+        "views": _menu(run, views, view, user),
         "view_remark": "This view is not shared with you, or was deleted." if asked and view is None else "",
         "find": text,
         "find_problem": problem,
@@ -180,17 +169,30 @@ def _address(run: Run, panel: Panel) -> str:
     return f"{reverse('panel_figure', args=[run.project.slug, run.pk])}?{panel.query.urlencode()}"
 
 
-def _choice(run: Run, view: SavedView, current: SavedView | None, user: User) -> ViewChoice:
-    is_own = view.owner_id == user.pk
-    remarks = ["the project’s default"] if view.is_default else ["shared"] if view.shared else []
-    if not is_own:
-        remarks.append(f"by {view.owner.username}")
-    return ViewChoice(
-        view=view,
-        address=tab_address(run, view=str(view.pk)),
-        remark=", ".join(remarks),
-        is_own=is_own,
-        is_current=current is not None and view.pk == current.pk,
+def _menu(run: Run, views: Sequence[SavedView], shown: SavedView | None, user: User) -> ViewMenu:
+    ids = [run.project.slug, run.pk]
+    return ViewMenu(
+        title="All metrics" if shown is None else shown.name,
+        choices=[
+            choice_of(
+                view,
+                user,
+                tab_address(run, view=str(view.pk)),
+                reverse("panel_view_delete", args=[*ids, view.pk]),
+                is_current=shown is not None and view.pk == shown.pk,
+            )
+            for view in views
+        ],
+        empty="The first panel that you pin, add or move makes a view of yours.",
+        saving=reverse("panel_view_save", args=ids),
+        saving_label="Save these panels as",
+        field="view",
+        value="" if shown is None else str(shown.pk),
+        is_shared=shown is not None and shown.shared,
+        can_rename=shown is not None and shown.owner_id == user.pk,
+        default_form="" if shown is None else reverse("panel_view_default", args=[*ids, shown.pk]),
+        is_default=shown is not None and shown.is_default,
+        opens_left=True,
     )
 
 

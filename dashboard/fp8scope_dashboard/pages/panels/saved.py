@@ -9,15 +9,14 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from django.db import transaction
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import Project, User
+from fp8scope_dashboard.pages import saved_views
 from fp8scope_dashboard.pages.panels.panel import MAX_PANELS, Panel, PanelError, panels_of
 from fp8scope_dashboard.runs.models import SavedView
 
-MAX_VIEWS: Final = 100
-MAX_VIEW_NAME: Final = 80
 OWN_NAME: Final = "My charts"
 
 Change = Callable[[list[Panel]], list[Panel]]
@@ -25,8 +24,7 @@ Change = Callable[[list[Panel]], list[Panel]]
 
 def views_of(project: Project, user: User) -> QuerySet[SavedView]:
     """The user's views of charts and the shared ones, by name."""
-    views = SavedView.objects.filter(project=project, page=SavedView.Page.CHARTS)
-    return views.filter(Q(owner=user) | Q(shared=True)).select_related("owner").order_by("name", "id")
+    return saved_views.views_of(project, user, SavedView.Page.CHARTS)
 
 
 def opened(views: Sequence[SavedView], user: User, view_id: int | None) -> SavedView | None:
@@ -43,7 +41,8 @@ def change(project: Project, user: User, view_id: int | None, how: Change) -> Sa
     """Change the panels of a view of the user, or of a copy of the view that they see.
 
     Raises:
-        PanelError: the view would have too many panels, or the user has too many views.
+        PanelError: the view would have too many panels.
+        ViewError: the user has too many views.
     """
     with transaction.atomic():
         views = list(_locked(project, user))
@@ -67,15 +66,12 @@ def save_as(
     With `renames`, an own view that is shown gets the name instead.
 
     Raises:
-        PanelError: the name is empty or too long, or the user has too many views.
+        ViewError: the name is empty or too long, or the user has too many views.
     """
-    name = name.strip()
-    if not name or len(name) > MAX_VIEW_NAME:
-        raise PanelError(f"Give the view a name of 1 to {MAX_VIEW_NAME} characters.")
+    name = saved_views.checked_name(name)
     with transaction.atomic():
         own = {view.name: view for view in _locked(project, user)}
-        if name not in own and len(own) >= MAX_VIEWS:
-            raise PanelError(f"You have {MAX_VIEWS} views: delete one first.")
+        saved_views.check_room(own, name)
         target = own.get(name)
         if target is None and renames and shown is not None and shown.owner_id == user.pk:
             target = shown
@@ -106,10 +102,9 @@ def _locked(project: Project, user: User) -> QuerySet[SavedView]:
 
 def _copied(project: Project, user: User, view_id: int | None, names: set[str]) -> SavedView:
     """A new view of the user, with the panels of the view that they see."""
-    if len(names) >= MAX_VIEWS:
-        raise PanelError(f"You have {MAX_VIEWS} views: delete one first.")
+    saved_views.check_room(names)
     shown = opened(list(views_of(project, user)), user, view_id)
-    numbered = (f"{OWN_NAME} {number}" for number in range(2, MAX_VIEWS + 2))
+    numbered = (f"{OWN_NAME} {number}" for number in range(2, saved_views.MAX_VIEWS + 2))
     name = OWN_NAME if OWN_NAME not in names else next(number for number in numbered if number not in names)
     panels = shown.panels if shown is not None else []
     return SavedView(project=project, owner=user, page=SavedView.Page.CHARTS, name=name, panels=panels)

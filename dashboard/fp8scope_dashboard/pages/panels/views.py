@@ -7,14 +7,13 @@ from typing import Any, Final
 from uuid import UUID
 
 from django.contrib import messages
-from django.core.exceptions import PermissionDenied
-from django.http import Http404, HttpRequest, HttpResponse, QueryDict
+from django.http import HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import redirect
 
 from fp8scope_dashboard.accounts.models import Project, Role
 from fp8scope_dashboard.audit.log import actor_of, record
 from fp8scope_dashboard.audit.models import Action
-from fp8scope_dashboard.pages.access import POST, in_project, may, page, person, run_of
+from fp8scope_dashboard.pages.access import POST, in_project, page, person, run_of
 from fp8scope_dashboard.pages.address_values import whole_number
 from fp8scope_dashboard.pages.charts.addresses import figure_view
 from fp8scope_dashboard.pages.charts.answers import AnyChart, Chart, EmptyChart
@@ -26,6 +25,8 @@ from fp8scope_dashboard.pages.panels.figure import description, panel_figure
 from fp8scope_dashboard.pages.panels.form import form_context
 from fp8scope_dashboard.pages.panels.panel import Panel, PanelError, panels_of, read_panel, typed_panel
 from fp8scope_dashboard.pages.panels.reading import read_content
+from fp8scope_dashboard.pages.saved_views import ViewError, asks_to_share, said_of, seen_view
+from fp8scope_dashboard.pages.saved_views import delete as delete_view
 from fp8scope_dashboard.runs.models import Run, SavedView
 
 PART: Final = "pages/panels/_charts.html"
@@ -70,7 +71,7 @@ def panel_save(request: HttpRequest, project: Project, run_id: UUID) -> HttpResp
     try:
         panel = read_panel(request.POST)
         view = _changed(project, request, lambda panels: arrangement.put(panels, panel))
-    except PanelError as error:
+    except (PanelError, ViewError) as error:
         shown = _view(project, request, request.POST)
         context = form_context(run, typed_panel(request.POST), shown, str(error), request.POST)
         template = FORM if "HX-Request" in request.headers else "pages/panels/form.html"
@@ -90,7 +91,7 @@ def panels_change(request: HttpRequest, project: Project, run_id: UUID) -> HttpR
         else:
             fields = request.POST
             view = _changed(project, request, lambda panels: arrangement.arranged(panels, action, fields))
-    except PanelError as error:
+    except (PanelError, ViewError) as error:
         messages.error(request, str(error))
         return _answer(request, project, run, _view(project, request, request.POST), is_whole=True)
     return _answer(request, project, run, view)
@@ -100,20 +101,17 @@ def panels_change(request: HttpRequest, project: Project, run_id: UUID) -> HttpR
 def panel_view_save(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
     """Save the view under a name. Only members can share it."""
     run = run_of(project, run_id)
-    shared = request.POST.get("shared") == "1"
-    if shared and not may(request, project, Role.MEMBER):
-        raise PermissionDenied("Only members can share views.")
+    shared = asks_to_share(request, project)
     shown = _view(project, request, request.POST)
     renames = request.POST.get("how") == "rename"
     name = request.POST.get("name", "")
     view = shown
     try:
         view = saved.save_as(project, person(request), name, shown, shared=shared, renames=renames)
-    except PanelError as error:
+    except ViewError as error:
         messages.error(request, str(error))
     else:
-        readers = " for all members" if view.shared else ", for you"
-        messages.success(request, f"Saved the view “{view.name}”{readers}.")
+        messages.success(request, said_of(view))
     return redirect(tab_address(run, view=str(view.pk) if view is not None else ""))
 
 
@@ -121,10 +119,7 @@ def panel_view_save(request: HttpRequest, project: Project, run_id: UUID) -> Htt
 def panel_view_delete(request: HttpRequest, project: Project, run_id: UUID, view_id: int) -> HttpResponse:
     """Delete an own view. Administrators also delete shared ones."""
     run = run_of(project, run_id)
-    view = _existing(project, request, view_id)
-    if view.owner_id != person(request).pk and not may(request, project, Role.ADMIN):
-        raise PermissionDenied("Only its owner or an administrator can delete a shared view.")
-    view.delete()
+    view = delete_view(request, project, SavedView.Page.CHARTS, view_id)
     if view.shared:
         record(actor_of(request), project, Action.PROJECT, f"deleted the shared view of charts “{view.name}”")
     messages.success(request, f"Deleted the view “{view.name}”.")
@@ -135,20 +130,13 @@ def panel_view_delete(request: HttpRequest, project: Project, run_id: UUID, view
 def panel_view_default(request: HttpRequest, project: Project, run_id: UUID, view_id: int) -> HttpResponse:
     """Make a view the project's default, or no longer."""
     run = run_of(project, run_id)
-    view = _existing(project, request, view_id)
+    view = seen_view(request, project, SavedView.Page.CHARTS, view_id)
     is_default = request.POST.get("default") == "1"
     saved.set_default(project, view, is_default=is_default)
     said = f"“{view.name}” is {'now' if is_default else 'no longer'} the project’s default view of charts"
     record(actor_of(request), project, Action.PROJECT, said)
     messages.success(request, f"{said}.")
     return redirect(tab_address(run, view=str(view.pk)))
-
-
-def _existing(project: Project, request: HttpRequest, view_id: int) -> SavedView:
-    view = saved.views_of(project, person(request)).filter(pk=view_id).first()
-    if view is None:
-        raise Http404("No such view.")
-    return view
 
 
 def _view(project: Project, request: HttpRequest, fields: QueryDict) -> SavedView | None:

@@ -7,7 +7,6 @@ from urllib.parse import urlencode
 from uuid import UUID
 
 from django.contrib import messages
-from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import redirect
@@ -17,16 +16,18 @@ from fp8scope_dashboard.accounts.models import Density, Project, Role, User
 from fp8scope_dashboard.audit.log import actor_of, record
 from fp8scope_dashboard.audit.models import Action
 from fp8scope_dashboard.notifications import run_changed
-from fp8scope_dashboard.pages.access import POST, back_to, in_project, may, person, run_of
+from fp8scope_dashboard.pages.access import POST, back_to, in_project, person, run_of
 from fp8scope_dashboard.pages.address_values import uuids_in, whole_number
 from fp8scope_dashboard.pages.charts.run_colours import NAMES, colour_number
 from fp8scope_dashboard.pages.compare.runs import MOST_CHOSEN
 from fp8scope_dashboard.pages.formatting import count as count_text
 from fp8scope_dashboard.pages.runs import saved_views
 from fp8scope_dashboard.pages.runs.listing import Listing, ListState
+from fp8scope_dashboard.pages.saved_views import ViewError, asks_to_share, said_of
+from fp8scope_dashboard.pages.saved_views import delete as delete_view
 from fp8scope_dashboard.pages.undo_offer import offer_undo
 from fp8scope_dashboard.runs import bulk
-from fp8scope_dashboard.runs.models import BulkAction, Run
+from fp8scope_dashboard.runs.models import BulkAction, Run, SavedView
 
 # Runs that a form may list one by one; more are chosen as all that match.
 MOST_LISTED: Final = 500
@@ -125,18 +126,14 @@ def run_colour(request: HttpRequest, project: Project, run_id: UUID) -> HttpResp
 @in_project(methods=POST)
 def view_save(request: HttpRequest, project: Project) -> HttpResponse:
     """Save the list's address under a name. Only members can share it."""
-    shared = request.POST.get("shared") == "1"
-    if shared and not may(request, project, Role.MEMBER):
-        raise PermissionDenied("Only members can share views.")
+    shared = asks_to_share(request, project)
     query = request.POST.get("query", "")
     try:
         view = saved_views.save(project, person(request), request.POST.get("name", ""), query, shared=shared)
-    except saved_views.ViewError as error:
+    except ViewError as error:
         messages.error(request, str(error))
     else:
-        messages.success(
-            request, f"Saved the view “{view.name}”{' for all members' if shared else ', for you'}."
-        )
+        messages.success(request, said_of(view))
         query = view.query
     return redirect(f"{reverse('project', args=[project.slug])}?{QueryDict(query).urlencode()}")
 
@@ -144,12 +141,7 @@ def view_save(request: HttpRequest, project: Project) -> HttpResponse:
 @in_project(methods=POST)
 def view_delete(request: HttpRequest, project: Project, view_id: int) -> HttpResponse:
     """Delete an own view. Administrators also delete shared ones."""
-    view = saved_views.views_of(project, person(request)).filter(pk=view_id).first()
-    if view is None:
-        raise Http404("No such view.")
-    if view.owner_id != person(request).pk and not may(request, project, Role.ADMIN):
-        raise PermissionDenied("Only its owner or an administrator can delete a shared view.")
-    view.delete()
+    view = delete_view(request, project, SavedView.Page.RUNS, view_id)
     messages.success(request, f"Deleted the view “{view.name}”. The runs are as before.")
     if view.owner_id == person(request).pk:
         fields = {"name": view.name, "query": view.query, "shared": "1" if view.shared else ""}

@@ -20,7 +20,7 @@ from fp8scope_dashboard.pages.runs.first_run import WAYS, arrival_of
 from fp8scope_dashboard.pages.runs.groups import groups_page
 from fp8scope_dashboard.pages.runs.listing import GROUPS, Listing, ListState, group_label
 from fp8scope_dashboard.pages.runs.rows import RenderedRows
-from fp8scope_dashboard.pages.runs.saved_views import views_of
+from fp8scope_dashboard.pages.runs.saved_views import menu_of
 from fp8scope_dashboard.pages.runs.suggestions import metric_suggestions, suggestions
 from fp8scope_dashboard.runs import bulk
 from fp8scope_dashboard.runs.models import DeletedRun, Run
@@ -56,8 +56,7 @@ def project(request: HttpRequest, project: Project) -> HttpResponse:
     if request.headers.get("HX-Target") == "runs":
         return page(request, project, "runs", "pages/runs/_runs.html", {**context, **_choices(listing)})
     own = {
-        "views": views_of(project, person(request)),
-        "state_query": state.query(),
+        "views": menu_of(project, person(request), state),
         "colours": enumerate(NAMES, 1),
     }
     return page(request, project, "runs", "pages/runs/runs.html", {**context, **_choices(listing), **own})

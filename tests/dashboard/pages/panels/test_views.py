@@ -14,6 +14,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from fp8scope_dashboard.audit.models import Entry
+from fp8scope_dashboard.pages import saved_views
 from fp8scope_dashboard.pages.panels import saved
 from fp8scope_dashboard.pages.panels.panel import MAX_METRICS, MAX_PANELS
 from fp8scope_dashboard.runs.models import Run, SavedView
@@ -257,7 +258,7 @@ def test_bounds(viewer: Visitor, run: Run, monkeypatch: pytest.MonkeyPatch) -> N
     )
     answer = send(viewer, run, "panel/save", view=view.pk, metric="reward")
     assert answer.status_code == 200 and f"at most {MAX_PANELS} panels" in answer.content.decode()
-    monkeypatch.setattr(saved, "MAX_VIEWS", 1)
+    monkeypatch.setattr(saved_views, "MAX_VIEWS", 1)
     send(viewer, run, "views/save", view=view.pk, name="second")
     assert "delete one first" in run_html(viewer, run, "?tab=charts")
     assert SavedView.objects.get().pk == view.pk

@@ -11,6 +11,7 @@ from dashboard.helpers.recording import make_run
 from dashboard.helpers.visitors import Visitor, html
 
 from fp8scope_dashboard.accounts.models import Project
+from fp8scope_dashboard.pages import saved_views as common_views
 from fp8scope_dashboard.pages.compare.runs import MOST_CHOSEN
 from fp8scope_dashboard.pages.runs import saved_views
 from fp8scope_dashboard.pages.runs.actions import MOST_LISTED
@@ -170,15 +171,23 @@ LONG = "&".join(f"col=config.{'x' * 190}{i}" for i in range(16))
 
 @pytest.mark.parametrize(("name", "query"), [("", "q=x"), ("x" * 81, ""), ("ok", LONG)])
 def test_refuses_views_that_cannot_be_stored(admin: Visitor, name: str, query: str) -> None:
-    with pytest.raises(saved_views.ViewError):
+    with pytest.raises(common_views.ViewError):
         saved_views.save(admin.project, admin.user, name, query, shared=False)
 
 
 def test_bounds_the_views_of_a_person(admin: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saved_views, "MOST_VIEWS", 1)
+    monkeypatch.setattr(common_views, "MAX_VIEWS", 1)
     saved_views.save(admin.project, admin.user, "a", "", shared=False)
     saved_views.save(admin.project, admin.user, "a", "q=x", shared=False)
-    with pytest.raises(saved_views.ViewError, match="delete one first"):
+    with pytest.raises(common_views.ViewError, match="delete one first"):
         saved_views.save(admin.project, admin.user, "b", "", shared=False)
     other = Project.objects.create(slug="other", name="Other")
     saved_views.save(other, admin.user, "b", "", shared=False)
+
+
+def test_the_menu_says_which_view_the_list_shows(member: Visitor) -> None:
+    make_run(member.project, "run")
+    saved_views.save(member.project, member.user, "slow ones", "q=loss>3&sort=name", shared=True)
+    shown = member.client.get(member.address("?q=loss>3&sort=name")).content.decode()
+    assert re.search(r'aria-current="true"\s*>slow ones <small class="muted">shared</small>', shown)
+    assert not re.search(r'aria-current="true"\s*>slow ones', html(member))
