@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 TOKENS_PER_STEP = 65_536.0
 # The history arrives in chunks of this many rows, one block each. Without compaction, in chunks of the most
 # rows that an agent sends at once.
-HISTORY_ROWS, MOST_ROWS = 8_192, 4_096
+HISTORY_ROWS, MAX_ROWS = 8_192, 4_096
 # Of an FP8 run in training, so many of the newest rows are not rolled up, and so many not even in a block.
 NOT_ROLLED, NOT_IN_A_BLOCK = 8_000, 1_000
 
@@ -113,12 +113,12 @@ def make_runs(case: str, steps: int) -> tuple[Any, Sender]:
     project = Project.objects.get_or_create(slug="default", defaults={"name": "Default"})[0]
     group = f"bf16 {case}"
     baseline = Run.objects.create(project=project, name=group, group=group, precision="bf16")
-    Sender(baseline, attempt=0, first=0).send(steps, MOST_ROWS if case == "uploaded" else HISTORY_ROWS)
+    Sender(baseline, attempt=0, first=0).send(steps, MAX_ROWS if case == "uploaded" else HISTORY_ROWS)
     Run.objects.filter(pk=baseline.pk).update(state=RunState.FINISHED)
     run = Run.objects.create(project=project, name=case, precision="fp8", baseline=group, total_steps=steps)
     sender = Sender(run, attempt=0, first=0)
     if case == "uploaded":
-        sender.send(steps, MOST_ROWS)
+        sender.send(steps, MAX_ROWS)
         return run, sender
     if case == "resumed":
         sender.send(3 * steps // 4, HISTORY_ROWS)

@@ -51,7 +51,7 @@ Chance = np.random.Generator
 
 MARGIN, ALPHA, SEED = 0.0025, 0.05, 0
 # Shorter curves are validation losses: too few points for any detector.
-LEAST_POINTS = 200
+MIN_POINTS = 200
 # Smaller groups in the public data are not re-runs: they contain several configurations under one name.
 GROUP_RUNS = 7
 ALONE = {"loss_not_finite": not_finite, "loss_spike": spike, "loss_divergence": divergence}
@@ -103,12 +103,12 @@ def real_groups(directory: Path, trials: int) -> Iterator[Group]:
     """Single runs, and runs against others of their own configuration."""
     everything, _ = read_groups(directory, 1)
     alone = [Trial(curve.losses) for curves in everything.values() for curve in curves]
-    alone = [trial for trial in alone if len(trial.losses) >= LEAST_POINTS]
+    alone = [trial for trial in alone if len(trial.losses) >= MIN_POINTS]
     yield Group("real healthy runs", alone, detectors=tuple(ALONE))
     chance = np.random.default_rng(SEED)
     for name, curves in read_groups(directory, GROUP_RUNS)[0].items():
         points = min(map(len, curves))
-        if points < LEAST_POINTS:
+        if points < MIN_POINTS:
             continue
         losses = np.stack([curve.losses[:points] for curve in curves])
         for seeds in (1, 3, 5):

@@ -70,7 +70,7 @@ from fp8scope_dashboard.alerts.detectors import (
     underflow_rise,
     update_growth,
 )
-from fp8scope_dashboard.alerts.detectors.early_signs import LEAST_EVEN, sign
+from fp8scope_dashboard.alerts.detectors.early_signs import MIN_EVEN, sign
 from fp8scope_dashboard.alerts.detectors.tensor_alarm import Wording
 from fp8scope_dashboard.alerts.kinds import KINDS
 from fp8scope_dashboard.analysis.scores.intervals import clopper_pearson
@@ -125,7 +125,7 @@ def _plain(name: str) -> Callable[[Any], Floats]:
 
 
 def _uneven(s: Any) -> Floats:
-    uneven: Floats = 1.0 / (1.0 + LEAST_EVEN - _plain("load_imbalance")(s))
+    uneven: Floats = 1.0 / (1.0 + MIN_EVEN - _plain("load_imbalance")(s))
     return uneven
 
 

@@ -31,7 +31,7 @@ from fp8scope.demo.train import DemoTrainer, Plan
 # Layers, width, learning rate and steps.
 TRAININGS = ((2, 64, 4e-3, 240), (1, 48, 2e-3, 320), (3, 96, 6e-3, 160))
 SAMPLED = 10
-LEAST_STEPS = 100
+MIN_STEPS = 100
 
 
 def train(layers: int, width: int, learning_rate: float, steps: int) -> dict[str, float]:
@@ -71,7 +71,7 @@ def of_public_curves(directory: Path) -> dict[str, Any]:
     from verdicts import read_groups
 
     groups, _ = read_groups(directory, 1)
-    falls = [fall(each.losses) for group in groups.values() for each in group if len(each) >= LEAST_STEPS]
+    falls = [fall(each.losses) for group in groups.values() for each in group if len(each) >= MIN_STEPS]
     shares = (0.05, 0.5, 0.75, 0.95, 1.0)
     quantiles = dict(zip(map(str, shares), np.quantile(falls, shares).round(3).tolist(), strict=True))
     return {"benchmark": "learning_rate", "curves": len(falls), "fall": quantiles}

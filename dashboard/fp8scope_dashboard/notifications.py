@@ -69,7 +69,7 @@ COMPARED_RUNS: Final = "fp8scope:compare:waiting"
 # An evaluator takes all waiting runs, so many at once. Another one starts for each further so many, up to a
 # number: on busy cores one falls behind, and several get more of them.
 RUNS_PER_EVALUATOR: Final = 16
-MOST_EVALUATORS: Final = 4
+MAX_EVALUATORS: Final = 4
 # When each kind of change was last published on a channel is known for this long.
 RECENT_SECONDS: Final = 600
 # Redis is not tried again for this long after a failure.
@@ -172,7 +172,7 @@ def start_evaluators(client: redis.Redis) -> None:
 
 def _start_missing(client: redis.Redis, waiting: int, marks: Sequence[object]) -> None:
     """Start the evaluators that so many waiting runs need; `marks`: those that run."""
-    needed = min(MOST_EVALUATORS, -(-waiting // RUNS_PER_EVALUATOR))
+    needed = min(MAX_EVALUATORS, -(-waiting // RUNS_PER_EVALUATOR))
     for slot in range(needed):
         if not marks[slot] and client.set(_EVALUATOR_KEYS[slot], "due", ex=JOB_MARK_SECONDS, nx=True):
             current_app.send_task(EVALUATE_WAITING, args=[slot])
@@ -311,7 +311,7 @@ def evaluator_key(slot: int) -> str:
     return f"fp8scope:evaluator:{slot}"
 
 
-_EVALUATOR_KEYS: Final = [evaluator_key(slot) for slot in range(MOST_EVALUATORS)]
+_EVALUATOR_KEYS: Final = [evaluator_key(slot) for slot in range(MAX_EVALUATORS)]
 _ANNOUNCE_KEYS: Final = [URGENT_RUNS, WAITING_RUNS, COMPARED_RUNS, *_EVALUATOR_KEYS]
 
 

@@ -21,7 +21,7 @@ from fp8scope_dashboard.db.encryption import encrypt_json
 from fp8scope_dashboard.receipts.models import Receipt
 
 pytestmark = pytest.mark.django_db(transaction=True)
-MOST_STEPS = 2_000
+MAX_STEPS = 2_000
 
 
 def test_it_works(server: Server, worker: Worker, tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_it_works(server: Server, worker: Worker, tmp_path: Path) -> None:
         run.on_alert(lambda alert: alerts.append((alert, Receipt.objects.filter(run=UUID(run.id)).count())))
         run.on_command("checkpoint", save)
         stored_when_notified: list[int] = []
-        for number in range(MOST_STEPS):
+        for number in range(MAX_STEPS):
             with run.step() as step:
                 step.log(loss=math.nan if number == 30 else 2.0)
             time.sleep(0.02)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fp8scope.autolog.inspection import parameters_of, token_count, unwrap_optimizer
-from fp8scope.autolog.light_steps import LEAST_STEPS, LightSteps
+from fp8scope.autolog.light_steps import MIN_STEPS, LightSteps
 from fp8scope.autolog.loss_capture import Loss, combine, is_sole, listen, unlisten
 from fp8scope.observe.compiled_calls import Handle, around_compiled_calls
 from fp8scope.observe.tensors.base import inside_backward, is_traced, local, unwrapped
@@ -497,7 +497,7 @@ class Attachment:
         until = until if sampled is None else min(until, sampled)
         losses = followed.losses
         if (
-            until - first < LEAST_STEPS
+            until - first < MIN_STEPS
             or not (self._is_alone and self._steps_once and steps.follower is self)
             or not (len(losses) == 1 and losses[0].value.is_cpu and followed.divisor == 1.0)
             or self.skipped

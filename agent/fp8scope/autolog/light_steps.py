@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from fp8scope.autolog.attachment import Attachment
     from fp8scope.session.steps import Steps
 
-LEAST_STEPS = 3
+MIN_STEPS = 3
 """Shorter stretches are not worth the removal of hooks."""
 Tokens = Callable[[Sequence[Any], dict[str, Any]], int]
 

@@ -11,7 +11,7 @@ from fp8scope.cli.server import TransferError, server_settings
 from fp8scope.config import ConfigurationError, Settings
 from fp8scope.delivery.transport import NextAction, classify
 
-LARGEST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 ANSWER_SECONDS = 60.0
 MARKS = {"created": "+", "changed": "~", "removed": "-"}
 
@@ -58,9 +58,9 @@ def _export(settings: Settings, options: argparse.Namespace) -> int:
 
 def _apply(settings: Settings, options: argparse.Namespace) -> int:
     is_stdin = str(options.file) == "-"
-    text = sys.stdin.read(LARGEST_BYTES + 1) if is_stdin else options.file.read_text(encoding="utf-8")
-    if len(text) > LARGEST_BYTES:
-        raise TransferError(f"{options.file} is larger than {LARGEST_BYTES >> 20} MiB")
+    text = sys.stdin.read(MAX_BYTES + 1) if is_stdin else options.file.read_text(encoding="utf-8")
+    if len(text) > MAX_BYTES:
+        raise TransferError(f"{options.file} is larger than {MAX_BYTES >> 20} MiB")
     flags = {name: "true" for name in ("check", "prune") if getattr(options, name)}
     try:
         outcome = classify(200, {}, _request(settings, "PUT", flags, text.encode()))

@@ -30,7 +30,7 @@ URGENT_PAUSE = 0.2
 """The least time between two urgent messages, as a share of the interval: a condition may last for long."""
 MAX_URGENT, INTERVALS_PER_URGENT = 100, 2.0
 """So many urgent messages may follow each other; then one for so many intervals."""
-LEAST_PAUSE, MAX_LOAD = 0.3, 0.02
+MIN_PAUSE, MAX_LOAD = 0.3, 0.02
 """Batches follow each other after the first share of the interval, if sending takes at most the second
 share of this thread's time and the server asks for no longer pause. The interval is the longest pause."""
 LEARNING = 0.2
@@ -141,7 +141,7 @@ class Sender:
         """
         self._computing += LEARNING * (computing - self._computing)
         for_server = seconds / MAX_LOAD if self._suits_server is None else self._suits_server
-        wanted = max(LEAST_PAUSE * self._settings.interval, self._computing / MAX_LOAD, for_server)
+        wanted = max(MIN_PAUSE * self._settings.interval, self._computing / MAX_LOAD, for_server)
         return min(self._settings.interval, wanted)
 
     def _note_urgent(self, now: float) -> None:

@@ -30,7 +30,7 @@ COMPLETE_STEPS = 20
 REVIEW_STEPS = 50
 """Steps between two decisions; medians are taken over as many."""
 READINGS = 10
-LEAST_SHARE = 0.1
+MIN_SHARE = 0.1
 """The share of the budget that is reserved for plain tensors."""
 MARGIN = 0.8
 """Tensors are read more often only if that takes this share of the allowance: prevents oscillation."""
@@ -75,7 +75,7 @@ def choose_pace(step: float, fixed: float, reading: float, overhead: float, curr
     one reading of all plain tensors takes. `overhead`: the budget as a share of `step`. Longer than the
     `current` pace at once, shorter only with MARGIN to spare; the longest of PACES where none is enough.
     """
-    allowance = max(overhead * step - fixed, LEAST_SHARE * overhead * step)
+    allowance = max(overhead * step - fixed, MIN_SHARE * overhead * step)
     if allowance <= 0:
         return PACES[-1]
 
@@ -208,7 +208,7 @@ class TimeBudget:
             return
         fixed, norm = median(self._fixed), median(self._norms) if self._norms else 0.0
         # The norm also reads memory: computed in every step unless it leaves no room for tensors.
-        room = (1 - LEAST_SHARE) * self.overhead * step
+        room = (1 - MIN_SHARE) * self.overhead * step
         self._thins_norm = fixed + norm > (MARGIN if self._thins_norm else 1.0) * room
         if self._thins_norm:
             reading += norm
@@ -217,7 +217,7 @@ class TimeBudget:
         self.every = choose_pace(step, fixed, reading, self.overhead, self.every)
         if is_short:
             # What a step costs that is not light. The rest of the budget is for reading tensors.
-            share = (1 - LEAST_SHARE) * self.overhead * step
+            share = (1 - MIN_SHARE) * self.overhead * step
             self._measured_every = next((pace for pace in PACES if fixed + norm <= share * pace), PACES[-1])
             self.every = max(self.every, self._measured_every)
         else:

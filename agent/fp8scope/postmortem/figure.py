@@ -7,7 +7,7 @@ from html import escape
 
 WIDTH, HEIGHT = 720, 260
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 28, 36
-MOST_POINTS = 2000
+MAX_POINTS = 2000
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class DocumentFigure:
 
     def svg(self) -> str:
         """The chart as a standalone SVG document."""
-        stride = max(1, len(self.steps) // MOST_POINTS)
+        stride = max(1, len(self.steps) // MAX_POINTS)
         points = list(zip(self.steps[::stride], self.values[::stride], strict=True))
         finite = [value for _, value in points if math.isfinite(value)]
         low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)

@@ -3,8 +3,8 @@
 A series has moved at the first step from which on it stays outside of the range that it had in its first
 third: the median +- `FACTOR` times 1.4826 times the median absolute deviation (that factor makes it the
 standard deviation of normal values). Values that are all positive are compared as logarithms, because amaxes
-and norms change by factors, and the range is at least `LEAST_FACTOR` wide. A rate has moved when it rises, by
-`LEAST_RATE` at least. A value that is not finite is outside.
+and norms change by factors, and the range is at least `MIN_FACTOR` wide. A rate has moved when it rises, by
+`MIN_RATE` at least. A value that is not finite is outside.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from fp8scope.recording.records import Row
 
 FACTOR = 8.0
-LEAST_FACTOR = 0.05
-LEAST_RATE = 0.01
+MIN_FACTOR = 0.05
+MIN_RATE = 0.01
 SHARE = 3
 """The first of so many parts is the reference."""
 MIN_REFERENCE = 5
@@ -55,7 +55,7 @@ def moved_at(values: Float64s, *, is_rate: bool = False) -> int | None:
         values, reference = np.log(np.where(values > 0, values, np.nan)), np.log(reference)
     center = float(np.median(reference))
     spread = 1.4826 * float(np.median(np.abs(reference - center)))
-    least = LEAST_RATE if is_rate else LEAST_FACTOR * (1.0 if is_positive else abs(center))
+    least = MIN_RATE if is_rate else MIN_FACTOR * (1.0 if is_positive else abs(center))
     limit = max(FACTOR * spread, least)
     outside = ~(values - center <= limit) if is_rate else ~(np.abs(values - center) <= limit)
     for index in np.flatnonzero(outside[begin:]) + begin:

@@ -29,7 +29,7 @@ LINK_AT = "signed_in_with_link_at"
 # it. Not for the whole session, which another person may find open.
 LINK_SECONDS = 3600.0
 MAX_PASSWORD_LENGTH = 4096
-MOST_PROJECTS = 200
+MAX_PROJECTS = 200
 
 
 class _ChangeForm(PasswordChangeForm):
@@ -78,7 +78,7 @@ def _sections(request: HttpRequest, user: User) -> dict[str, Any]:
         "section": "account",
         "sessions": sessions.sessions_of(user, request.session.session_key),
         "zones": time_zones.zone_names(),
-        "memberships": user.memberships.select_related("project").order_by("project__name")[:MOST_PROJECTS],
+        "memberships": user.memberships.select_related("project").order_by("project__name")[:MAX_PROJECTS],
     }
 
 

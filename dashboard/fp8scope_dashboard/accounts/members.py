@@ -15,7 +15,7 @@ from fp8scope_dashboard.accounts.signals import access_ended, access_restored
 Ended = dict[str, list[int]]
 """The ids of what ended, or was taken over, when a person left: `tokens`, and what the receivers add."""
 
-MOST_MEMBERS: Final = 1_000
+MAX_MEMBERS: Final = 1_000
 LAST_ADMIN: Final = (
     "{name} is the only administrator of this project. Make another member an administrator first."
 )
@@ -37,8 +37,8 @@ def add_member(project: Project, name: str, role: Role) -> Membership:
         )
     if Membership.objects.filter(project=project, user=user).exists():
         raise PeopleError(f"{user.username} is a member already: change the role in the list.")
-    if Membership.objects.filter(project=project).count() >= MOST_MEMBERS:
-        raise PeopleError(f"The project has {MOST_MEMBERS} members, which is the maximum.")
+    if Membership.objects.filter(project=project).count() >= MAX_MEMBERS:
+        raise PeopleError(f"The project has {MAX_MEMBERS} members, which is the maximum.")
     return Membership.objects.create(project=project, user=user, role=role)
 
 

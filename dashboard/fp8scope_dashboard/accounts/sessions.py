@@ -22,7 +22,7 @@ from django.utils import timezone
 from fp8scope_dashboard.accounts.models import User
 from fp8scope_dashboard.accounts.time_zones import SESSION_ENTRY
 
-MOST_SESSIONS: Final = 5_000
+MAX_SESSIONS: Final = 5_000
 """Sessions of all users that are searched."""
 BROWSER: Final = "browser"
 AGENT_LENGTH: Final = 300
@@ -96,7 +96,7 @@ def _sessions_of(user: User) -> list[Session]:
     unexpired = Session.objects.filter(expire_date__gt=timezone.now()).order_by("-expire_date")
     valid = {user.get_session_auth_hash(), *user.get_session_auth_fallback_hash()}
     own = []
-    for session in unexpired[:MOST_SESSIONS]:
+    for session in unexpired[:MAX_SESSIONS]:
         data = session.get_decoded()
         # A session from before the last change of the password no longer counts.
         if data.get(SESSION_KEY) == str(user.pk) and data.get(HASH_SESSION_KEY) in valid:

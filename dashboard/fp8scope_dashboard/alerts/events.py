@@ -35,7 +35,7 @@ from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import queries
 
 # Findings that wait for the end of an event that outranks them; further ones are dropped.
-MOST_WAITING = 64
+MAX_WAITING = 64
 # An event is the beginning of another one if it began at most SAME_CAUSE steps before that, or this many
 # times the steps that it took to find that. A loss may be above its baseline for long before it diverges.
 TIMES = 2
@@ -124,7 +124,7 @@ def apply(
             (detection.finding.step for detection in detections), default=opened[-1].step if opened else 0
         )
         transaction.on_commit(lambda: run_changed(run.id, run.project_id, "alert", step))
-    return Applied(opened, [_as_json(detection) for detection in still_kept[:MOST_WAITING]])
+    return Applied(opened, [_as_json(detection) for detection in still_kept[:MAX_WAITING]])
 
 
 def _order(detection: Detection) -> tuple[int, int]:

@@ -34,10 +34,10 @@ from fp8scope_dashboard.notifications import run_changed
 
 LONGEST_MUTE: Final = timedelta(days=30)
 LONGEST_COMMENT: Final = 2_000
-MOST_COMMENTS: Final = 500
-MOST_AT_ONCE: Final = 20_000
+MAX_COMMENTS: Final = 500
+MAX_AT_ONCE: Final = 20_000
 # Runs whose pages are refreshed at once when many alerts change; others refresh with their next rows.
-MOST_ANNOUNCED: Final = 50
+MAX_ANNOUNCED: Final = 50
 # Acknowledging can be undone for so long.
 UNDO_FOR: Final = timedelta(minutes=10)
 # A condition that comes back within so many steps of its end reopens the alert instead of opening another.
@@ -90,13 +90,13 @@ def acknowledge_all(events: QuerySet[Event], user: User) -> int:
         How many were open.
 
     Raises:
-        LifecycleError: more than MOST_AT_ONCE are open.
+        LifecycleError: more than MAX_AT_ONCE are open.
     """
     chosen = Event.objects.filter(pk__in=events.order_by().values("pk"), state=OPEN)
     locked = chosen.select_for_update().order_by("pk").values_list("pk", flat=True)
-    ids = list(locked[: MOST_AT_ONCE + 1])
-    if len(ids) > MOST_AT_ONCE:
-        raise LifecycleError(f"At most {MOST_AT_ONCE:,} alerts can be acknowledged at once: filter the list.")
+    ids = list(locked[: MAX_AT_ONCE + 1])
+    if len(ids) > MAX_AT_ONCE:
+        raise LifecycleError(f"At most {MAX_AT_ONCE:,} alerts can be acknowledged at once: filter the list.")
     _set_all(
         ids,
         EntryKind.ACKNOWLEDGED,
@@ -155,7 +155,7 @@ def _set_all(ids: list[int], kind: EntryKind, user: User, **fields: Any) -> None
     )
     # The step of one event for each run: pages ask for the rest.
     first = Event.objects.filter(pk__in=ids).order_by("run_id", "-step").distinct("run_id")
-    for event in first.select_related("run")[:MOST_ANNOUNCED]:
+    for event in first.select_related("run")[:MAX_ANNOUNCED]:
         _announce(event)
 
 
@@ -274,8 +274,8 @@ def comment(event: Event, user: User, text: str) -> None:
     text = text.strip()
     if not text or len(text) > LONGEST_COMMENT or "\0" in text:
         raise LifecycleError(f"A comment has 1 to {LONGEST_COMMENT:,} characters.")
-    if event.history.filter(kind=EntryKind.COMMENT).count() >= MOST_COMMENTS:
-        raise LifecycleError(f"The alert has {MOST_COMMENTS} comments already.")
+    if event.history.filter(kind=EntryKind.COMMENT).count() >= MAX_COMMENTS:
+        raise LifecycleError(f"The alert has {MAX_COMMENTS} comments already.")
     with transaction.atomic():
         write(event, EntryKind.COMMENT, user, text)
         _announce(event)

@@ -18,11 +18,11 @@ from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.runs.models import Choice, Run
 
 # Runs that one choice may change.
-MOST_RUNS = 1_000
+MAX_RUNS = 1_000
 # Characters of a group's name.
 MAX_GROUP = 128
 # Choices that are kept of a run; older ones are deleted.
-MOST_CHOICES = 50
+MAX_CHOICES = 50
 
 
 class ChoiceError(ValueError):
@@ -102,7 +102,7 @@ def _choose(runs: Sequence[Run], field: str, value: str, user: User, suggested: 
     )
     for run in locked:
         _set(run, field, value)
-        newest = Choice.objects.filter(run=run, field=field).order_by("-id").values("pk")[:MOST_CHOICES]
+        newest = Choice.objects.filter(run=run, field=field).order_by("-id").values("pk")[:MAX_CHOICES]
         Choice.objects.filter(run=run, field=field).exclude(pk__in=newest).delete()
     return locked
 
@@ -117,7 +117,7 @@ def _arm(run: Run) -> list[Run]:
     if not run.group:
         return [run]
     arm = Run.objects.filter(project_id=run.project_id, group=run.group, baseline=run.baseline)
-    return [run, *arm.exclude(pk=run.pk).order_by("-created_at", "id")[: MOST_RUNS - 1]]
+    return [run, *arm.exclude(pk=run.pk).order_by("-created_at", "id")[: MAX_RUNS - 1]]
 
 
 def _set(run: Run, field: str, value: str) -> None:

@@ -18,10 +18,10 @@ from fp8scope_dashboard.evaluations.models import Evaluation
 from fp8scope_dashboard.runs.models import Run, Writer
 
 # Runs of one arm that a comparison reads: the newest, if there are more.
-MOST_SEEDS = 32
+MAX_SEEDS = 32
 # Runs that one change causes to be compared again at once; the sweeper finds the others.
-MOST_DEPENDENTS = 64
-MOST_CHILDREN = 50
+MAX_DEPENDENTS = 64
+MAX_CHILDREN = 50
 # Sweepers consider projects with activity within this time.
 ACTIVE_WITHIN = timedelta(days=2)
 # Prefix of `Comparison.inputs`. Raise it when a comparison of the same data gets another result.
@@ -48,7 +48,7 @@ def baseline_runs(run: Run) -> list[Run]:
     if not run.baseline:
         return []
     group = Run.objects.filter(arm_named([run.baseline]), project_id=run.project_id).exclude(pk=run.pk)
-    return sorted(group.order_by("-created_at", "id")[:MOST_SEEDS], key=lambda run: (run.created_at, run.id))
+    return sorted(group.order_by("-created_at", "id")[:MAX_SEEDS], key=lambda run: (run.created_at, run.id))
 
 
 def baseline_label(run: Run) -> str:
@@ -69,9 +69,9 @@ def parent_of(run: Run) -> Run | None:
 
 
 def children_of(run: Run) -> list[Run]:
-    """The runs that come from a run, oldest first; the newest MOST_CHILDREN."""
+    """The runs that come from a run, oldest first; the newest MAX_CHILDREN."""
     children = Run.objects.filter(project_id=run.project_id, parent=str(run.pk)).exclude(pk=run.pk)
-    return list(children.order_by("-created_at", "id")[:MOST_CHILDREN])[::-1]
+    return list(children.order_by("-created_at", "id")[:MAX_CHILDREN])[::-1]
 
 
 def siblings(run: Run) -> list[Run]:
@@ -79,7 +79,7 @@ def siblings(run: Run) -> list[Run]:
     if not run.group:
         return []
     group = Run.objects.filter(project_id=run.project_id, group=run.group, baseline=run.baseline)
-    newest = group.exclude(pk=run.pk).order_by("-created_at", "id")[: MOST_SEEDS - 1]
+    newest = group.exclude(pk=run.pk).order_by("-created_at", "id")[: MAX_SEEDS - 1]
     return sorted(newest, key=lambda run: (run.created_at, run.id))
 
 
@@ -93,7 +93,7 @@ def dependents(run: Run) -> list[UUID]:
     runs = (
         Run.objects.filter(involved, project_id=run.project_id).exclude(pk=run.pk).order_by("-heartbeat_at")
     )
-    return list(runs.values_list("id", flat=True)[:MOST_DEPENDENTS])
+    return list(runs.values_list("id", flat=True)[:MAX_DEPENDENTS])
 
 
 def compared_among(run_ids: Collection[UUID]) -> list[UUID]:

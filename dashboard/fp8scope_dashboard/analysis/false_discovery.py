@@ -21,8 +21,8 @@ METHOD_VERSION: Final = 1
 # Cosine transforms in the estimate of the noise, and so the degrees of freedom.
 FREQUENCIES: Final = 12
 # Fewer points than this before or after the split give no p-value.
-LEAST_PAST: Final = 24
-LEAST_RECENT: Final = 8
+MIN_PAST: Final = 24
+MIN_RECENT: Final = 8
 
 
 def benjamini_hochberg(p_values: Floats, level: float = LEVEL) -> NDArray[np.bool_]:
@@ -82,13 +82,13 @@ def change_p_values(values: Floats, split: int) -> Floats:
       correction of its bias plus two standard errors, because a strong one shows at the lowest frequencies
       only (prewhitening: Andrews & Monahan 1992).
 
-    A drift that goes on is not a change: it is in the residuals as well. NaN without LEAST_PAST and
-    LEAST_RECENT observed columns; 1 for a series that never changes.
+    A drift that goes on is not a change: it is in the residuals as well. NaN without MIN_PAST and
+    MIN_RECENT observed columns; 1 for a series that never changes.
     """
     filled, observed = _filled(values)
     past, recent = observed[:, :split].sum(axis=1), observed[:, split:].sum(axis=1)
     p_values = np.full(len(values), np.nan)
-    positions = np.flatnonzero((past >= LEAST_PAST) & (recent >= LEAST_RECENT))
+    positions = np.flatnonzero((past >= MIN_PAST) & (recent >= MIN_RECENT))
     if len(positions):
         p_values[positions] = _shift_p_values(_normal_scores(filled[positions]), split)
     return p_values

@@ -32,7 +32,7 @@ from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.runs.models import Run, RunState
 
 # Comparisons whose baselines give the project's spread between seeds: the newest, if there are more.
-MOST_GROUPS = 64
+MAX_GROUPS = 64
 
 
 def compare(run_id: UUID) -> Comparison | None:
@@ -89,7 +89,7 @@ def project_prior(run: Run) -> Prior:
     """The spread between seeds of the project's other baseline groups, for a run with few seeds."""
     others = Comparison.objects.filter(run__project_id=run.project_id).exclude(baseline=run.baseline)
     stored = others.order_by("-computed_at").values_list("baseline", "result__baseline_losses")
-    groups = {baseline: losses for baseline, losses in stored[:MOST_GROUPS] if losses}
+    groups = {baseline: losses for baseline, losses in stored[:MAX_GROUPS] if losses}
     return pooled_prior([np.array(losses, np.float64) for losses in groups.values()])
 
 

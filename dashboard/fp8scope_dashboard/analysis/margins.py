@@ -12,7 +12,7 @@ from fp8scope_dashboard.runs.models import Run
 
 SMALLEST, LARGEST = 1e-6, 1.0
 # Jobs compare the first runs at once; the sweeps find the others.
-MOST_ANNOUNCED: Final = 50
+MAX_ANNOUNCED: Final = 50
 
 
 class MarginError(ValueError):
@@ -38,7 +38,7 @@ def choose_margin(run: Run, margin: float | None) -> int:
         # Seeds of one comparison share a verdict, so they share its margin.
         same = Run.objects.filter(project_id=run.project_id, group=run.group, baseline=run.baseline)
     changed = same.update(margin=margin)
-    for run_id in same.values_list("pk", flat=True)[:MOST_ANNOUNCED]:
+    for run_id in same.values_list("pk", flat=True)[:MAX_ANNOUNCED]:
         run_changed(run_id, run.project_id, "state")
     run.margin = margin
     return changed

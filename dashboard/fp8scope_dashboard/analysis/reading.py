@@ -1,6 +1,6 @@
 """Read what comparisons need of a run, bounded for runs of any length.
 
-A curve of up to MOST_POINTS steps is read step by step. A longer one comes as means over fixed buckets of
+A curve of up to MAX_POINTS steps is read step by step. A longer one comes as means over fixed buckets of
 2^k steps. Buckets of 64 steps and more are kept by the telemetry store, which brings them up to date after
 resumed attempts, rewinds, late and duplicate rows. A bucket with a NaN is NaN, and one with an infinite loss
 is infinite; it stands at the step that broke instead of at its end.
@@ -22,7 +22,7 @@ from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry.queries import ScalarMeans
 
-MOST_POINTS: Final = 16_384
+MAX_POINTS: Final = 16_384
 """A curve has at most this many points, in the range that is compared."""
 STORED_STRIDE: Final = 64
 """The smallest buckets that the store keeps."""
@@ -30,9 +30,9 @@ SCALARS: Final = ("grad_norm", "tokens_per_second", "step_seconds", "memory_peak
 """Read together with the loss, for the quantities."""
 COARSER: Final = 8
 """Steps per bucket of these scalars of a long run, in buckets of its loss."""
-MOST_BREAKS: Final = 16
+MAX_BREAKS: Final = 16
 """Stretches of losses that are not finite whose steps are looked up."""
-MOST_KEPT: Final = 32
+MAX_KEPT: Final = 32
 """Runs that a worker keeps in memory: finished baselines are read once. At most 1 MB each."""
 
 
@@ -50,7 +50,7 @@ def stride_of(steps: int) -> int:
     Buckets between 2 and 64 steps would be computed from all rows each time, so only those of 2 are used.
     """
     stride = 1
-    while steps > MOST_POINTS * stride:
+    while steps > MAX_POINTS * stride:
         stride = stride * 2 if stride != 2 else STORED_STRIDE
     return stride
 
@@ -75,14 +75,14 @@ def read_arms(ours: Sequence[UUID], theirs: Sequence[UUID]) -> tuple[list[RunRea
     return [readings[run_id] for run_id in ours], [readings[run_id] for run_id in theirs]
 
 
-@lru_cache(maxsize=4 * MOST_KEPT)
+@lru_cache(maxsize=4 * MAX_KEPT)
 def _end(run_id: UUID, rows_stored: int) -> int:
     """The last step of a run; 0 if it has none."""
     steps = queries.step_range(run_id)
     return 0 if steps is None else steps[1]
 
 
-@lru_cache(maxsize=MOST_KEPT)
+@lru_cache(maxsize=MAX_KEPT)
 def _read(run_id: UUID, rows_stored: int, near: int, rest: tuple[int, int] | None) -> RunReading:
     """A run in buckets of `near` steps.
 
@@ -109,7 +109,7 @@ def _with_exact_breaks(run_id: UUID, reading: RunReading) -> RunReading:
     """
     curve = reading.curve
     broken = np.diff((~np.isfinite(curve.losses)).astype(np.int8), prepend=0, append=0)
-    stretches = np.flatnonzero(broken).reshape(-1, 2)[:MOST_BREAKS]
+    stretches = np.flatnonzero(broken).reshape(-1, 2)[:MAX_BREAKS]
     steps = curve.steps.copy()
     for begin, end in stretches.tolist():
         for at, which in {begin: 0, end - 1: -1 if end - 1 > begin else 0}.items():

@@ -28,7 +28,7 @@ from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.runs.models import Run, RunState
 
 # The project's other groups whose seeds count: the newest, if there are more.
-MOST_GROUPS = 64
+MAX_GROUPS = 64
 # (name, metric): evaluations with the same name and metric are comparable.
 TaskName = tuple[str, str]
 # Ids of the latest evaluations, by run, step and task.
@@ -184,7 +184,7 @@ def _compare_step(
 def _loss_prior(run: Run) -> Prior:
     """The spread of the training loss between seeds, from all groups of the project."""
     rows = Comparison.objects.filter(run__project_id=run.project_id).order_by("-computed_at")
-    stored = rows.values_list("baseline", "result__baseline_losses")[:MOST_GROUPS]
+    stored = rows.values_list("baseline", "result__baseline_losses")[:MAX_GROUPS]
     groups = {baseline: losses for baseline, losses in stored if losses}
     return pooled_prior([np.array(losses, np.float64) for losses in groups.values()])
 
@@ -203,7 +203,7 @@ def _other_groups(run: Run, tasks: Sequence[TaskName]) -> dict[TaskName, list[Se
     groups: dict[TaskName, list[SeedGroup]] = defaultdict(list)
     for name, metric, score, spread in fields.values_list(
         "name", "metric", "result__baseline_score", "result__seed_spread"
-    )[: MOST_GROUPS * len(tasks)]:
+    )[: MAX_GROUPS * len(tasks)]:
         variance, freedom = spread.get("own") or (0.0, 0.0)
         if freedom:
             excess = max(0.0, variance - spread["by_items"])

@@ -16,7 +16,7 @@ from fp8scope_dashboard.runs.models import Run, RunState
 # While a run is running, its comparison may take at most this share of a worker's time ...
 TIME_SHARE = 0.05
 # ... and happens at most this often. The sweeper finds comparisons that were postponed.
-LEAST_INTERVAL = timedelta(seconds=2)
+MIN_INTERVAL = timedelta(seconds=2)
 
 
 def refresh(run_id: UUID) -> None:
@@ -42,5 +42,5 @@ def _is_postponed(run: Run) -> bool:
     latest: Comparison | None = getattr(run, "comparison", None)
     if latest is None or run.state != RunState.RUNNING:
         return False
-    pause = max(LEAST_INTERVAL, timedelta(seconds=latest.seconds / TIME_SHARE))
+    pause = max(MIN_INTERVAL, timedelta(seconds=latest.seconds / TIME_SHARE))
     return timezone.now() < latest.computed_at + pause

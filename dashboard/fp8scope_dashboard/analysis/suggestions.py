@@ -1,7 +1,7 @@
 """Suggest a run's baseline and its seed group from the configurations. A suggestion is used only by a person.
 
 The pure functions take `Candidate`, what `runs.configuration` derives from a run; the queries below read at
-most MOST_CANDIDATES of them.
+most MAX_CANDIDATES of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fp8scope_dashboard.runs.models import HIGH_PRECISIONS, Relation, Run, RunSt
 
 # Precisions of a baseline, the best first.
 # Runs with an equal configuration that are considered: the newest, if there are more.
-MOST_CANDIDATES = 500
+MAX_CANDIDATES = 500
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +155,7 @@ def suggested_group(run: Run) -> SuggestedGroup | None:
     if suggested is None or suggested.members:
         return suggested
     begins = Run.objects.filter(project_id=run.project_id, group__startswith=suggested.name)
-    taken = set(begins.values_list("group", flat=True).distinct()[:MOST_CANDIDATES])
+    taken = set(begins.values_list("group", flat=True).distinct()[:MAX_CANDIDATES])
     return replace(suggested, name=_unused(suggested.name, taken))
 
 
@@ -164,7 +164,7 @@ def _equals(run: Run) -> list[Candidate]:
     same = Run.objects.filter(project_id=run.project_id, config_digest=run.config_digest).exclude(pk=run.pk)
     same = same.exclude(relation=Relation.REFERENCE)
     narrow = same.defer("config", "environment", "summary", "error", "last_scalars")
-    return [_candidate(other) for other in narrow.order_by("-created_at", "id")[:MOST_CANDIDATES]]
+    return [_candidate(other) for other in narrow.order_by("-created_at", "id")[:MAX_CANDIDATES]]
 
 
 def _candidate(run: Run) -> Candidate:

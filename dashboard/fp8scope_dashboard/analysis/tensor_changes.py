@@ -9,9 +9,9 @@ from uuid import UUID
 import numpy as np
 
 from fp8scope_dashboard.analysis.false_discovery import (
-    LEAST_PAST,
-    LEAST_RECENT,
     LEVEL,
+    MIN_PAST,
+    MIN_RECENT,
     benjamini_hochberg,
     change_p_values,
     e_benjamini_hochberg,
@@ -20,8 +20,8 @@ from fp8scope_dashboard.analysis.false_discovery import (
 from fp8scope_dashboard.telemetry import queries
 
 # The steps that are compared: the last quarter with the three before it, in columns of neighbouring steps.
-MOST_STEPS: Final = 1_000
-MOST_COLUMNS: Final = 240
+MAX_STEPS: Final = 1_000
+MAX_COLUMNS: Final = 240
 RECENT: Final = 0.25
 
 
@@ -66,10 +66,10 @@ def changed_tensors(run_id: UUID, statistic: str) -> Changes | None:
     if stored is None:
         return None
     last = stored[1]
-    first = max(stored[0], last - MOST_STEPS + 1)
-    columns = min(MOST_COLUMNS, last - first + 1)
+    first = max(stored[0], last - MAX_STEPS + 1)
+    columns = min(MAX_COLUMNS, last - first + 1)
     split = columns - int(RECENT * columns)
-    if split < LEAST_PAST or columns - split < LEAST_RECENT:
+    if split < MIN_PAST or columns - split < MIN_RECENT:
         return None
     heatmap = queries.heatmap(run_id, statistic, first=first, last=last, columns=columns)
     values = heatmap.values

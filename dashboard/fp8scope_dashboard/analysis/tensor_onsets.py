@@ -25,7 +25,7 @@ WINDOW: Final = 5
 EARLY_SHARE: Final = 0.1
 EARLY_COLUMNS: Final = 3
 # Rates below this count as this when they are compared as a ratio: 0 has no logarithm.
-SMALLEST_RATE: Final = 1e-6
+MIN_RATE: Final = 1e-6
 # A statistic that is no rate has left its range when it is this many powers of two from its early median.
 CHANGE_LIMIT: Final = 2.0
 RATE_LIMITS: Final = {
@@ -156,11 +156,11 @@ def early_median(values: Floats) -> Floats:
 def log2_change(values: Floats, reference: Floats, statistic: str) -> Floats:
     """log2 of values, float64[T, C], over a reference of each tensor, float64[T].
 
-    Rates below SMALLEST_RATE count as SMALLEST_RATE. Other statistics have no change where they are not
+    Rates below MIN_RATE count as MIN_RATE. Other statistics have no change where they are not
     positive.
     """
     if is_rate(statistic):
-        values, reference = np.maximum(values, SMALLEST_RATE), np.maximum(reference, SMALLEST_RATE)
+        values, reference = np.maximum(values, MIN_RATE), np.maximum(reference, MIN_RATE)
     with np.errstate(divide="ignore", invalid="ignore"):
         change = np.log2(values) - np.log2(reference)[:, None]
     return np.where(np.isfinite(change), change, np.nan)

@@ -92,7 +92,7 @@ def get_console(
     run: UUID,
     rank: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
     q: Annotated[str, Query(max_length=200)] = "",
-    before: Annotated[int | None, Query(ge=0, le=limits.LARGEST_INT)] = None,
+    before: Annotated[int | None, Query(ge=0, le=limits.MAX_INT)] = None,
     limit: Annotated[int, Query(ge=1, le=LATEST)] = LATEST,
 ) -> dict[str, Any]:
     """The newest lines of the console log of a rank, or those before the line with the id `before`."""

@@ -42,7 +42,7 @@ NUMBER: Final = re.compile(r"[0-9]{1,18}")
 # Larger bodies go through Django, which keeps them in files.
 LARGEST: Final = 2_000_000
 # Host names and schemes whose headers are remembered.
-MOST_FRAMES: Final = 64
+MAX_FRAMES: Final = 64
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -81,7 +81,7 @@ class DirectBatches:
         given = dict(scope["headers"])
         key = (given.get(b"host"), given.get(b"x-forwarded-proto"), str(scope.get("scheme", "http")))
         if key not in self._frames:
-            if len(self._frames) >= MOST_FRAMES:
+            if len(self._frames) >= MAX_FRAMES:
                 self._frames.clear()
             self._frames[key] = _headers_of(scope, *key)
         return self._frames[key]

@@ -27,7 +27,7 @@ from fp8scope_dashboard.wire.errors import InvalidError, MalformedError, NotArro
 
 router = Router(tags=["ingest"], auth=WRITER)
 
-NATURAL = {"type": "integer", "minimum": 0, "maximum": limits.LARGEST_INT}
+NATURAL = {"type": "integer", "minimum": 0, "maximum": limits.MAX_INT}
 NUMBER = {
     "anyOf": [{"type": "number"}, {"enum": ["NaN", "Infinity", "-Infinity"]}, {"type": "null"}],
 }

@@ -35,12 +35,12 @@ from fp8scope_dashboard.diagnosis.healthy_stretch import tensors_to_judge
 from fp8scope_dashboard.wire import limits, schemas
 from fp8scope_dashboard.wire.errors import InvalidError
 
-MOST_TENSORS = 2_000
+MAX_TENSORS = 2_000
 
 router = Router(tags=["analysis"], auth=RUN_READER)
 Step = Annotated[
     int | None,
-    Query(ge=0, le=limits.LARGEST_INT, description="Default: the last sampled step before the loss broke."),
+    Query(ge=0, le=limits.MAX_INT, description="Default: the last sampled step before the loss broke."),
 ]
 Margin = Annotated[int, Query(ge=-MAX_MARGIN, le=MAX_MARGIN, description="Head room in powers of two.")]
 Block = Annotated[int, Query(ge=0, le=MAX_BLOCK, description="Elements that share a scale; 0: the default.")]
@@ -66,8 +66,8 @@ def get_readiness(
     step: Step = None,
     error: Budget = None,
     search: Annotated[str, Query(max_length=512)] = "",
-    limit: Annotated[int, Query(ge=1, le=MOST_TENSORS)] = 100,
-    offset: Annotated[int, Query(ge=0, le=limits.LARGEST_INT)] = 0,
+    limit: Annotated[int, Query(ge=1, le=MAX_TENSORS)] = 100,
+    offset: Annotated[int, Query(ge=0, le=limits.MAX_INT)] = 0,
 ) -> dict[str, Any]:
     """The effect of a format and its scales on the tensors of a sampled step, worst first.
 

@@ -42,13 +42,11 @@ class News(NamedTuple):
 class Known(Schema):
     """The alerts and commands that the writer already has."""
 
-    alerts_after: int = Field(
-        0, ge=0, le=limits.LARGEST_INT, description="Greatest alert id that was received."
-    )
+    alerts_after: int = Field(0, ge=0, le=limits.MAX_INT, description="Greatest alert id that was received.")
     commands_after: int | None = Field(
         None,
         ge=0,
-        le=limits.LARGEST_INT,
+        le=limits.MAX_INT,
         description="Greatest command id that was received. Without it, no commands are sent.",
     )
 

@@ -167,7 +167,7 @@ def get_run(request: HttpRequest, run: UUID) -> dict[str, Any]:
 def list_runs(
     request: HttpRequest,
     q: Annotated[str, Query(max_length=MAX_LENGTH)] = "",
-    offset: Annotated[int, Query(ge=0, le=limits.LARGEST_INT)] = 0,
+    offset: Annotated[int, Query(ge=0, le=limits.MAX_INT)] = 0,
     limit: Annotated[int, Query(ge=1, le=LATEST)] = LATEST,
 ) -> dict[str, Any]:
     """The project's runs that match a query, newest first. The query is that of the page with the runs."""

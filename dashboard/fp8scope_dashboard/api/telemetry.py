@@ -22,7 +22,7 @@ from fp8scope_dashboard.wire import schemas
 from fp8scope_dashboard.wire.errors import InvalidError
 
 ARROW = "application/vnd.apache.arrow.stream"
-MOST_POINTS, MOST_COLUMNS = 100_000, 2_000
+MAX_POINTS, MAX_COLUMNS = 100_000, 2_000
 
 HOW_THINNED: Final = (
     "There are more steps than points: the smallest and the largest value of ranges of steps, the sharpest "
@@ -32,8 +32,8 @@ HOW_THINNED: Final = (
 
 router = Router(tags=["telemetry"], auth=RUN_READER)
 Step = Annotated[int | None, Query(ge=0, le=2**62, description="Inclusive; default: all that is stored.")]
-Points = Annotated[int, Query(ge=MIN_POINTS, le=MOST_POINTS, description="Maximum number.")]
-Columns = Annotated[int, Query(ge=1, le=MOST_COLUMNS, description="Maximum number.")]
+Points = Annotated[int, Query(ge=MIN_POINTS, le=MAX_POINTS, description="Maximum number.")]
+Columns = Annotated[int, Query(ge=1, le=MAX_COLUMNS, description="Maximum number.")]
 LINE_ANSWER = {
     "responses": {
         200: {

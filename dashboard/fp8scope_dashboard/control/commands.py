@@ -24,10 +24,10 @@ from fp8scope_dashboard.runs.models import Run, RunState, Writer
 
 # A command expires if no process takes it within this time: later, nobody expects it any more.
 LIFETIME = timedelta(minutes=15)
-MOST_WAITING = 100
+MAX_WAITING = 100
 # Keeps a response, with 100 patterns in each command, below the size that agents read.
-MOST_AT_ONCE = 20
-MOST_PATTERNS, LONGEST_PATTERN = 100, 512
+MAX_AT_ONCE = 20
+MAX_PATTERNS, LONGEST_PATTERN = 100, 512
 PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 600, 3_600
 MESSAGE_LENGTH = 500
 
@@ -76,8 +76,8 @@ def give(
     checked = _checked(kind, arguments or {})
     now = timezone.now()
     waiting = Command.objects.filter(run=run, results=None, expires_at__gt=now)
-    if waiting.count() >= MOST_WAITING:
-        raise CommandError(f"{MOST_WAITING} commands are already waiting for this run.")
+    if waiting.count() >= MAX_WAITING:
+        raise CommandError(f"{MAX_WAITING} commands are already waiting for this run.")
     command = Command.objects.create(
         run=run,
         kind=kind,
@@ -126,7 +126,7 @@ def fall_back(event: Event) -> Command:
     Raises:
         CommandError: as `give`, or if the evidence names no layer.
     """
-    tensors = [str(tensor["name"]) for tensor in event.evidence.get("tensors", ())][:MOST_PATTERNS]
+    tensors = [str(tensor["name"]) for tensor in event.evidence.get("tensors", ())][:MAX_PATTERNS]
     modules = event.run.tensors.filter(name__in=tensors).values_list("module", flat=True)
     layers = sorted(set(filter(None, modules)))
     if not layers:
@@ -145,7 +145,7 @@ def commands_for(run: Run, writer: UUID, after: int) -> list[dict[str, Any]]:
     unexpired = Command.objects.filter(run=run, id__gt=after, expires_at__gt=now)
     started = Writer.objects.filter(run=run, uuid=writer).values_list("created_at", flat=True).first() or now
     for_writer = unexpired.exclude(results__writer=writer).filter(Q(given_at__gte=started) | Q(results=None))
-    commands = list(for_writer.select_related("given_by", "event__rule").order_by("id")[:MOST_AT_ONCE])
+    commands = list(for_writer.select_related("given_by", "event__rule").order_by("id")[:MAX_AT_ONCE])
     undelivered = [command.pk for command in commands if command.delivered_at is None]
     if undelivered:
         Command.objects.filter(pk__in=undelivered, delivered_at=None).update(delivered_at=now)
@@ -218,8 +218,8 @@ def _checked_fallback(arguments: Mapping[str, Any]) -> dict[str, Any]:
     patterns, precision = arguments.get("patterns"), arguments.get("precision", "bf16")
     if precision not in ("bf16", "fp8"):
         raise CommandError("The precision is bf16, or fp8 to undo it.")
-    if not isinstance(patterns, list) or not 1 <= len(patterns) <= MOST_PATTERNS:
-        raise CommandError(f"Name 1 to {MOST_PATTERNS} layers, such as blocks.*.mlp.down.")
+    if not isinstance(patterns, list) or not 1 <= len(patterns) <= MAX_PATTERNS:
+        raise CommandError(f"Name 1 to {MAX_PATTERNS} layers, such as blocks.*.mlp.down.")
     for pattern in patterns:
         if not isinstance(pattern, str) or not 1 <= len(pattern) <= LONGEST_PATTERN or "\0" in pattern:
             raise CommandError(f"A layer's name or pattern has 1 to {LONGEST_PATTERN} characters.")

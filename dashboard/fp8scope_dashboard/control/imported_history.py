@@ -28,9 +28,9 @@ from fp8scope_dashboard.wire import limits
 from fp8scope_dashboard.wire.errors import InvalidError
 from fp8scope_dashboard.wire.schemas import Natural, Text
 
-MOST_RECORDS = 10_000
-MOST_RESULTS = 10_000
-LARGEST_DOCUMENT = 4 * limits.MIB
+MAX_RECORDS = 10_000
+MAX_RESULTS = 10_000
+MAX_DOCUMENT = 4 * limits.MIB
 # What identifies an alert of a run.
 ALERT_KEY = ("kind", "rule_name", "generation", "onset_step")
 ALERT = (*ALERT_KEY, "severity", "state", "step", "message", "evidence")
@@ -45,15 +45,15 @@ ALERT_TIMES = (
 )
 ENTRY = ("kind", "user_name", "text")
 # The newest entries of an alert's history that are exported.
-MOST_ENTRIES = 1_000
+MAX_ENTRIES = 1_000
 COMMAND = ("kind", "arguments", "reason")
 RESULT = ("state", "message", "step")
 
 
 def _document(value: dict[str, Any]) -> dict[str, Any]:
     text = json.dumps(value)
-    if len(text) > LARGEST_DOCUMENT or "\\u0000" in text:
-        raise ValueError(f"must be at most {LARGEST_DOCUMENT} bytes of JSON without the character NUL")
+    if len(text) > MAX_DOCUMENT or "\\u0000" in text:
+        raise ValueError(f"must be at most {MAX_DOCUMENT} bytes of JSON without the character NUL")
     return value
 
 
@@ -97,7 +97,7 @@ class PastAlert(Schema):
     waiting_since: AwareDatetime | None = None
     escalated_at: AwareDatetime | None = None
     reopened: Natural = 0
-    history: Annotated[list[PastEntry], Field(max_length=MOST_ENTRIES)] = []
+    history: Annotated[list[PastEntry], Field(max_length=MAX_ENTRIES)] = []
 
 
 class PastResult(Schema):
@@ -128,7 +128,7 @@ class PastCommand(Schema):
     given_at: AwareDatetime
     expires_at: AwareDatetime
     delivered_at: AwareDatetime | None = None
-    results: Annotated[list[PastResult], Field(max_length=MOST_RESULTS)] = []
+    results: Annotated[list[PastResult], Field(max_length=MAX_RESULTS)] = []
 
 
 def alerts_of(run_id: UUID) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -147,7 +147,7 @@ def alerts_of(run_id: UUID) -> Iterator[tuple[int, dict[str, Any]]]:
                 **_times(event, *ALERT_TIMES),
                 "history": [
                     {name: getattr(entry, name) for name in ENTRY} | _times(entry, "at")
-                    for entry in list(event.history.all())[-MOST_ENTRIES:]
+                    for entry in list(event.history.all())[-MAX_ENTRIES:]
                 ],
             },
         )
@@ -259,8 +259,8 @@ def artefact(
 
 
 def _check_room(count: int, what: str) -> None:
-    if count >= MOST_RECORDS:
-        raise InvalidError(f"The run has {MOST_RECORDS} {what}.", "No more can be imported.")
+    if count >= MAX_RECORDS:
+        raise InvalidError(f"The run has {MAX_RECORDS} {what}.", "No more can be imported.")
 
 
 def _person(run: Run, name: str) -> User | None:

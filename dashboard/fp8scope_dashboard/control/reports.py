@@ -19,7 +19,7 @@ from fp8scope_dashboard.runs.notes import NewArtefact, NoteError, put_artefact
 from fp8scope_dashboard.wire.errors import InvalidError
 
 # One reference window per minute for a week.
-MOST_REPORTS = 10_000
+MAX_REPORTS = 10_000
 ENVELOPE = {"writer", "seq", "step", "kind"}
 PAST = schemas.PastAlertIn | schemas.PastCommandIn | schemas.PastNoteIn | schemas.PastArtefactIn
 
@@ -99,8 +99,8 @@ def _store_result(run: Run, writer: UUID, body: schemas.CommandResultIn) -> None
 def _store_report(
     run: Run, message: dedup.MessageId, body: schemas.BisectIn | schemas.ReferenceIn | schemas.AnnotationIn
 ) -> None:
-    if Report.objects.filter(run=run).count() >= MOST_REPORTS:
-        raise InvalidError(f"The run has {MOST_REPORTS} reports.", "Report less often.")
+    if Report.objects.filter(run=run).count() >= MAX_REPORTS:
+        raise InvalidError(f"The run has {MAX_REPORTS} reports.", "Report less often.")
     document = body.model_dump(mode="json", exclude=ENVELOPE)
     for optional in ("incident", "artefact"):
         if document.get(optional) is None:

@@ -10,21 +10,21 @@ from pydantic import AfterValidator, AwareDatetime, Field, FiniteFloat, model_va
 
 from fp8scope_dashboard.control.imported_history import PastAlert, PastCommand
 from fp8scope_dashboard.runs.notes import ADDRESS_LENGTH, NAME_LENGTH
-from fp8scope_dashboard.text.markdown import MOST_CHARACTERS
+from fp8scope_dashboard.text.markdown import MAX_CHARACTERS
 from fp8scope_dashboard.text.terminal import as_printed
 from fp8scope_dashboard.wire import limits
 from fp8scope_dashboard.wire.schemas import Natural, Text
 
-MOST_PRODUCTS = 2_000
-MOST_WINDOW_STEPS = 1_000
-MOST_LAYERS = 500
-MOST_COMMANDS = 32
-LARGEST_MESSAGE = 500
+MAX_PRODUCTS = 2_000
+MAX_WINDOW_STEPS = 1_000
+MAX_LAYERS = 500
+MAX_COMMANDS = 32
+MAX_MESSAGE = 500
 
 # As everywhere on the wire, values that JSON has no number for are strings.
 Number: TypeAlias = FiniteFloat | Literal["NaN", "Infinity", "-Infinity"]
 Path = Annotated[Text, Field(max_length=512)]
-Message = Annotated[Text, Field(max_length=LARGEST_MESSAGE)]
+Message = Annotated[Text, Field(max_length=MAX_MESSAGE)]
 Word = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,63}$")]
 
 
@@ -45,7 +45,7 @@ class BisectIn(_ReportIn):
     """Errors of the full gradient with one matrix product at a time in FP8, largest first."""
 
     kind: Literal["bisect"]
-    products: Annotated[list[ProductError], Field(min_length=1, max_length=MOST_PRODUCTS)]
+    products: Annotated[list[ProductError], Field(min_length=1, max_length=MAX_PRODUCTS)]
     measured: Natural
     total_error: Number
     total_cosine: Number
@@ -59,8 +59,8 @@ class ReferenceIn(_ReportIn):
     """The losses of the same batches in both precisions from the same state; `step` is the first step."""
 
     kind: Literal["reference"]
-    bf16: Annotated[list[Number], Field(min_length=2, max_length=MOST_WINDOW_STEPS)]
-    fp8: Annotated[list[Number], Field(min_length=2, max_length=MOST_WINDOW_STEPS)]
+    bf16: Annotated[list[Number], Field(min_length=2, max_length=MAX_WINDOW_STEPS)]
+    fp8: Annotated[list[Number], Field(min_length=2, max_length=MAX_WINDOW_STEPS)]
     delta: Number
     noise: Number
     tolerance: Annotated[FiniteFloat, Field(gt=0)]
@@ -105,9 +105,9 @@ class AnnotationIn(_ReportIn):
 
     kind: Literal["annotation"]
     name: Word
-    text: Annotated[Text, Field(min_length=1, max_length=LARGEST_MESSAGE)]
+    text: Annotated[Text, Field(min_length=1, max_length=MAX_MESSAGE)]
     why: Message = ""
-    layers: Annotated[list[Path], Field(max_length=MOST_LAYERS)] = []
+    layers: Annotated[list[Path], Field(max_length=MAX_LAYERS)] = []
     incident: Incident | None = None
     artefact: ArtefactIn | None = None
 
@@ -125,7 +125,7 @@ class AcceptsIn(_ReportIn):
     """The commands that the writer accepts from now on."""
 
     kind: Literal["accepts"]
-    accepts: Annotated[list[Word], Field(max_length=MOST_COMMANDS)]
+    accepts: Annotated[list[Word], Field(max_length=MAX_COMMANDS)]
 
 
 class ConsoleLineIn(Schema):
@@ -151,7 +151,7 @@ class ConsoleIn(_ReportIn):
 class PastNote(Schema):
     """The note of an imported run, or one at a step of it."""
 
-    text: Annotated[Text, Field(max_length=MOST_CHARACTERS)]
+    text: Annotated[Text, Field(max_length=MAX_CHARACTERS)]
     edited_by: Annotated[Text, Field(max_length=150)] = ""
     edited_at: AwareDatetime
     step: Natural | None = None

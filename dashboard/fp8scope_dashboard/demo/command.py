@@ -17,7 +17,7 @@ from types import FrameType
 from rich.console import Console
 
 from fp8scope_dashboard.demo.outcome import RunOutcome, problems, surprises
-from fp8scope_dashboard.demo.plan import LEAST_STEPS, MOST_STEPS, STEPS
+from fp8scope_dashboard.demo.plan import MAX_STEPS, MIN_STEPS, STEPS
 from fp8scope_dashboard.demo.running import Demo, DemoError
 from fp8scope_dashboard.demo.screen import tables
 from fp8scope_dashboard.embedded.processes import AlreadyRunningError, ServerError
@@ -134,7 +134,7 @@ def _port(text: str) -> int:
 
 
 def _steps(text: str) -> int:
-    return _whole(text, LEAST_STEPS, MOST_STEPS, "a number of steps")
+    return _whole(text, MIN_STEPS, MAX_STEPS, "a number of steps")
 
 
 def _whole(text: str, low: int, high: int, what: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 STEPS = 600
-LEAST_STEPS, MOST_STEPS = 100, 20_000
+MIN_STEPS, MAX_STEPS = 100, 20_000
 FAULT_AFTER = 0.4
 """The fault starts after this fraction of the faulty run's steps."""
 

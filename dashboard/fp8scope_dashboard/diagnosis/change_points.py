@@ -18,7 +18,7 @@ from fp8scope_dashboard.statistics.arrays import Floats
 
 LIKELIHOOD_RATIO_95: Final = 7.35
 # Points on each side of a change-point.
-LEAST_POINTS: Final = 3
+MIN_POINTS: Final = 3
 MAX_BENDS: Final = 200
 # A change-point costs a position and a mean: 3 log n is above BIC's 2, against changes by chance.
 PENALTY: Final = 3.0
@@ -42,9 +42,9 @@ def change_point(values: Floats) -> ChangePoint | None:
         values: float64[n].
     """
     n = len(values)
-    if n < 2 * LEAST_POINTS:
+    if n < 2 * MIN_POINTS:
         return None
-    splits = np.arange(LEAST_POINTS, n - LEAST_POINTS + 1)
+    splits = np.arange(MIN_POINTS, n - MIN_POINTS + 1)
     sums, total = np.cumsum(values)[splits - 1], float(values.sum())
     means = sums / splits, (total - sums) / (n - splits)
     centred = float(np.square(values - total / n).sum())
@@ -91,12 +91,12 @@ def slope_change(values: Floats) -> tuple[int, int, int] | None:
 
     Returns:
         The index of the bend, and the first and last index of its 95 % interval (as of a change-point); None
-        if the second line does not rise more than the first, or n is less than four times LEAST_POINTS.
+        if the second line does not rise more than the first, or n is less than four times MIN_POINTS.
     """
     n = len(values)
-    if n < 4 * LEAST_POINTS:
+    if n < 4 * MIN_POINTS:
         return None
-    bends = np.unique(np.linspace(LEAST_POINTS, n - LEAST_POINTS, min(n, MAX_BENDS)).astype(np.int64))
+    bends = np.unique(np.linspace(MIN_POINTS, n - MIN_POINTS, min(n, MAX_BENDS)).astype(np.int64))
     time = np.arange(n, dtype=np.float64)
     residual, rises = np.empty(len(bends)), np.empty(len(bends))
     for i, bend in enumerate(bends.tolist()):

@@ -31,7 +31,7 @@ LOG_SIGMAS: Final = 5.0
 SPIKE_SHARE: Final = 0.1
 RISE_SHARE: Final = 0.05
 # Points below which a level cannot be estimated.
-LEAST_POINTS: Final = 12
+MIN_POINTS: Final = 12
 # Of a jump, the first point alone has this share of the whole rise within the next points.
 ABRUPT_SHARE: Final = 0.6
 SOON: Final = 10
@@ -92,7 +92,7 @@ def window_of(points: int) -> int:
 
 
 def _rises(steps: Int64s, losses: Floats) -> list[Trouble]:
-    if len(losses) < LEAST_POINTS:
+    if len(losses) < MIN_POINTS:
         return []
     width = window_of(len(losses))
     smooth = median_filter(losses, width, mode="nearest")

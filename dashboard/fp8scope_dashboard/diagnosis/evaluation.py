@@ -9,7 +9,7 @@ from typing import Final
 from fp8scope_dashboard.diagnosis.findings import EvidenceLink, Finding
 
 # With fewer checkpoints a trend cannot be told from noise.
-LEAST_CHECKPOINTS: Final = 3
+MIN_CHECKPOINTS: Final = 3
 LINKS: Final = (EvidenceLink("evaluations", "Evaluations"),)
 
 
@@ -111,7 +111,7 @@ def _worse_alone(ours: Sequence[Scored]) -> Finding | None:
 def _agreement(ours: Sequence[Scored]) -> Finding:
     checkpoints = len({score.step for score in ours})
     note = ""
-    if checkpoints < LEAST_CHECKPOINTS:
+    if checkpoints < MIN_CHECKPOINTS:
         note = f" Only {checkpoints} checkpoint{'s' if checkpoints > 1 else ''}: too few for a trend."
     is_known = any(score.precision for score in ours)
     precision = "in the training's precision" if is_known else "precision not recorded"

@@ -26,21 +26,21 @@ from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.telemetry import queries
 
 # Values of one statistic in memory: tensors times steps.
-MOST_CELLS: Final = 1_000_000
-MOST_TENSORS: Final = 20_000
+MAX_CELLS: Final = 1_000_000
+MAX_TENSORS: Final = 20_000
 # Steps that are looked at around the trouble of a long run, at least.
-LEAST_STEPS: Final = 64
-MOST_STEPS: Final = 2_000
-MOST_BASELINES: Final = 3
-MOST_CURVE_POINTS: Final = 20_000
-MOST_WINDOWS: Final = 100
+MIN_STEPS: Final = 64
+MAX_STEPS: Final = 2_000
+MAX_BASELINES: Final = 3
+MAX_CURVE_POINTS: Final = 20_000
+MAX_WINDOWS: Final = 100
 # Of an overview of the whole run, and the share of the run in which updates are not settled.
 OVERVIEW_COLUMNS: Final = 64
 SETTLED_SHARE: Final = 0.1
 # Columns of the optimizer's state, and the roles that are not part of it.
 MOMENT_COLUMNS: Final = 256
 NO_MOMENTS: Final = ("input", "weight", "grad_output", "update", "")
-MOST_SCORES: Final = 500
+MAX_SCORES: Final = 500
 # Alerts of the app above this one, which tell since when a loss rises.
 RISES: Final = ("loss_divergence", "above_baseline")
 MAX_TOLD: Final = 100
@@ -84,13 +84,13 @@ def baselines_of(run: Run) -> list[Run]:
         key=lambda baseline: (baseline.seed == run.seed and run.seed is not None, baseline.created_at),
         reverse=True,
     )
-    return runs[:MOST_BASELINES]
+    return runs[:MAX_BASELINES]
 
 
 def curve_of(run: Run) -> RunLoss:
     """The run's loss and learning rate; thinned if it is very long."""
-    loss = queries.scalar(run.id, "loss", points=MOST_CURVE_POINTS, timed=False)
-    rate = queries.scalar(run.id, "learning_rate", points=MOST_CURVE_POINTS, timed=False)
+    loss = queries.scalar(run.id, "loss", points=MAX_CURVE_POINTS, timed=False)
+    rate = queries.scalar(run.id, "learning_rate", points=MAX_CURVE_POINTS, timed=False)
     rates = None
     if len(rate):
         places = np.clip(np.searchsorted(rate.steps, loss.steps, side="right") - 1, 0, None)
@@ -130,7 +130,7 @@ def weight_growth(run: Run) -> float | None:
     """Ratio of the weights' amax in the last part of the run to that in the first; see `RunLoss.growth`."""
     if "amax" not in run.statistics:
         return None
-    weights = Tensor.objects.filter(run=run, role="weight").order_by("index")[:MOST_TENSORS]
+    weights = Tensor.objects.filter(run=run, role="weight").order_by("index")[:MAX_TENSORS]
     indices = list(weights.values_list("index", flat=True))
     amax = queries.heatmap(run.id, "amax", tensors=indices, columns=OVERVIEW_COLUMNS).values
     if amax.shape[1] < 2:
@@ -151,10 +151,10 @@ def moments_of(run: Run) -> Moments | None:
     if "amax" not in run.statistics:
         return None
     stored = Tensor.objects.filter(run=run).exclude(role__in=(*NO_MOMENTS, "weight_grad"))
-    moments = list(stored.order_by("index").values_list("index", flat=True)[:MOST_TENSORS])
+    moments = list(stored.order_by("index").values_list("index", flat=True)[:MAX_TENSORS])
     gradients = list(
         Tensor.objects.filter(run=run, role="weight_grad").order_by("index").values_list("index", flat=True)
-    )[:MOST_TENSORS]
+    )[:MAX_TENSORS]
     if not moments or not gradients:
         return None
     of_moments, of_gradients = (
@@ -185,7 +185,7 @@ def gradient_norms(run: Run, baseline: Run | None) -> GradientNorms:
     if baseline is None:
         return GradientNorms(np.zeros(0, np.int64), np.zeros(0))
     ours, theirs = (
-        queries.scalar(member.id, "grad_norm", points=MOST_CURVE_POINTS, timed=False)
+        queries.scalar(member.id, "grad_norm", points=MAX_CURVE_POINTS, timed=False)
         for member in (run, baseline)
     )
     steps, here, there = np.intersect1d(ours.steps, theirs.steps, return_indices=True)
@@ -207,7 +207,7 @@ def tensors_of(run: Run) -> list[CataloguedTensor]:
             largest=LARGEST.get(row.format.lower(), np.nan),
             numel=row.numel,
         )
-        for row in stored[:MOST_TENSORS]
+        for row in stored[:MAX_TENSORS]
     ]
 
 
@@ -220,7 +220,7 @@ def steps_to_read(run: Run, tensors: int, around: Sequence[int]) -> tuple[int, i
     stored = queries.step_range(run.id)
     if stored is None or not tensors:
         return None
-    width = int(np.clip(MOST_CELLS // tensors, LEAST_STEPS, MOST_STEPS))
+    width = int(np.clip(MAX_CELLS // tensors, MIN_STEPS, MAX_STEPS))
     first, last = stored
     if last - first < width:
         return first, last
@@ -269,7 +269,7 @@ def ranking_of(run: Run) -> ProductRanking | None:
 
 def windows_of(run: Run) -> list[JudgedWindow]:
     """The latest reference windows, by step."""
-    reports = run.reports.filter(kind="reference").order_by("-step", "-id")[:MOST_WINDOWS]
+    reports = run.reports.filter(kind="reference").order_by("-step", "-id")[:MAX_WINDOWS]
     return [
         JudgedWindow(report.step, report.step + len(report.document["bf16"]) - 1, report.document["verdict"])
         for report in reversed(reports)
@@ -289,7 +289,7 @@ def scores_of(runs: Sequence[Run], verdicts_of: Run | None = None) -> list[Score
         }
     return [
         Scored(name, metric, step, precision or "", str(verdicts.get((name, metric, step), "")))
-        for name, metric, step, precision in rows[:MOST_SCORES]
+        for name, metric, step, precision in rows[:MAX_SCORES]
     ]
 
 

@@ -35,7 +35,7 @@ LARGE_UPDATE: Final = 0.016
 # And the loss does not fall faster, to the last fifth from a tenth to a quarter of the run, than the median
 # of 93 public curves (`benchmarks/learning_rate.py --curves`).
 USUAL_FALL: Final = 0.834
-LEAST_POINTS: Final = 40
+MIN_POINTS: Final = 40
 # Growth that is worth saying.
 GROWN: Final = 1.5
 # Steps between the onsets that this step and an alert name for one rise.
@@ -162,7 +162,7 @@ def falls_slowly(curve: RunLoss) -> bool:
     See USUAL_FALL.
     """
     finite = curve.losses[np.isfinite(curve.losses)]
-    if len(finite) < LEAST_POINTS:
+    if len(finite) < MIN_POINTS:
         return False
     early = float(finite[len(finite) // 10 : len(finite) // 4].mean())
     late = float(finite[-int(LAST_SHARE * len(finite)) :].mean())

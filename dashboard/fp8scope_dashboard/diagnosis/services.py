@@ -38,7 +38,7 @@ IN_TROUBLE: Final = ("worse", "better")
 # Outcomes that name a cause.
 SUSPECTS: Final = ("cause", "suspect", "not_fp8")
 # Runs that one sweep starts.
-MOST_SWEPT: Final = 32
+MAX_SWEPT: Final = 32
 
 
 def diagnose(run_id: UUID, *, again: bool = False) -> Diagnosis | None:
@@ -183,8 +183,8 @@ def undiagnosed_runs() -> list[UUID]:
         .distinct()
     )
     stale = []
-    for run in runs[: 8 * MOST_SWEPT]:
+    for run in runs[: 8 * MAX_SWEPT]:
         stored = getattr(run, "diagnosis", None)
         if stored is None or stored.inputs != reading.inputs_of(run):
             stale.append(run.id)
-    return stale[:MOST_SWEPT]
+    return stale[:MAX_SWEPT]

@@ -17,13 +17,13 @@ from fp8scope_dashboard.diagnosis.tensors import Int64s, TensorSeries
 from fp8scope_dashboard.statistics.arrays import Floats
 
 # In powers of two, and in times of the usual change of a step: what most weights do not do by themselves.
-LEAST_LEAP: Final = 0.05
+MIN_LEAP: Final = 0.05
 LEAP: Final = 8.0
-LEAST_WEIGHTS: Final = 4
+MIN_WEIGHTS: Final = 4
 # Growth in so many successive rows, each by at most a quarter, is no leap.
 GROWING_ROWS: Final = 8
-MOST_RATE: Final = 0.32
-LEAST_ROWS: Final = 16
+MAX_RATE: Final = 0.32
+MIN_ROWS: Final = 16
 # Powers of two by which the moments change between two sampled steps, beyond what gradients explain.
 MOMENTS_JUMP: Final = 3.0
 # Growth of the weights up to the trouble, in powers of two, beyond that of BF16.
@@ -112,15 +112,15 @@ def leap_of(rows: TensorSeries) -> tuple[int, float] | None:
     """The first step in which most weights leap, and the median leap in powers of two; None without one."""
     amax = rows.amax[rows.roles == "weight"]
     observed = np.isfinite(amax).sum(axis=1) > 0.9 * amax.shape[1]
-    if int(observed.sum()) < LEAST_WEIGHTS or amax.shape[1] < LEAST_ROWS:
+    if int(observed.sum()) < MIN_WEIGHTS or amax.shape[1] < MIN_ROWS:
         return None
     with np.errstate(divide="ignore", invalid="ignore"):
         changes = np.abs(np.diff(np.log2(amax[observed]), axis=1))
     changes = np.nan_to_num(changes, nan=0.0, posinf=0.0, neginf=0.0)
     median = np.median(changes, axis=0)
-    for i in range(LEAST_ROWS, len(median)):
+    for i in range(MIN_ROWS, len(median)):
         usual = np.quantile(median[:i], 0.9)
-        if median[i] > max(LEAST_LEAP, LEAP * usual):
+        if median[i] > max(MIN_LEAP, LEAP * usual):
             return int(rows.steps[i + 1]), float(median[i])
     return None
 
@@ -137,7 +137,7 @@ def _growth_after(rows: TensorSeries, step: int) -> float | None:
         amax = np.log2(rows.amax[rows.roles == "weight"][:, at - 1 : at + GROWING_ROWS])
     medians = np.median(np.nan_to_num(np.diff(amax, axis=1), posinf=0.0, neginf=0.0), axis=0)
     rate, least = float(np.median(medians)), float(medians.min())
-    return rate if 0.0 < rate <= MOST_RATE and least >= 0.5 * rate and medians.max() <= 2.0 * rate else None
+    return rate if 0.0 < rate <= MAX_RATE and least >= 0.5 * rate and medians.max() <= 2.0 * rate else None
 
 
 def _grows(rows: TensorSeries, step: int, rate: float) -> Finding:
@@ -200,7 +200,7 @@ def _growth(rows: TensorSeries, reference: TensorSeries | None, until: int) -> f
 
 def _grown(rows: TensorSeries, until: int) -> float | None:
     amax = rows.amax[rows.roles == "weight"][:, rows.steps < until]
-    if not rows.begins or amax.shape[0] < LEAST_WEIGHTS or amax.shape[1] < LEAST_ROWS:
+    if not rows.begins or amax.shape[0] < MIN_WEIGHTS or amax.shape[1] < MIN_ROWS:
         return None
     with np.errstate(divide="ignore", invalid="ignore"):
         growth = np.log2(amax[:, -1]) - np.log2(amax[:, 0])

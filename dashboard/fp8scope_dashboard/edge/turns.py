@@ -32,7 +32,7 @@ FIRST_COST: Final = 0.002
 """Seconds that a project's first request is expected to take."""
 OUTSIDE_COST: Final = 0.001
 """Seconds that each request takes outside of its thread: of the event loop and of PostgreSQL."""
-LEAST_REST: Final = 0.001
+MIN_REST: Final = 0.001
 """Seconds after which a project that has no credit is looked at again at the earliest."""
 LEARNING: Final = 0.2
 """Weight of the last request in the expected cost of the next."""
@@ -256,7 +256,7 @@ class Turns:
             return
         missing = [-self._credit(project) for project in self._projects.values() if project.waiting]
         if missing := [seconds for seconds in missing if seconds >= 0.0]:
-            pause = min(missing) / self._share + LEAST_REST
+            pause = min(missing) / self._share + MIN_REST
             self._timer = asyncio.get_running_loop().call_later(pause, self._rested)
 
     def _rested(self) -> None:

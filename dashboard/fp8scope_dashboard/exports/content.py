@@ -31,7 +31,7 @@ FORMAT: Final = 4
 # Lines of the console log in one row.
 LINES_AT_ONCE = 500
 # Cells of a piece: 16 MB of float64.
-MOST_CELLS = 2_000_000
+MAX_CELLS = 2_000_000
 REGISTRATION = (
     "name", "precision", "recipe", "config", "environment", "tags", "group", "baseline", "parent", "relation",
     "seed", "summary",
@@ -109,7 +109,7 @@ class ExportContent:
 
     def _cut(self, source: ExportedWriter, data: ChunkData, last_seq: int) -> Iterator[pa.RecordBatch]:
         width = max(1, len(self.scalars) + len(self.statistics) * len(self.tensors))
-        together = max(1, MOST_CELLS // width)
+        together = max(1, MAX_CELLS // width)
         for begin in range(0, len(data), together):
             yield self._rows(source, data.rows(slice(begin, begin + together)), last_seq)
 
@@ -175,7 +175,7 @@ class ExportContent:
 
     def _histograms(self, source: ExportedWriter) -> Iterator[pa.RecordBatch]:
         """One row for each tensor of each message."""
-        together = max(1, MOST_CELLS // (queries.EXPONENT_BINS + len(self.schema)))
+        together = max(1, MAX_CELLS // (queries.EXPONENT_BINS + len(self.schema)))
         next_seq = 0
         while (rows := queries.histogram_rows(self.run_id, source.uuid, next_seq, together)) is not None:
             next_seq = int(rows.seqs[-1]) + 1

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 
-from fp8scope_dashboard.exports.content import MOST_CELLS, ExportContent
+from fp8scope_dashboard.exports.content import MAX_CELLS, ExportContent
 from fp8scope_dashboard.exports.spreadsheet import escape_json, json_text, safe_header
 from fp8scope_dashboard.telemetry.codec import TENSOR
 
@@ -24,7 +24,7 @@ MEDIA_TYPES: Final[dict[Format, str]] = {
 KEY: Final = "fp8scope"
 
 # Size of a row group before compression; it exceeds this by less than one piece.
-GROUP_BYTES: Final = 8 * MOST_CELLS
+GROUP_BYTES: Final = 8 * MAX_CELLS
 
 OnRows = Callable[[int], None]
 

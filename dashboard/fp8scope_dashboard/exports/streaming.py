@@ -22,7 +22,7 @@ from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.wire.errors import SlowDownError
 
 # Per web process: each export takes a thread and up to some hundred megabytes.
-MOST_EXPORTS = 3
+MAX_EXPORTS = 3
 PROGRESS_SECONDS = 3600
 
 
@@ -53,7 +53,7 @@ class Slots:
             self._taken -= 1
 
 
-slots = Slots(MOST_EXPORTS)
+slots = Slots(MAX_EXPORTS)
 
 
 class ExportResponse(StreamingHttpResponse):

@@ -154,7 +154,7 @@ def read_uuid(metadata: Mapping[str, str], key: str) -> UUID:
 def read_natural(metadata: Mapping[str, str], key: str) -> int:
     """Return a metadata entry as an integer. Raises MalformedError unless it is in 0 to 2^63 - 1."""
     text = metadata.get(key, "")
-    if not re.fullmatch(r"[0-9]{1,19}", text) or int(text) > limits.LARGEST_INT:
+    if not re.fullmatch(r"[0-9]{1,19}", text) or int(text) > limits.MAX_INT:
         raise MalformedError(
             f"The metadata {key} must be a decimal number from 0 to 2^63 - 1.",
             f"Set {key} as schema metadata.",

@@ -149,7 +149,7 @@ def _number(value: object) -> float:
 
 def _step(row: Mapping[str, Any]) -> int:
     step = row.get("step")
-    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= limits.LARGEST_INT:
+    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= limits.MAX_INT:
         raise InvalidError("step must be an integer from 0 to 2^63 - 1.", "Send one row per step.")
     return step
 

@@ -18,7 +18,7 @@ TIMEOUT_SECONDS: Final = 1.0
 QUEUES: Final = ("deliveries", "evaluations", "celery")
 QUEUED_AT: Final = "fp8scope_queued_at"
 """The header of a task with the time at which it was queued; see celery.py."""
-MOST_MESSAGE_BYTES: Final = 64 * 1024
+MAX_MESSAGE_BYTES: Final = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def read_broker() -> Broker:
 
 def waiting_since(message: bytes | None, now: float) -> float | None:
     """Seconds since a task was queued; None without a task, or if it does not say."""
-    if not message or len(message) > MOST_MESSAGE_BYTES:
+    if not message or len(message) > MAX_MESSAGE_BYTES:
         return None
     try:
         queued_at = json.loads(message)["headers"][QUEUED_AT]

@@ -18,9 +18,9 @@ from fp8scope_dashboard.runs.models import Run
 
 STATEMENT_MILLISECONDS: Final = 2_000
 MINUTES: Final = 5
-MOST_RUNS: Final = 5_000
-MOST_PROJECTS: Final = 100
-MOST_TABLES: Final = 10
+MAX_RUNS: Final = 5_000
+MAX_PROJECTS: Final = 100
+MAX_TABLES: Final = 10
 
 SIZES: Final = """
     SELECT coalesce(parent.relname, own.relname) AS name, sum(pg_total_relation_size(own.oid))::bigint AS size
@@ -100,7 +100,7 @@ def read_database() -> Database:
             chunks=int(chunks),
             oldest_chunk=None if oldest is None else float(oldest),
             unread=len(unread_runs()),
-            tables=[(str(name), int(bytes_)) for name, bytes_ in tables[:MOST_TABLES]],
+            tables=[(str(name), int(bytes_)) for name, bytes_ in tables[:MAX_TABLES]],
             projects=_projects(sum(int(bytes_) for name, bytes_ in tables if name.startswith("telemetry_"))),
         )
 
@@ -116,7 +116,7 @@ def _bounded() -> Iterator[None]:
 
 def _sending_runs() -> list[Any]:
     recent = Run.objects.filter(heartbeat_at__gt=timezone.now() - timedelta(minutes=1))
-    return list(recent.order_by("-heartbeat_at").values_list("pk", flat=True)[:MOST_RUNS])
+    return list(recent.order_by("-heartbeat_at").values_list("pk", flat=True)[:MAX_RUNS])
 
 
 def _per_minute(sending: list[Any]) -> list[int]:
@@ -128,7 +128,7 @@ def _projects(telemetry_bytes: int) -> list[ProjectStorage]:
     """The largest projects with runs. Sizes are shares by points: measuring runs would read all of them."""
     rows = Project.objects.annotate(number=Count("runs"), points=Sum("runs__points_stored"))
     # Of a project without runs the sum is NULL, which PostgreSQL calls the largest.
-    listed = list(rows.exclude(points=None).order_by("-points", "slug")[:MOST_PROJECTS])
+    listed = list(rows.exclude(points=None).order_by("-points", "slug")[:MAX_PROJECTS])
     total = sum(row.points or 0 for row in listed) or 1
     return sorted(
         (

@@ -32,7 +32,7 @@ FRAMED = {"is_framed": True}
 # The clocks of the processes that render pages and announce changes may differ by this much.
 CLOCK_SECONDS = 0.1
 # The most projects in the project menu.
-MOST_PROJECTS = 50
+MAX_PROJECTS = 50
 # What a view may be asked for: reading, which changes nothing, and forms.
 SAFE: Final = ("GET", "HEAD")
 POST: Final = ("POST",)
@@ -116,7 +116,7 @@ def frame(request: HttpRequest, project: Project, section: str) -> dict[str, Any
         **FRAMED,
         "project": project,
         "section": section,
-        "projects": projects_of(person(request)).filter(archived_at=None).order_by("name")[:MOST_PROJECTS],
+        "projects": projects_of(person(request)).filter(archived_at=None).order_by("name")[:MAX_PROJECTS],
         "open_alerts": open_alerts(project),
         "newest_alert": newest_alert(project),
         "changes_since": changes_since(request),

@@ -8,10 +8,10 @@ from typing import Final
 from uuid import UUID
 
 # A number of so many digits fits into the bigint of PostgreSQL.
-MOST_DIGITS: Final = 18
+MAX_DIGITS: Final = 18
 
 
-def whole_number(text: str, most_digits: int = MOST_DIGITS) -> int | None:
+def whole_number(text: str, most_digits: int = MAX_DIGITS) -> int | None:
     """A whole number from 0 on, in ASCII digits; None for other texts and for more digits."""
     text = text.strip()
     return int(text) if text.isascii() and text.isdigit() and len(text) <= most_digits else None

@@ -14,12 +14,12 @@ from fp8scope_dashboard.runs.search.vocabulary import StoredBytes
 
 # Bytes as stored, of each JSON column. A larger configuration is not read.
 LARGEST: Final = 500_000
-MOST_ENTRIES: Final = 3_000
-MOST_ROWS: Final = 500
+MAX_ENTRIES: Final = 3_000
+MAX_ROWS: Final = 500
 DEEPEST: Final = 12
 # Runs with a column each; of more, each row lists its values with the number of runs.
-MOST_SIDE_BY_SIDE: Final = 6
-MOST_VALUES: Final = 12
+MAX_SIDE_BY_SIDE: Final = 6
+MAX_VALUES: Final = 12
 # From so many values on that all differ, only their ends are shown.
 MIN_FOLDED: Final = 4
 # Longer values are folded.
@@ -84,7 +84,7 @@ class EntryRow:
     def folded(self) -> str:
         """Very many values, or some of which no two are the same: `12 different: 48 … 59`; else empty."""
         number = len(self.distinct)
-        if number <= MOST_VALUES and (number < MIN_FOLDED or number < len(self.values)):
+        if number <= MAX_VALUES and (number < MIN_FOLDED or number < len(self.values)):
             return ""
         sizes = [(shared.value.number, shared.value) for shared in self.distinct]
         if any(size is None for size, _ in sizes):
@@ -96,7 +96,7 @@ class EntryRow:
     @property
     def more(self) -> int:
         """The number of values beyond those shown."""
-        return max(0, len(self.distinct) - MOST_VALUES)
+        return max(0, len(self.distinct) - MAX_VALUES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ class Differences:
     """The entries of several runs by dotted name.
 
     Attributes:
-        rows: those that differ, or all if asked for, at most MOST_ROWS unless asked for more.
+        rows: those that differ, or all if asked for, at most MAX_ROWS unless asked for more.
         total, differing: the number of all entries, and of those that differ.
         unread: names of runs whose configuration is too large to be read.
     """
@@ -118,7 +118,7 @@ class Differences:
 
     @property
     def side_by_side(self) -> bool:
-        return len(self.runs) <= MOST_SIDE_BY_SIDE
+        return len(self.runs) <= MAX_SIDE_BY_SIDE
 
     @property
     def differing_rows(self) -> list[EntryRow]:
@@ -138,7 +138,7 @@ def differences(
     configurations: Sequence[tuple[str, Mapping[str, Any]]],
     *,
     everything: bool = False,
-    most: int = MOST_ROWS,
+    most: int = MAX_ROWS,
 ) -> Differences:
     """Compare flat configurations: (name of the run, values by dotted name)."""
     names = tuple(name for name, _ in configurations)
@@ -252,7 +252,7 @@ def differences_of(runs: Sequence[Run], *, everything: bool = False) -> Differen
         for pk, value in values.items():
             value = lasting(value) if value and column == "environment" else value
             if value:
-                small[pk].update(islice(flat(value, column), MOST_ENTRIES))
+                small[pk].update(islice(flat(value, column), MAX_ENTRIES))
     configurations = []
     left_out = repeated(runs, small, prefix="config.")
     for run in runs:

@@ -27,7 +27,7 @@ ROUNDING = 1e-9
 # Columns: smaller numbers, or a wider range, are written with exponents; longer decimals nobody reads.
 SMALL = 1e-3
 WIDEST_COLUMN = 1e6
-MOST_DECIMALS = 6
+MAX_DECIMALS = 6
 
 
 def number(value: float | None, digits: int = 4) -> str:
@@ -62,7 +62,7 @@ def aligned(values: Sequence[float | None], digits: int = 4) -> list[str]:
     if high < SMALL or high >= GROUPED_UP_TO or high / low > WIDEST_COLUMN:
         return [_with_exponent(value, digits) for value in values]
     needed = max(digits - 1 - _magnitude(median(sizes)), -_magnitude(low))
-    decimals = min(max(needed, 0), MOST_DECIMALS)
+    decimals = min(max(needed, 0), MAX_DECIMALS)
     return [_fixed(value, decimals) for value in values]
 
 

@@ -22,13 +22,13 @@ from fp8scope_dashboard.runs.models import BulkAction, Run
 Kind = BulkAction.Kind
 
 UNDO_FOR: Final = timedelta(minutes=10)
-MOST_RUNS: Final = 20_000
-MOST_TAGS: Final = 100
+MAX_RUNS: Final = 20_000
+MAX_TAGS: Final = 100
 TAG_LENGTH: Final = 64
 # Older actions cannot be undone and are forgotten.
 KEPT_FOR: Final = timedelta(days=30)
 # Jobs compare the runs again after a deletion; the sweeps find the others.
-MOST_ANNOUNCED: Final = 50
+MAX_ANNOUNCED: Final = 50
 
 
 class BulkError(ValueError):
@@ -40,13 +40,13 @@ def change(project: Project, runs: QuerySet[Run], kind: Kind, user: User, tag: s
     """Change the runs that are not in the wanted state already. Returns None if there are none.
 
     Raises:
-        BulkError: the tag is invalid, or there are more than MOST_RUNS runs.
+        BulkError: the tag is invalid, or there are more than MAX_RUNS runs.
     """
     tag = _checked_tag(tag) if kind in (Kind.TAG, Kind.UNTAG) else ""
     chosen = Run.objects.filter(project=project, pk__in=runs.order_by().values("pk"))
-    ids = list(_changing(chosen, kind, tag).order_by("pk").values_list("pk", flat=True)[: MOST_RUNS + 1])
-    if len(ids) > MOST_RUNS:
-        raise BulkError(f"At most {MOST_RUNS:,} runs can be changed at once: narrow the search.")
+    ids = list(_changing(chosen, kind, tag).order_by("pk").values_list("pk", flat=True)[: MAX_RUNS + 1])
+    if len(ids) > MAX_RUNS:
+        raise BulkError(f"At most {MAX_RUNS:,} runs can be changed at once: narrow the search.")
     if not ids:
         return None
     now = timezone.now()
@@ -100,9 +100,7 @@ def undoable(project: Project, user: User) -> list[BulkAction]:
 def _changing(runs: QuerySet[Run], kind: Kind, tag: str) -> QuerySet[Run]:
     """The runs that are not in the wanted state already, and that can be."""
     if kind == Kind.TAG:
-        room = runs.annotate(tag_count=Func(F("tags"), function="cardinality")).filter(
-            tag_count__lt=MOST_TAGS
-        )
+        room = runs.annotate(tag_count=Func(F("tags"), function="cardinality")).filter(tag_count__lt=MAX_TAGS)
         return room.exclude(tags__contains=[tag])
     if kind == Kind.UNTAG:
         return runs.filter(tags__contains=[tag])
@@ -130,6 +128,6 @@ def _checked_tag(tag: str) -> str:
 
 def _announce(project: Project, ids: Iterable[UUID], kind: Kind) -> None:
     """Refresh open pages. A deletion also changes what other runs are compared with."""
-    most = MOST_ANNOUNCED if kind == Kind.DELETE else 1
+    most = MAX_ANNOUNCED if kind == Kind.DELETE else 1
     for run_id in list(ids)[:most]:
         run_changed(run_id, project.pk, "state")

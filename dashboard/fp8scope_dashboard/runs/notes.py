@@ -14,9 +14,9 @@ from django.utils import timezone
 from fp8scope_dashboard.accounts.models import User
 from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.runs.models import Artefact, Note, Run, StepNote
-from fp8scope_dashboard.text.markdown import MOST_CHARACTERS
+from fp8scope_dashboard.text.markdown import MAX_CHARACTERS
 
-MOST_ARTEFACTS: Final = 500
+MAX_ARTEFACTS: Final = 500
 MAX_STEP_NOTES: Final = 1_000
 STEP_NOTE_LENGTH: Final = 1_000
 MAX_STEP: Final = 2**62
@@ -45,8 +45,8 @@ def save_note(run: Run, text: str, version: int, user: User) -> Note:
     """
     # A form sends line ends as CRLF.
     text = text.replace("\r\n", "\n").replace("\x00", "").strip()
-    if len(text) > MOST_CHARACTERS:
-        raise NoteError(f"The note has {len(text):,} characters; at most {MOST_CHARACTERS:,} are possible.")
+    if len(text) > MAX_CHARACTERS:
+        raise NoteError(f"The note has {len(text):,} characters; at most {MAX_CHARACTERS:,} are possible.")
     values = {"text": text, "version": version + 1, "edited_by": user, "edited_at": timezone.now()}
     with transaction.atomic():
         Note.objects.get_or_create(run=run)
@@ -111,7 +111,7 @@ def add_artefact(run: Run, name: str, address: str, user: User) -> Artefact:
     """Add a link to a run.
 
     Raises:
-        NoteError: the link is invalid or known, or the run has MOST_ARTEFACTS.
+        NoteError: the link is invalid or known, or the run has MAX_ARTEFACTS.
     """
     name, address = name.strip(), address.strip()
     checked = check_address(address)
@@ -147,7 +147,7 @@ def put_artefact(run: Run, artefact: NewArtefact) -> None:
     """Add a link to a run. If the run has its address already, name and step are replaced.
 
     Raises:
-        NoteError: the link is invalid, or the run has MOST_ARTEFACTS.
+        NoteError: the link is invalid, or the run has MAX_ARTEFACTS.
     """
     address = check_address(artefact.address.strip())
     values: dict[str, Any] = {
@@ -163,8 +163,8 @@ def put_artefact(run: Run, artefact: NewArtefact) -> None:
 
 def _check_room(run: Run) -> None:
     Run.objects.select_for_update().only("id").get(pk=run.pk)
-    if Artefact.objects.filter(run=run).count() >= MOST_ARTEFACTS:
-        raise NoteError(f"A run has at most {MOST_ARTEFACTS} links: remove one first.")
+    if Artefact.objects.filter(run=run).count() >= MAX_ARTEFACTS:
+        raise NoteError(f"A run has at most {MAX_ARTEFACTS} links: remove one first.")
 
 
 def note_of(run_id: UUID) -> dict[str, Any] | None:

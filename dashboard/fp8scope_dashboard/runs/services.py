@@ -29,7 +29,7 @@ MAX_CONFIG = 8 << 20
 MAX_SUMMARY = 1 << 20
 # Packages of which all processes of a run should have the same version.
 VERSIONED = ("torch", "torchao", "transformer_engine", "triton", "fp8scope", "cuda", "cudnn", "driver")
-MOST_VERSIONS = 8
+MAX_VERSIONS = 8
 
 
 class RunConflictError(Exception):
@@ -168,7 +168,7 @@ def _environment(stored: Mapping[str, Any], sent: Mapping[str, Any]) -> dict[str
     for name in VERSIONED:
         versions = {str(document[name]) for document in (stored, sent) if document.get(name)}
         if len(versions) > 1:
-            mixed[name] = sorted({*mixed.get(name, ()), *versions})[:MOST_VERSIONS]
+            mixed[name] = sorted({*mixed.get(name, ()), *versions})[:MAX_VERSIONS]
     return {**completed, "mixed_versions": mixed} if mixed else completed
 
 

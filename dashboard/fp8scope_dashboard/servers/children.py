@@ -29,8 +29,8 @@ HEALTHY_SECONDS = 60.0
 # Prefork is the only pool in which Celery's time limits work. A crash in a native codec costs one task, not
 # the worker, and a long analysis does not hold the interpreter lock that an alert waits for. Children share
 # most of their memory. Those of alerts also wait for webhooks, so there are more than cores.
-LEAST_CONCURRENCY = 3
-MOST_CONCURRENCY = 16
+MIN_CONCURRENCY = 3
+MAX_CONCURRENCY = 16
 # No long job may hold up an alert: the worker of alerts takes no other queue, and the other one gives way.
 ALERT_QUEUES = ("deliveries", "evaluations")
 JOB_QUEUES = ("celery",)
@@ -208,8 +208,8 @@ def embedded_child(name: str, server: EmbeddedServer, log: LogFile) -> Child:
 
 
 def worker_arguments(name: str, queues: Sequence[str]) -> list[str]:
-    """Arguments of a Celery worker of some queues. See LEAST_CONCURRENCY for the choice of its pool."""
-    concurrency = max(LEAST_CONCURRENCY, min(MOST_CONCURRENCY, os.cpu_count() or 1))
+    """Arguments of a Celery worker of some queues. See MIN_CONCURRENCY for the choice of its pool."""
+    concurrency = max(MIN_CONCURRENCY, min(MAX_CONCURRENCY, os.cpu_count() or 1))
     return [
         *("celery", "--app", "fp8scope_dashboard.celery:app", "--quiet", "worker", "--loglevel", "INFO"),
         *("--hostname", f"{name}@%h", "--queues", ",".join(queues)),

@@ -28,8 +28,8 @@ from fp8scope_dashboard.embedded.exec_with_death_signal import die_with_parent
 from fp8scope_dashboard.process_setup import kill_after_parent_exit
 
 READY: Final = b'{"ready": true}'
-LARGEST_MESSAGE: Final = 1 << 16
-MOST_DESCRIPTORS: Final = 8
+MAX_MESSAGE: Final = 1 << 16
+MAX_DESCRIPTORS: Final = 8
 PR_SET_NAME: Final = 15
 LONGEST_NAME: Final = 15
 
@@ -115,7 +115,7 @@ def serve(control: socket.socket, later: list[str]) -> Fork | None:
                     selector.unregister(key.fileobj)
                     _report_end(control, children.pop(key.fd), key.fd)
                     continue
-                message, descriptors, _, _ = socket.recv_fds(control, LARGEST_MESSAGE, MOST_DESCRIPTORS)
+                message, descriptors, _, _ = socket.recv_fds(control, MAX_MESSAGE, MAX_DESCRIPTORS)
                 if not message:
                     return None
                 if (pid := os.fork()) == 0:

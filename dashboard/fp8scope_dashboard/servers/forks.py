@@ -17,7 +17,7 @@ from typing import Any
 from fp8scope_dashboard.embedded import processes
 from fp8scope_dashboard.embedded.processes import ServerError
 from fp8scope_dashboard.servers.children import Child, LogFile
-from fp8scope_dashboard.servers.fork_server import LARGEST_MESSAGE, ForkRequest
+from fp8scope_dashboard.servers.fork_server import MAX_MESSAGE, ForkRequest
 
 ANSWER_SECONDS = 60.0
 """An answer to a request waits at most for one import."""
@@ -151,7 +151,7 @@ class ForkServer:
                 raise ServerError(f"the fork server did not answer in {ANSWER_SECONDS:.0f} s")
             return None
         try:
-            message = control.recv(LARGEST_MESSAGE)
+            message = control.recv(MAX_MESSAGE)
         except ConnectionError:
             message = b""
         if not message:

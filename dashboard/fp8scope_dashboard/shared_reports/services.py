@@ -16,10 +16,10 @@ from django.utils import timezone
 from fp8scope_dashboard.accounts.models import Project, User
 from fp8scope_dashboard.shared_reports.models import SharedReport, ShareLink
 
-MOST_REPORTS: Final = 1_000
-MOST_LINKS: Final = 50
+MAX_REPORTS: Final = 1_000
+MAX_LINKS: Final = 50
 """Links of one report that work at a time."""
-MOST_BYTES: Final = 16 << 20
+MAX_BYTES: Final = 16 << 20
 TITLE_LENGTH: Final = 200
 SECRET_BYTES: Final = 32
 LIFETIMES: Final[Mapping[str, timedelta | None]] = {
@@ -45,12 +45,12 @@ def create_report(project: Project, title: str, content: Mapping[str, Any], user
     if not title or len(title) > TITLE_LENGTH:
         raise ReportError(f"Give the report a title of at most {TITLE_LENGTH} characters.")
     size = len(json.dumps(content))
-    if size > MOST_BYTES:
+    if size > MAX_BYTES:
         raise ReportError(
-            f"The report has {size / 2**20:.0f} MiB, the maximum is {MOST_BYTES >> 20}: choose fewer charts."
+            f"The report has {size / 2**20:.0f} MiB, the maximum is {MAX_BYTES >> 20}: choose fewer charts."
         )
-    if SharedReport.objects.filter(project=project).count() >= MOST_REPORTS:
-        raise ReportError(f"The project has {MOST_REPORTS} reports, which is the maximum. Delete some.")
+    if SharedReport.objects.filter(project=project).count() >= MAX_REPORTS:
+        raise ReportError(f"The project has {MAX_REPORTS} reports, which is the maximum. Delete some.")
     return SharedReport.objects.create(project=project, title=title, content=dict(content), created_by=user)
 
 
@@ -62,8 +62,8 @@ def create_link(report: SharedReport, user: User, lifetime: timedelta | None) ->
         ReportError: the report has too many links that work.
     """
     SharedReport.objects.select_for_update().get(pk=report.pk)
-    if working_links().filter(report=report).count() >= MOST_LINKS:
-        raise ReportError(f"The report has {MOST_LINKS} links, which is the maximum. Revoke some.")
+    if working_links().filter(report=report).count() >= MAX_LINKS:
+        raise ReportError(f"The report has {MAX_LINKS} links, which is the maximum. Revoke some.")
     secret = secrets.token_urlsafe(SECRET_BYTES)
     expires_at = None if lifetime is None else timezone.now() + lifetime
     link = ShareLink.objects.create(

@@ -10,7 +10,7 @@ from scipy import special
 
 from fp8scope_dashboard.statistics.arrays import Floats
 
-LARGEST_QUANTILE: Final = 1e12
+MAX_QUANTILE: Final = 1e12
 
 
 def upper_quantile(tail: float, freedom: float = math.inf) -> float:
@@ -26,7 +26,7 @@ def upper_tail(value: float, freedom: float = math.inf) -> float:
 def quantiles_at(z: Floats, freedom: Floats) -> Floats:
     """Quantiles of Student's t at the probabilities of normal quantiles z, float64 of their common shape.
 
-    At most LARGEST_QUANTILE, which they reach with few degrees of freedom.
+    At most MAX_QUANTILE, which they reach with few degrees of freedom.
     """
     quantiles = -special.stdtrit(freedom, special.ndtr(-z))
-    return np.asarray(np.minimum(np.nan_to_num(quantiles, nan=LARGEST_QUANTILE), LARGEST_QUANTILE))
+    return np.asarray(np.minimum(np.nan_to_num(quantiles, nan=MAX_QUANTILE), MAX_QUANTILE))

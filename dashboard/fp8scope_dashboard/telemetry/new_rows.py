@@ -20,7 +20,7 @@ from fp8scope_dashboard.telemetry.codec import ChunkData, decode
 from fp8scope_dashboard.telemetry.replay import stream
 
 # All chunks that one call holds in memory; of each writer it reads at least one.
-MOST_BYTES: Final = 128 << 20
+MAX_BYTES: Final = 128 << 20
 _LAST: Final = 2**63 - 1
 
 _ARRIVED: Final = """
@@ -122,7 +122,7 @@ def read(requests: Sequence[Request], limit: int) -> list[Pieces]:
         "firsts": [request.first for request in requests],
         "untils": [request.until for request in requests],
         "limit": limit,
-        "bytes": MOST_BYTES // len(requests),
+        "bytes": MAX_BYTES // len(requests),
     }
     writers = groupby(sql.fetch(_CHUNKS, parameters), key=lambda row: int(row[0]))
     return [_pieces(request, list(rows), limit) for request, (_, rows) in zip(requests, writers, strict=True)]

@@ -15,7 +15,7 @@ from fp8scope_dashboard.telemetry.rank_merge import Merged, across_ranks
 from fp8scope_dashboard.telemetry.writers import step_range
 
 # Ranks that are searched for a tensor, the lowest first: the stages of a pipeline have different tensors.
-MOST_RANKS: Final = 8
+MAX_RANKS: Final = 8
 
 
 def unmerged_rows(
@@ -31,7 +31,7 @@ def unmerged_rows(
     parts = rows.tensor_parts(run_id, statistics, np.array(tensors), (first, last), timed=False)
     chosen: Merged | None = None
     for number, (_, of_rank) in enumerate(groupby(parts, key=attrgetter("rank"))):
-        if number == MOST_RANKS or (chosen is not None and _observed(chosen).all()):
+        if number == MAX_RANKS or (chosen is not None and _observed(chosen).all()):
             break
         merged = across_ranks(list(of_rank))
         if merged is not None:

@@ -7,7 +7,7 @@ from typing import Final
 
 from markdown_it import MarkdownIt
 
-MOST_CHARACTERS: Final = 20_000
+MAX_CHARACTERS: Final = 20_000
 
 
 @cache
@@ -22,10 +22,10 @@ def _parser() -> MarkdownIt:
 def to_html(text: str, *, first_heading: int = 1) -> str:
     """CommonMark with tables as HTML, without scripts, images or raw HTML.
 
-    Links do not pass on the address of the page. Text beyond MOST_CHARACTERS is cut. `first_heading` is the
+    Links do not pass on the address of the page. Text beyond MAX_CHARACTERS is cut. `first_heading` is the
     level of headings that the text calls the first: a part of a page must not have the level of its title.
     """
-    tokens = _parser().parse(text[:MOST_CHARACTERS])
+    tokens = _parser().parse(text[:MAX_CHARACTERS])
     for token in tokens:
         if token.type in ("heading_open", "heading_close"):
             token.tag = f"h{min(6, int(token.tag[1]) + first_heading - 1)}"

@@ -19,7 +19,7 @@ CONSOLE_LINE_LENGTH: Final = 4_000
 SCHEMA_BYTES: Final = 1 * MIB
 RECORD_BATCHES: Final = 1_000
 TENSORS_PER_REQUEST: Final = 20_000
-LARGEST_INT: Final = 2**63 - 1
+MAX_INT: Final = 2**63 - 1
 # 2000-01-01 and 2200-01-01 in microseconds since 1970. A clock outside this range is wrong.
 FIRST_TIME_US: Final = 946_684_800_000_000
 LAST_TIME_US: Final = 7_258_118_400_000_000

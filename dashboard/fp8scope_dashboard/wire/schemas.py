@@ -24,10 +24,10 @@ def _storable(text: str) -> str:
 Text = Annotated[str, AfterValidator(_storable), Field(json_schema_extra={"pattern": r"^[^\u0000]*$"})]
 Label = Annotated[Text, Field(max_length=128)]
 Name = Annotated[Text, Field(min_length=1, max_length=512)]
-Natural = Annotated[int, Field(ge=0, le=limits.LARGEST_INT)]
+Natural = Annotated[int, Field(ge=0, le=limits.MAX_INT)]
 # -1 is a size that is known only at run time.
-Size = Annotated[int, Field(ge=-1, le=limits.LARGEST_INT)]
-Seed = Annotated[int, Field(ge=-limits.LARGEST_INT - 1, le=limits.LARGEST_INT)]
+Size = Annotated[int, Field(ge=-1, le=limits.MAX_INT)]
+Seed = Annotated[int, Field(ge=-limits.MAX_INT - 1, le=limits.MAX_INT)]
 
 
 class RunIn(Schema):

@@ -286,11 +286,11 @@ def _scale_rule(recipe: Recipe, format: Format) -> dict[str, Any]:
     smallest, largest = NO_SCALE
     if isinstance(recipe, MXFP8) and recipe.rounding == "floor":
         power = 2.0**format.max_exponent
-        return {"LARGEST": power, "SMALLEST_SCALE": smallest, "LARGEST_SCALE": E8M0.max, "MODE": 2}
+        return {"LARGEST": power, "MIN_SCALE": smallest, "MAX_SCALE": E8M0.max, "MODE": 2}
     assert isinstance(recipe, MXFP8 | RowwiseScaling | BlockScaling)
     powers = isinstance(recipe, MXFP8) or recipe.power_of_two
     return {
-        "LARGEST": format.max, "SMALLEST_SCALE": smallest, "LARGEST_SCALE": largest, "MODE": int(powers)
+        "LARGEST": format.max, "MIN_SCALE": smallest, "MAX_SCALE": largest, "MODE": int(powers)
     }  # fmt: skip
 
 

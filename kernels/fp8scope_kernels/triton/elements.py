@@ -135,8 +135,8 @@ def widened(small: tl.tensor) -> tl.tensor:
 def block_scale(
     amax: tl.tensor,
     LARGEST: tl.constexpr,
-    SMALLEST_SCALE: tl.constexpr,
-    LARGEST_SCALE: tl.constexpr,
+    MIN_SCALE: tl.constexpr,
+    MAX_SCALE: tl.constexpr,
     MODE: tl.constexpr,
 ) -> tl.tensor:
     """`amax_to_block_scale` of float32 amax. MODE: 0 any float32, 1 powers of two, 2 MX with rule `floor`.
@@ -144,12 +144,12 @@ def block_scale(
     LARGEST: M, or under MODE 2 the power of two at or below it.
     """
     if MODE == 2:
-        smallest = tl.maximum(amax, SMALLEST_SCALE).to(tl.int32, bitcast=True)
+        smallest = tl.maximum(amax, MIN_SCALE).to(tl.int32, bitcast=True)
         amax_power = (smallest & _INF).to(tl.float32, bitcast=True)
         scale = tl.div_rn(tl.full(amax.shape, LARGEST, tl.float32), amax_power)
     else:
         scale = tl.div_rn(tl.full(amax.shape, LARGEST, tl.float32), amax)
-    scale = tl.minimum(tl.maximum(scale, SMALLEST_SCALE), LARGEST_SCALE)
+    scale = tl.minimum(tl.maximum(scale, MIN_SCALE), MAX_SCALE)
     if MODE == 1:
         scale = (scale.to(tl.int32, bitcast=True) & _INF).to(tl.float32, bitcast=True)
     return tl.where(amax > 0, scale, 1.0)

@@ -156,8 +156,8 @@ def quantize_block_tiles(
     blocks_across: tl.tensor,
     tiles: tl.tensor,
     LARGEST: tl.constexpr,
-    SMALLEST_SCALE: tl.constexpr,
-    LARGEST_SCALE: tl.constexpr,
+    MIN_SCALE: tl.constexpr,
+    MAX_SCALE: tl.constexpr,
     MODE: tl.constexpr,
     MAX: tl.constexpr,
     LIMIT: tl.constexpr,
@@ -195,7 +195,7 @@ def quantize_block_tiles(
             largest = tl.maximum(largest, tl.max(finite_bits(wide), 1))
         if TALL:
             largest = tl.full((HEIGHT,), 0, tl.int32) + tl.max(largest, 0)
-        s = block_scale(largest.to(tl.float32, bitcast=True), LARGEST, SMALLEST_SCALE, LARGEST_SCALE, MODE)
+        s = block_scale(largest.to(tl.float32, bitcast=True), LARGEST, MIN_SCALE, MAX_SCALE, MODE)
         if TALL:
             tl.store(scales + (down * blocks_across + across), tl.max(s, 0))
         else:

@@ -14,7 +14,7 @@ from agent.helpers.wire_server import WireServer
 
 from fp8scope.config import Settings
 from fp8scope.delivery.cursor import Cursor, SendProgress
-from fp8scope.delivery.sender import LEAST_PAUSE, MAX_LOAD, Sender
+from fp8scope.delivery.sender import MAX_LOAD, MIN_PAUSE, Sender
 from fp8scope.guard import Guard
 from fp8scope.recording.records import RecordKind, Row, dump_json
 from fp8scope.recording.registration import blank_registration
@@ -65,7 +65,7 @@ def pause_after_a_batch(spool: Spool, settings: Settings, server: WireServer) ->
 
 @pytest.mark.parametrize(
     ("asked", "share"),
-    [(0.0, LEAST_PAUSE), (0.05 * INTERVAL, LEAST_PAUSE), (0.7 * INTERVAL, 0.7), (9 * INTERVAL, 1.0)],
+    [(0.0, MIN_PAUSE), (0.05 * INTERVAL, MIN_PAUSE), (0.7 * INTERVAL, 0.7), (9 * INTERVAL, 1.0)],
 )
 def test_it_works(spool: Spool, settings: Settings, server: WireServer, asked: float, share: float) -> None:
     """The server asks for a pause; it is kept within the agent's bounds."""
@@ -81,7 +81,7 @@ def test_an_answer_without_a_pause_changes_nothing(
     """That of an earlier server, or of none that we know."""
     server.pause = asked
     pause = pause_after_a_batch(spool, settings, server)
-    assert (LEAST_PAUSE - 0.1) * INTERVAL < pause <= INTERVAL
+    assert (MIN_PAUSE - 0.1) * INTERVAL < pause <= INTERVAL
 
 
 def test_one_slow_message_is_no_reason_to_wait(
@@ -101,8 +101,8 @@ def test_one_slow_message_is_no_reason_to_wait(
         record(spool, step + 1)
         pauses.append(sender.advance() / INTERVAL)
     sender.close()
-    assert pauses[0] <= LEAST_PAUSE
-    assert pauses[-1] > LEAST_PAUSE
+    assert pauses[0] <= MIN_PAUSE
+    assert pauses[-1] > MIN_PAUSE
 
 
 def test_urgent_rows_do_not_wait(spool: Spool, settings: Settings, server: WireServer) -> None:

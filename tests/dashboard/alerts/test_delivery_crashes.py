@@ -28,7 +28,7 @@ from fp8scope_dashboard.runs.models import Run
 
 pytestmark = pytest.mark.django_db(transaction=True)
 # More moments than delivering has; their number fits into an exit status.
-MOST_MOMENTS = 200
+MAX_MOMENTS = 200
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def digest(run: Run, receiver: Receiver, members: int) -> Delivery:
 def test_it_works(run: Run, receiver: Receiver, work: Work, members: int, stride: int) -> None:
     """Workers die at every moment; with more `members` they deliver digests."""
     uninterrupted = digest(run, receiver, members)
-    outcome = work({uninterrupted.pk: MOST_MOMENTS})[uninterrupted.pk]
+    outcome = work({uninterrupted.pk: MAX_MOMENTS})[uninterrupted.pk]
     last = int(outcome.removeprefix("done "))
     # There were statements, commits and the request itself to die at.
     assert last > 20

@@ -200,13 +200,13 @@ def test_sends_by_a_task_while_too_many_are_being_sent(
 ) -> None:
     """A receiver that hangs holds up no evaluation, and no delivery to others."""
     receiver.hang = threading.Event()
-    for number in range(outbox.MOST_AT_ONCE + 2):
+    for number in range(outbox.MAX_AT_ONCE + 2):
         sealed = encrypt_json({"url": receiver.url})
         Channel.objects.create(project=project, name=f"hook {number}", sealed=sealed)
     faulty_runs(project, 1)
     evaluator.work(0)
     assert client.llen("deliveries") == 2
-    wait_until(lambda: len(receiver.requests) == outbox.MOST_AT_ONCE, "sending")
+    wait_until(lambda: len(receiver.requests) == outbox.MAX_AT_ONCE, "sending")
     assert Event.objects.exists() and len(outbox.due()) == 2
 
 

@@ -137,5 +137,5 @@ def test_any_limit_is_kept(longest: int, name: str) -> None:
     text = wording.text(message, longest)
     assert len(text) <= longest
     url = message.notices[0].url if len(message.notices) == 1 else message.url
-    assert url in text or longest < len(url) + wording.LEAST_TITLE + 2
+    assert url in text or longest < len(url) + wording.MIN_TITLE + 2
     assert len(wording.title(message, longest)) <= longest

@@ -93,7 +93,7 @@ def test_a_failure_is_tried_again_later(delivery: Delivery, inbox: Inbox) -> Non
 def test_pauses_grow_and_the_number_of_attempts_is_bounded(delivery: Delivery, inbox: Inbox) -> None:
     inbox.error = DeliveryError("No.")
     pauses = []
-    for _ in range(outbox.MOST_ATTEMPTS):
+    for _ in range(outbox.MAX_ATTEMPTS):
         before = timezone.now()
         outbox.deliver(delivery.pk)
         pauses.append((refreshed(delivery).due_at - before).total_seconds())
@@ -395,7 +395,7 @@ def test_a_lost_key_is_no_crash_and_waits_for_the_key(
 
 def test_a_delivery_whose_worker_dies_every_time_ends(delivery: Delivery, inbox: Inbox) -> None:
     long_ago = timezone.now() - outbox.CLAIM_EXPIRES - timedelta(seconds=1)
-    Delivery.objects.update(claimed_at=long_ago, attempts=outbox.MOST_ATTEMPTS)
+    Delivery.objects.update(claimed_at=long_ago, attempts=outbox.MAX_ATTEMPTS)
     assert outbox.due() == []
     assert "killed" in refreshed(delivery).last_error and delivery.failed_at is not None
 

@@ -109,7 +109,7 @@ def test_a_group_is_made_and_undone(project: Project, ada: User) -> None:
 
 
 def test_the_history_is_bounded(project: Project, ada: User, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(baseline_choice, "MOST_CHOICES", 3)
+    monkeypatch.setattr(baseline_choice, "MAX_CHOICES", 3)
     register(project, "bf16", group="bf16")
     run = register(project, "fp8")
     for value in ("bf16", "", "bf16", "", "bf16"):

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from scipy import signal, stats
 
 from fp8scope_dashboard.analysis.false_discovery import (
-    LEAST_PAST,
+    MIN_PAST,
     benjamini_hochberg,
     change_p_values,
     e_benjamini_hochberg,
@@ -84,7 +84,7 @@ def test_a_drift_that_goes_on_and_an_outlier_are_no_changes() -> None:
 
 def test_what_cannot_be_compared_has_no_p_value() -> None:
     values = noise(4, 0.0)
-    values[0, : SPLIT - LEAST_PAST + 1] = np.nan
+    values[0, : SPLIT - MIN_PAST + 1] = np.nan
     values[1, SPLIT:] = np.nan
     values[2] = 7.0
     values[3, ::3] = np.nan

@@ -27,7 +27,7 @@ def nothing_kept() -> None:
 @pytest.fixture
 def short_curves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Curves of more than 32 steps are long."""
-    monkeypatch.setattr(reading, "MOST_POINTS", 16)
+    monkeypatch.setattr(reading, "MAX_POINTS", 16)
 
 
 def record(project: Project, steps: int, *, tokens: bool = True) -> Run:
@@ -71,7 +71,7 @@ def test_a_long_curve_is_bounded(project: Project) -> None:
     before = one(run)
     assert len(before.curve.steps) == 3_000
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reading, "MOST_POINTS", 64)
+        patch.setattr(reading, "MAX_POINTS", 64)
         raw = one(run)
         compact(run)
         reading.forget()
@@ -129,7 +129,7 @@ def test_a_rewind_replaces_what_it_touches(project: Project, short_curves: None)
 def test_a_short_run_is_compared_step_by_step_with_a_long_baseline(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "MOST_POINTS", 100)
+    monkeypatch.setattr(reading, "MAX_POINTS", 100)
     run, baseline = record(project, 90), record(project, 1_000)
     (ours,), (theirs,) = read_arms([run.id], [baseline.id])
     np.testing.assert_array_equal(ours.curve.steps, np.arange(90))

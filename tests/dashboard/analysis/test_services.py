@@ -75,7 +75,7 @@ def test_the_result_does_not_depend_on_how_the_rows_are_stored(
     project: Project, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Chunks only, chunks beside blocks and roll-ups, and all compacted."""
-    monkeypatch.setattr(reading, "MOST_POINTS", 32)
+    monkeypatch.setattr(reading, "MAX_POINTS", 32)
     steps, noise = np.arange(9_000), np.random.default_rng(3).normal(0.0, 0.02, (2, 9_000))
     runs = [make_run(project, "bf16", group="bf16"), make_run(project, "fp8", baseline="bf16")]
     runs[1].precision, runs[1].total_steps = "fp8", 9_000

@@ -160,7 +160,7 @@ def test_arguments_are_bounded(listening: Recorder, kind: str, arguments: Any, m
 
 
 def test_the_number_of_waiting_commands_is_bounded(listening: Recorder) -> None:
-    for _ in range(commands.MOST_WAITING):
+    for _ in range(commands.MAX_WAITING):
         commands.give(listening.run, "checkpoint")
     with pytest.raises(commands.CommandError, match="already waiting"):
         commands.give(listening.run, "checkpoint")

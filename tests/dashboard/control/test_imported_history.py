@@ -252,7 +252,7 @@ def changed(rows: Iterable[Any], **fields: Any) -> list[str | None]:
         ("alert", {"value": "much"}, "value"),
         ("alert", {"message": "x" * 501}, "message"),
         ("alert", {"evidence": {"a": "\0"}}, "NUL"),
-        ("alert", {"evidence": {"a": "x" * imported_history.LARGEST_DOCUMENT}}, "at most"),
+        ("alert", {"evidence": {"a": "x" * imported_history.MAX_DOCUMENT}}, "at most"),
         ("command", {"kind": "reboot"}, "kind"),
         ("command", {"results": [{"writer": "nobody"}]}, "writer"),
         ("command", {"given_at": "yesterday"}, "given_at"),
@@ -284,7 +284,7 @@ def test_only_an_import_may_send_past_alerts(server: Server, client: WireClient)
 
 
 def test_the_number_of_records_is_bounded(client: WireClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(imported_history, "MOST_RECORDS", 2)
+    monkeypatch.setattr(imported_history, "MAX_RECORDS", 2)
     (_, alert), *_ = imported_history.alerts_of(client.run)
     (_, command), *_ = imported_history.commands_of(client.run)
     run = Run.objects.get(pk=client.run)

@@ -61,7 +61,7 @@ def test_console_lines_are_as_a_terminal_shows_them(writer: Recorder) -> None:
     ("document", "change"),
     [
         (BISECT, {"products": []}),
-        (BISECT, {"products": [PRODUCT] * (schemas.MOST_PRODUCTS + 1)}),
+        (BISECT, {"products": [PRODUCT] * (schemas.MAX_PRODUCTS + 1)}),
         (BISECT, {"products": [{**PRODUCT, "product": "sideways"}]}),
         (BISECT, {"products": [{**PRODUCT, "relative_error": "much"}]}),
         (BISECT, {"products": [{**PRODUCT, "layer": "x" * 513}]}),
@@ -93,7 +93,7 @@ def test_refuses_values_out_of_bounds(
 
 
 def test_the_number_of_reports_is_bounded(writer: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reports, "MOST_REPORTS", 2)
+    monkeypatch.setattr(reports, "MAX_REPORTS", 2)
     for _ in range(2):
         send_report(writer, **ANNOTATION)
     with pytest.raises(InvalidError, match="has 2 reports"):

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from fp8scope_dashboard.demo.plan import BASELINE, FAULTY, HEALTHY, LEAST_STEPS, MOST_STEPS, five_runs
+from fp8scope_dashboard.demo.plan import BASELINE, FAULTY, HEALTHY, MAX_STEPS, MIN_STEPS, five_runs
 
 
 def test_it_works() -> None:
@@ -25,7 +25,7 @@ def test_healthy_and_faulty_runs_are_different_groups() -> None:
     assert HEALTHY != FAULTY
 
 
-@pytest.mark.parametrize("steps", [LEAST_STEPS, 333, 600, MOST_STEPS])
+@pytest.mark.parametrize("steps", [MIN_STEPS, 333, 600, MAX_STEPS])
 def test_only_the_last_run_has_a_fault(steps: int) -> None:
     runs = five_runs(steps)
     assert [run.fault_at for run in runs[:4]] == [None] * 4

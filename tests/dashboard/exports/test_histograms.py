@@ -135,7 +135,7 @@ def test_splits_histograms_of_many_tensors_into_messages(server: Server, tmp_pat
             assert imported is not None and original is not None
             assert (imported.step, list(imported.counts)) == (original.step, list(original.counts))
     pieces = list(content.content_of(Run.objects.get(pk=big.run), with_histograms=True).pieces())
-    assert max(piece.nbytes for piece in pieces) < 10 * content.MOST_CELLS
+    assert max(piece.nbytes for piece in pieces) < 10 * content.MAX_CELLS
 
 
 def test_an_export_continues_if_retention_deletes_histograms(server: Server, client: WireClient) -> None:

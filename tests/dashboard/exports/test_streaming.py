@@ -12,7 +12,7 @@ from django.test import Client
 
 from fp8scope_dashboard.accounts.services import create_token
 from fp8scope_dashboard.edge.threaded_asgi import Handler
-from fp8scope_dashboard.exports.streaming import MOST_EXPORTS
+from fp8scope_dashboard.exports.streaming import MAX_EXPORTS
 from fp8scope_dashboard.runs.models import Run
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -30,7 +30,7 @@ def stored() -> tuple[Run, dict[str, str]]:
 def test_concurrent_requests_do_not_exceed_the_limit(stored: tuple[Run, dict[str, str]]) -> None:
     """All responses begin before any of them sends its first part."""
     recorded, headers = stored
-    requests = 3 * MOST_EXPORTS
+    requests = 3 * MAX_EXPORTS
 
     async def ask_at_once() -> list[Answer]:
         handler, answered = Handler(), asyncio.Barrier(requests)
@@ -45,18 +45,18 @@ def test_concurrent_requests_do_not_exceed_the_limit(stored: tuple[Run, dict[str
         )
 
     answers = run(ask_at_once)
-    assert Counter(answer.status for answer in answers) == {200: MOST_EXPORTS, 429: requests - MOST_EXPORTS}
+    assert Counter(answer.status for answer in answers) == {200: MAX_EXPORTS, 429: requests - MAX_EXPORTS}
     assert all(answer.body.startswith(b"PAR1") for answer in answers if answer.status == 200)
     refused = next(answer for answer in answers if answer.status == 429)
     assert b'"slow_down"' in refused.body and b"retry-after" in {name.lower() for name, _ in refused.headers}
     # All slots are free again.
     answers = run(ask_at_once)
-    assert sum(answer.status == 200 for answer in answers) == MOST_EXPORTS
+    assert sum(answer.status == 200 for answer in answers) == MAX_EXPORTS
 
 
 def test_an_export_that_is_never_read_releases_its_slot(stored: tuple[Run, dict[str, str]]) -> None:
     recorded, headers = stored
-    for _ in range(2 * MOST_EXPORTS):
+    for _ in range(2 * MAX_EXPORTS):
         response = Client().get(f"/api/v1/runs/{recorded.pk}/export", headers=headers)
         assert response.status_code == 200
         response.close()
@@ -68,7 +68,7 @@ def test_an_export_that_fails_releases_its_slot(
     recorded, headers = stored
     with monkeypatch.context() as patch:
         patch.setattr("fp8scope_dashboard.exports.streaming.content_of", _fail)
-        for _ in range(MOST_EXPORTS + 1):
+        for _ in range(MAX_EXPORTS + 1):
             assert Client().get(f"/api/v1/runs/{recorded.pk}/export", headers=headers).status_code == 500
     assert Client().get(f"/api/v1/runs/{recorded.pk}/export", headers=headers).status_code == 200
 

@@ -65,14 +65,14 @@ def test_refuses_a_tag_that_cannot_be_stored(project: Project, user: User, tag: 
 
 
 def test_a_run_with_the_most_tags_gets_no_more(project: Project, user: User) -> None:
-    make_run(project, "full", tags=[f"t{i}" for i in range(bulk.MOST_TAGS)])
+    make_run(project, "full", tags=[f"t{i}" for i in range(bulk.MAX_TAGS)])
     assert bulk.change(project, Run.objects.all(), Kind.TAG, user, "more") is None
 
 
 def test_refuses_more_runs_than_an_action_stores(
     project: Project, user: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bulk, "MOST_RUNS", 2)
+    monkeypatch.setattr(bulk, "MAX_RUNS", 2)
     for i in range(3):
         make_run(project, f"run {i}")
     with pytest.raises(bulk.BulkError, match="At most 2 runs"):

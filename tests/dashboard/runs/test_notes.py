@@ -11,8 +11,8 @@ from fp8scope_dashboard.accounts.services import create_project
 from fp8scope_dashboard.runs.models import Artefact, Note, Run, StepNote
 from fp8scope_dashboard.runs.notes import (
     ADDRESS_LENGTH,
+    MAX_ARTEFACTS,
     MAX_STEP_NOTES,
-    MOST_ARTEFACTS,
     NoteConflictError,
     NoteError,
     add_artefact,
@@ -21,7 +21,7 @@ from fp8scope_dashboard.runs.notes import (
     save_note,
     step_notes_of,
 )
-from fp8scope_dashboard.text.markdown import MOST_CHARACTERS
+from fp8scope_dashboard.text.markdown import MAX_CHARACTERS
 
 
 @pytest.fixture
@@ -50,9 +50,9 @@ def test_two_people_do_not_overwrite_each_other(run: Run, user: User) -> None:
 
 
 def test_a_note_has_a_limit(run: Run, user: User) -> None:
-    save_note(run, "x" * MOST_CHARACTERS, 0, user)
+    save_note(run, "x" * MAX_CHARACTERS, 0, user)
     with pytest.raises(NoteError, match="20,001 characters"):
-        save_note(run, "x" * (MOST_CHARACTERS + 1), 1, user)
+        save_note(run, "x" * (MAX_CHARACTERS + 1), 1, user)
     assert "\x00" not in save_note(run, "a\x00b", 1, user).text
 
 
@@ -90,9 +90,9 @@ def test_refuses_other_addresses(address: str) -> None:
 
 
 def test_a_run_has_a_limited_number_of_links(run: Run, user: User) -> None:
-    for i in range(MOST_ARTEFACTS):
+    for i in range(MAX_ARTEFACTS):
         Artefact.objects.create(run=run, name=str(i), address=f"gs://bucket/{i}")
-    with pytest.raises(NoteError, match=f"at most {MOST_ARTEFACTS}"):
+    with pytest.raises(NoteError, match=f"at most {MAX_ARTEFACTS}"):
         add_artefact(run, "one more", "gs://bucket/more", user)
 
 

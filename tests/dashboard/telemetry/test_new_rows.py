@@ -72,7 +72,7 @@ def test_what_is_too_much_at_once_is_left_for_the_next_call(monkeypatch: pytest.
     (some,) = new_rows.read([request(recorder, 0)], 3)
     assert [seq for seq, _ in some.pieces] == [0, 1, 2] and not some.is_all
     # A message is read however large it is.
-    monkeypatch.setattr(new_rows, "MOST_BYTES", 1)
+    monkeypatch.setattr(new_rows, "MAX_BYTES", 1)
     (some,) = new_rows.read([request(recorder, 3)], 3)
     assert [seq for seq, _ in some.pieces] == [3] and not some.is_all
     (some,) = new_rows.read([request(recorder, 4)], 3)

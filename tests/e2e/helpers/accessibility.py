@@ -15,7 +15,7 @@ EVERY_RULE: Final[dict[str, Any]] = {
 RULES_OF_COLOUR: Final[dict[str, Any]] = {"type": "rule", "values": ["color-contrast", "link-in-text-block"]}
 """Those of EVERY_RULE whose result depends on the theme."""
 RUN: Final = "({within, options}) => axe.run(within, options).then(({violations}) => violations)"
-MOST_SHOWN = 4
+MAX_SHOWN = 4
 
 
 def violations(page: Page, rules: dict[str, Any] = EVERY_RULE, within: str = "html") -> list[str]:
@@ -31,6 +31,6 @@ def violations(page: Page, rules: dict[str, Any] = EVERY_RULE, within: str = "ht
     found = page.evaluate(RUN, {"within": within, "options": options})
     return [
         f"{rule['id']}: {rule['help']}: "
-        + "; ".join(" ".join(map(str, node["target"])) for node in rule["nodes"][:MOST_SHOWN])
+        + "; ".join(" ".join(map(str, node["target"])) for node in rule["nodes"][:MAX_SHOWN])
         for rule in found
     ]

@@ -30,7 +30,7 @@ from fp8scope_dashboard.alerts.channels.base import ChannelMessage, DeliveryErro
 from fp8scope_dashboard.alerts.channels.outgoing import restricted, unrestricted
 
 SECONDS = 10.0
-MOST_RECIPIENTS = 50
+MAX_RECIPIENTS = 50
 TEXT_LENGTH = 2_000
 PORTS = {"smtps": 465, "smtp": 587, "smtp+plain": 25}
 
@@ -96,8 +96,8 @@ def check_config(config: Mapping[str, Any]) -> tuple[list[str], Server, str]:
         raise DeliveryError("An e-mail channel needs recipients, as text.", permanent=True)
     to, url, sender = (text.strip() for text in texts)
     recipients = [_address(part) for part in re.split(r"[,;\n]", to) if part.strip()]
-    if not 1 <= len(recipients) <= MOST_RECIPIENTS:
-        raise DeliveryError(f"Enter 1 to {MOST_RECIPIENTS} recipients, separated by commas.", permanent=True)
+    if not 1 <= len(recipients) <= MAX_RECIPIENTS:
+        raise DeliveryError(f"Enter 1 to {MAX_RECIPIENTS} recipients, separated by commas.", permanent=True)
     if not url and not settings.SMTP_URL:
         raise DeliveryError(
             "This installation has no mail server: enter one, or ask the administrator to set "

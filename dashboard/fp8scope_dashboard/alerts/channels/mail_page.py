@@ -39,7 +39,7 @@ HEADING_IN_DIGEST: Final = f"margin: 10px 0 8px; font-size: 17px; line-height: 2
 
 def render(message: ChannelMessage, picture: str = "") -> str:
     """The page. `picture` is the content id of the chart in the mail, empty without one."""
-    shown = message.notices[: wording.MOST_ALERTS]
+    shown = message.notices[: wording.MAX_ALERTS]
     left = len(message.notices) - len(shown)
     is_single = len(message.notices) == 1
     is_digest = len(message.notices) > 1

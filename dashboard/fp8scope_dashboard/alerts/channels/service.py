@@ -73,7 +73,7 @@ def fitting(plugin: NotifyBase, message: ChannelMessage, chart_url: str = "") ->
     longest, of_title = plugin.body_maxlen - plugin.overflow_buffer, plugin.title_maxlen
     if of_title <= 0:
         # Apprise puts the title above the body. Of a short message it takes half.
-        of_title = max(longest // 2, min(longest, wording.LEAST_TITLE))
+        of_title = max(longest // 2, min(longest, wording.MIN_TITLE))
     title = wording.title(message, min(of_title, wording.TITLE_LENGTH))
     if plugin.title_maxlen <= 0 or plugin.overflow_amalgamate_title:
         longest -= len(title) + TITLE_SPACE

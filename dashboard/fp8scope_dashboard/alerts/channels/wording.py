@@ -8,11 +8,11 @@ from fp8scope_dashboard.alerts.channels.base import ChannelMessage, Notice
 from fp8scope_dashboard.text.onsets import steps_in_words
 
 # Steps and values of so many alerts are written out in a digest; the others are counted.
-MOST_ALERTS = 40
+MAX_ALERTS = 40
 TITLE_LENGTH = 160
 TENSORS = 5
 # Of a message that is cut, so much is kept for its title at least.
-LEAST_TITLE = 40
+MIN_TITLE = 40
 _PREFIXES = {
     "reopened": "Reopened: ",
     "escalated": "Escalated: ",
@@ -119,10 +119,10 @@ def _headline_only(notice: Notice) -> list[str]:
 
 
 def _digest(message: ChannelMessage, words: Callable[[Notice], list[str]], longest: int | None = None) -> str:
-    """As many alerts as fit, at most MOST_ALERTS, and how many are left out."""
+    """As many alerts as fit, at most MAX_ALERTS, and how many are left out."""
     lines: list[str] = []
     shown = 0
-    for notice in message.notices[:MOST_ALERTS]:
+    for notice in message.notices[:MAX_ALERTS]:
         longer = [*lines, *words(notice)]
         if longest is not None and len(_closed(message, longer, shown + 1)) > longest:
             break
@@ -148,7 +148,7 @@ def _ending_in(lines: Sequence[str], url: str, longest: int | None) -> str:
         return whole
     room = longest - len(url) - 1
     # A receiver for which the link alone is too long gets the words.
-    return f"{_one_line(shown[0], room)}\n{url}" if room >= LEAST_TITLE else _one_line(shown[0], longest)
+    return f"{_one_line(shown[0], room)}\n{url}" if room >= MIN_TITLE else _one_line(shown[0], longest)
 
 
 def _one_line(words: str, longest: int = TITLE_LENGTH) -> str:

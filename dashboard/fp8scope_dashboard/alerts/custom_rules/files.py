@@ -11,13 +11,13 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.alerts.custom_rules.documents import Draft, Key, RuleDocumentError, document_of, parse
-from fp8scope_dashboard.alerts.custom_rules.store import MOST_RULES
+from fp8scope_dashboard.alerts.custom_rules.store import MAX_RULES
 from fp8scope_dashboard.alerts.models import Rule
 
 VERSION: Final = 1
-LARGEST_FILE: Final = 256 * 1024
+MAX_FILE: Final = 256 * 1024
 DEEPEST: Final = 8
-# A rule has at most some 50 values with its keys; a list of MOST_RULES is far below this.
+# A rule has at most some 50 values with its keys; a list of MAX_RULES is far below this.
 MAX_NODES: Final = 50_000
 HEAD: Final = """\
 # The alert rules of an fp8scope project. Change them, then: fp8scope rules apply FILE
@@ -61,8 +61,8 @@ def read(project: Project, text: str) -> list[Draft]:
     Raises:
         RuleFileError: if it is no YAML, too large, or a rule is invalid.
     """
-    if len(text) > LARGEST_FILE:
-        raise RuleFileError(f"The file has more than {LARGEST_FILE // 1024} kB.")
+    if len(text) > MAX_FILE:
+        raise RuleFileError(f"The file has more than {MAX_FILE // 1024} kB.")
     root, content = _load(text)
     if not isinstance(content, dict):
         raise RuleFileError("line 1: The file must have the keys version and rules.")
@@ -72,8 +72,8 @@ def read(project: Project, text: str) -> list[Draft]:
     if content.get("version") != VERSION or isinstance(content.get("version"), bool):
         raise _error(root, ("version",), f"version: must be {VERSION}.")
     documents = content.get("rules")
-    if not isinstance(documents, list) or len(documents) > MOST_RULES:
-        raise _error(root, ("rules",), f"rules: must be a list of at most {MOST_RULES} rules.")
+    if not isinstance(documents, list) or len(documents) > MAX_RULES:
+        raise _error(root, ("rules",), f"rules: must be a list of at most {MAX_RULES} rules.")
     drafts: dict[tuple[str, str], Draft] = {}
     for number, document in enumerate(documents):
         try:

@@ -14,7 +14,7 @@ from fp8scope_dashboard.alerts.custom_rules.documents import Draft, RuleDocument
 from fp8scope_dashboard.alerts.events import held_by
 from fp8scope_dashboard.alerts.models import RUN_WIDE, DetectorState, Event, Rule, RuleKind
 
-MOST_RULES: Final = 500
+MAX_RULES: Final = 500
 # A change of one of these, or of a parameter, starts the detector of a person's rule again. A built-in rule
 # keeps what it has learned; with other parameters, its open alerts end with their conditions.
 DEFINITION: Final = ("statistic", "tensors", "condition")
@@ -53,7 +53,7 @@ def save(draft: Draft, stored: Rule | None = None) -> Rule:
     """Save a draft as a new rule, or in place of a stored one of the same project.
 
     Raises:
-        RuleDocumentError: if another rule has its name or its kind, or the project has MOST_RULES.
+        RuleDocumentError: if another rule has its name or its kind, or the project has MAX_RULES.
     """
     new = draft.rule
     # Two simultaneous requests must not save two rules of the same name.
@@ -61,8 +61,8 @@ def save(draft: Draft, stored: Rule | None = None) -> Rule:
     others = Rule.objects.filter(project=new.project_id)
     if stored is not None:
         others = others.exclude(pk=stored.pk)
-    if stored is None and others.count() >= MOST_RULES:
-        raise RuleDocumentError((), f"The project has {MOST_RULES} rules. Remove one first.")
+    if stored is None and others.count() >= MAX_RULES:
+        raise RuleDocumentError((), f"The project has {MAX_RULES} rules. Remove one first.")
     if new.kind == RuleKind.THRESHOLD and others.filter(name=new.name).exists():
         raise RuleDocumentError(("name",), "Another rule of the project has this name.")
     if new.kind != RuleKind.THRESHOLD and any(

@@ -20,10 +20,10 @@ from fp8scope_dashboard.alerts.models import Rule, RuleKind, RuleTrial, TrialSta
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import queries
 
-MOST_RUNS: Final = 20
-MOST_ALERTS: Final = 50
+MAX_RUNS: Final = 20
+MAX_ALERTS: Final = 50
 # Trials of a project that are kept.
-MOST_TRIALS: Final = 20
+MAX_TRIALS: Final = 20
 CHUNKS_AT_ONCE: Final = 16
 # The worker of an older trial that has no result was killed.
 LOST_AFTER: Final = timedelta(minutes=15)
@@ -68,16 +68,16 @@ def begin(project: Project, document: dict[str, Any], run_ids: Sequence[UUID], u
     rule = parse(project, document).rule
     if not can_be_tried(rule):
         raise RuleDocumentError((), f"This rule cannot be tried: {NOT_STORED[rule.kind]}.")
-    readable = Run.objects.filter(project=project, pk__in=list(run_ids)[:MOST_RUNS]).values_list(
+    readable = Run.objects.filter(project=project, pk__in=list(run_ids)[:MAX_RUNS]).values_list(
         "pk", flat=True
     )
     if not readable:
-        raise RuleDocumentError((), f"Choose 1 to {MOST_RUNS} runs to try the rule on.")
+        raise RuleDocumentError((), f"Choose 1 to {MAX_RUNS} runs to try the rule on.")
     trial = RuleTrial.objects.create(
         project=project, document=document, runs=[str(run_id) for run_id in readable], created_by=user
     )
     newest = RuleTrial.objects.filter(project=project).order_by("-id").values_list("pk", flat=True)
-    RuleTrial.objects.filter(project=project).exclude(pk__in=list(newest[:MOST_TRIALS])).delete()
+    RuleTrial.objects.filter(project=project).exclude(pk__in=list(newest[:MAX_TRIALS])).delete()
     return trial
 
 
@@ -101,7 +101,7 @@ def carry_out(trial_id: int) -> None:
 
             alerts = replay(run, rule, report)
             result.append(
-                {"run": run_id, "name": run.name, "alerts": [asdict(alert) for alert in alerts[:MOST_ALERTS]]}
+                {"run": run_id, "name": run.name, "alerts": [asdict(alert) for alert in alerts[:MAX_ALERTS]]}
                 | {"count": len(alerts)}
             )
     except RuleDocumentError as error:

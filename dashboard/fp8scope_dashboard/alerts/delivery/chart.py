@@ -31,7 +31,7 @@ ONSET, THRESHOLD, BASELINE = "#c0213a", "#5c6470", "#0b63b5"
 COLOURS = ("#1b2330", "#566273", "#7d889a")
 DASHES = ((), (16, 8), (4, 7))
 # Baselines beyond these only make the chart unreadable.
-MOST_BASELINES = 3
+MAX_BASELINES = 3
 # Positive values that span more than this factor are drawn on a logarithmic axis.
 WIDE = 1_000.0
 
@@ -137,7 +137,7 @@ def lines_of(evidence: Mapping[str, Any]) -> list[ChartLine]:
         lines.append(_line(line, label, colour, dash))
     if not tensors:
         baselines = [entry for entry in evidence.get("baseline", ()) if entry.get("steps")]
-        lines += [_line(baseline, str(baseline["name"]), BASELINE) for baseline in baselines[:MOST_BASELINES]]
+        lines += [_line(baseline, str(baseline["name"]), BASELINE) for baseline in baselines[:MAX_BASELINES]]
     return lines
 
 

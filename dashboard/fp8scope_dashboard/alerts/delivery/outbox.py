@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 DELIVER = "fp8scope_dashboard.alerts.tasks.deliver"
 # With pauses that double from 10 s, the last attempt is about 20 minutes after the first.
-MOST_ATTEMPTS = 8
+MAX_ATTEMPTS = 8
 FIRST_PAUSE = timedelta(seconds=10)
 # An attempt that takes longer is killed; a claim that is older belongs to a dead worker.
 ATTEMPT_SECONDS = 60
@@ -45,12 +45,12 @@ DUE_AT_ONCE = 200
 ERROR_LENGTH = 500
 # A channel's limit counts the messages of one minute.
 MINUTE = timedelta(seconds=60)
-MOST_IN_DIGEST = 100
+MAX_IN_DIGEST = 100
 # A notice that an alert ended waits for the notice that it began, and looks again after this pause.
 ORDER_PAUSE = timedelta(seconds=10)
 
 # Threads of one process that send.
-MOST_AT_ONCE = 4
+MAX_AT_ONCE = 4
 
 UNFINISHED = Q(delivered_at=None, failed_at=None)
 
@@ -60,7 +60,7 @@ class _SendingMode(threading.local):
 
 
 _current = _SendingMode()
-_at_once = BoundedSemaphore(MOST_AT_ONCE)
+_at_once = BoundedSemaphore(MAX_AT_ONCE)
 
 
 def enqueue(
@@ -145,7 +145,7 @@ def due() -> list[int]:
     """Release expired claims and return the deliveries to send now, the longest overdue first."""
     now = timezone.now()
     expired = Delivery.objects.filter(UNFINISHED, claimed_at__lt=now - CLAIM_EXPIRES)
-    for delivery in expired.filter(Q(attempts__gte=MOST_ATTEMPTS) | Q(reason=Reason.TEST)):
+    for delivery in expired.filter(Q(attempts__gte=MAX_ATTEMPTS) | Q(reason=Reason.TEST)):
         _failed(delivery, "The attempt did not end: its worker was killed.", permanent=True)
     expired.update(claimed_at=None)
     waiting = Delivery.objects.filter(UNFINISHED, claimed_at=None, leader=None, due_at__lte=now)
@@ -198,7 +198,7 @@ def _wants(channel: Channel, event: Event, reason: Reason, *, was_notified: bool
 def sending_at_once() -> Iterator[None]:
     """Send what this thread enqueues from this process, right after the commit, instead of by another task.
 
-    Only the first attempts, and only MOST_AT_ONCE at a time; all others take the usual way. Nobody waits for
+    Only the first attempts, and only MAX_AT_ONCE at a time; all others take the usual way. Nobody waits for
     them: if the process ends, the outbox still has the rows.
     """
     before, _current.sends_at_once = _current.sends_at_once, True
@@ -259,7 +259,7 @@ def _claim(delivery_id: int) -> Delivery | None:
         return None
     if delivery.held and delivery.attempts == 0:
         others = ready.filter(held=True, attempts=0).exclude(pk=delivery_id).order_by("id")
-        members = list(others.values_list("pk", flat=True)[: MOST_IN_DIGEST - 1])
+        members = list(others.values_list("pk", flat=True)[: MAX_IN_DIGEST - 1])
         Delivery.objects.filter(pk__in=members).update(leader=delivery)
     if ready.filter(pk=delivery_id).update(claimed_at=now, attempts=F("attempts") + 1) != 1:
         return None
@@ -288,7 +288,7 @@ def _waits_for_its_opening(delivery: Delivery) -> bool:
 
 def _failed(delivery: Delivery, reason: str, *, permanent: bool, retry_after: float = 0.0) -> None:
     now = timezone.now()
-    over = permanent or delivery.attempts >= MOST_ATTEMPTS or delivery.reason == Reason.TEST
+    over = permanent or delivery.attempts >= MAX_ATTEMPTS or delivery.reason == Reason.TEST
     # Unless it was delivered by a worker that claimed it after this one's claim had expired.
     _message_of(delivery).filter(delivered_at=None).update(
         claimed_at=None,

@@ -25,7 +25,7 @@ GROSS_MARGIN = 0.1
 # same steps; else the baselines are interpolated.
 ALIGNED_POINTS, SHARED_STEPS = 20, 0.5
 # A baseline is interpolated over gaps of at most this share of the axis.
-MOST_GAP = 0.1
+MAX_GAP = 0.1
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def _at(stretch: Stretch, x: Floats, *, interpolates: bool) -> Floats:
     if interpolates:
         between = np.flatnonzero(inside & ~same & (after > 0))
         left, right = after[between] - 1, after[between]
-        close = finite_stretch[right] - finite_stretch[left] <= MOST_GAP * x[between]
+        close = finite_stretch[right] - finite_stretch[left] <= MAX_GAP * x[between]
         left, right, places = left[close], right[close], between[close]
         share = (x[places] - finite_stretch[left]) / (finite_stretch[right] - finite_stretch[left])
         result[places] = losses[left] + share * (losses[right] - losses[left])

@@ -25,8 +25,8 @@ from fp8scope_dashboard.telemetry.codec import ChunkData
 from fp8scope_dashboard.telemetry.rank_merge import derive, sources
 
 # A rule follows at most so many tensors, the first of the catalogue that match its pattern.
-MOST_TENSORS: Final = 2_000
-MOST_RULES_KEPT: Final = 20_000
+MAX_TENSORS: Final = 2_000
+MAX_RULES_KEPT: Final = 20_000
 _FIELDS: Final = [field.attname for field in Rule._meta.concrete_fields]
 
 
@@ -44,7 +44,7 @@ class _Versions:
     tenth of the time of reading them. Thread-safe.
     """
 
-    def __init__(self, most: int = MOST_RULES_KEPT) -> None:
+    def __init__(self, most: int = MAX_RULES_KEPT) -> None:
         self._most = most
         self._lock = threading.Lock()
         # By id: the version, and the values of the fields.
@@ -171,7 +171,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 def _tensors(rule: Rule, data: ChunkData, columns: Sequence[str]) -> tuple[list[str], NDArray[np.float64]]:
     """The names of the tensors that match, and their values, float64[R, n]."""
-    chosen = [i for i, name in enumerate(columns) if matches(rule.tensors, name)][:MOST_TENSORS]
+    chosen = [i for i, name in enumerate(columns) if matches(rule.tensors, name)][:MAX_TENSORS]
     stored = {name: data.statistics.get(name) for name in sources(rule.statistic)}
     present = {name: array for name, array in stored.items() if array is not None}
     if not chosen or len(present) < len(stored):

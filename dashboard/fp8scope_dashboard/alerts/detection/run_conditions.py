@@ -11,7 +11,7 @@ from fp8scope_dashboard.runs.models import RunState
 ERROR_LENGTH = 300
 # A rank may pause so many times longer than it has before, to write checkpoints, up to so many times the
 # limit.
-PAUSES, MOST_PAUSES = 2.0, 20.0
+PAUSES, MAX_PAUSES = 2.0, 20.0
 # In seconds. The state of a run that was last heard from before that is no news.
 NEWS = 86_400.0
 
@@ -99,7 +99,7 @@ def rank_behind(
     behind = {rank: step for rank, step in steps.items() if step < mark[1]}
     seconds, longest = parameters["seconds"], state.get("longest", 0.0)
     if not behind:
-        longest = max(longest, min(run.now - mark[0], MOST_PAUSES / PAUSES * seconds))
+        longest = max(longest, min(run.now - mark[0], MAX_PAUSES / PAUSES * seconds))
         mark = [run.now, fastest]
     late = bool(behind) and run.now - mark[0] >= max(seconds, PAUSES * longest)
     rank = min(behind, key=lambda rank: behind[rank], default=0)

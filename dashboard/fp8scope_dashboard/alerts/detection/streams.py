@@ -54,7 +54,7 @@ from fp8scope_dashboard.telemetry.codec import ChunkData
 TENSORS = "tensors"
 # Of a scale that must follow within `n` calls, so many histories may pass: a step may have several calls.
 HISTORIES = 4
-LEAST_PATIENCE = 64
+MIN_PATIENCE = 64
 
 LOSS_DETECTORS: Mapping[str, LossDetector] = {
     "loss_not_finite": not_finite,
@@ -143,7 +143,7 @@ def _facts(run_id: UUID, catalogue: tuple[int, ...], recipe: str) -> TensorFacts
             [
                 UNKNOWN_PATIENCE
                 if scaling.kind != "delayed"
-                else HISTORIES * scaling.history * scaling.interval + LEAST_PATIENCE
+                else HISTORIES * scaling.history * scaling.interval + MIN_PATIENCE
                 for scaling in scalings
             ],
             np.int64,

@@ -51,13 +51,13 @@ GROSS = 1.5
 # A slow rise takes at least so many points, and this share of the run.
 SLOW_POINTS, SLOW_SHARE = 100, 0.05
 # Points after which the past is known.
-PAST_POINTS = levels.FINE * (levels.LEAST_LEVELS + levels.DELAY)
+PAST_POINTS = levels.FINE * (levels.MIN_LEVELS + levels.DELAY)
 # How often a loss that rises by itself may repeat its whole rise within the points that are not past yet.
 OWN_RISES = 2.0
 # Points up to which a past has not seen all that a loss does by itself.
 YOUNG = 2 * PAST_POINTS
 # A rise to more than this many times the level is written as a factor.
-MOST_PERCENT = 5.0
+MAX_PERCENT = 5.0
 # Share of its level, and deviations of a level, by which a settled loss may still change.
 SETTLED_SHARE, SETTLED_SIGMAS = 0.02, 2.0
 
@@ -264,7 +264,7 @@ def _open(state: State, onset: int, step: int, median: float, note: str = "") ->
 
 def _higher(factor: float) -> str:
     """A rise in words. Beyond a few hundred per cent a factor is easier to read."""
-    return f"{percent(factor - 1.0)} higher" if factor < MOST_PERCENT else f"{in_words(factor)} times as high"
+    return f"{percent(factor - 1.0)} higher" if factor < MAX_PERCENT else f"{in_words(factor)} times as high"
 
 
 def _while_open(
@@ -279,7 +279,7 @@ def _while_open(
     state["block"] = [*state["block"], loss]
     if len(state["block"]) < levels.FINE:
         return None
-    needed = max(math.ceil(parameters["settle"] / levels.FINE), levels.LEAST_LEVELS)
+    needed = max(math.ceil(parameters["settle"] / levels.FINE), levels.MIN_LEVELS)
     state["since"] = [*state["since"], statistics.median(state["block"])][-needed:]
     state["block"] = []
     if len(state["since"]) < needed or not _is_settled(state["since"]):

@@ -27,7 +27,7 @@ Result = tuple[State, list[ConditionChange]]
 # In mean absolute deviations: normal noise is hardly clipped.
 CLIP = np.float32(3.0)
 # Added to the evenness of a load, 1 minus its imbalance, so that one expert that gets all is no infinity.
-LEAST_EVEN = 0.05
+MIN_EVEN = 0.05
 
 
 def kurtosis_growth(state: State, rows: TensorRows, parameters: Parameters) -> Result:
@@ -51,7 +51,7 @@ def router_collapse(state: State, rows: TensorRows, parameters: Parameters) -> R
     """
     words = "shares its tokens out less evenly", "share their tokens out less evenly"
     wording = _wording(*words, "the unevenness of the load", parameters)
-    uneven = 1.0 / (1.0 + LEAST_EVEN - rows.statistics["load_imbalance"])
+    uneven = 1.0 / (1.0 + MIN_EVEN - rows.statistics["load_imbalance"])
     return sign(state, rows, uneven, parameters, wording)
 
 

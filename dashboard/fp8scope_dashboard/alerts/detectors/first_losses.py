@@ -7,7 +7,7 @@ neighbours so far. The limits are
   of it, or all of what the loss had fallen, whichever is more. A rise of LOST of that counts a quarter: it
   must last four times as long. A loss that follows its own predictions (reinforcement learning) rises that
   far whenever its targets are renewed, and falls again;
-* before that: UNLEARNED_RISE of the reference above it, at least LEAST_UNLEARNED, and as far above the
+* before that: UNLEARNED_RISE of the reference above it, at least MIN_UNLEARNED, and as far above the
   highest loss so far as that is above the lowest. A loss that rises from its first point on does so by
   itself, and one that begins near 0 has no scale yet. But EXPLODED times the first losses, or that value
   where they are smaller than 1, is too much for any loss.
@@ -30,7 +30,7 @@ SPAN = 5
 LEARNED = 0.2
 # After the first FIRST losses, and among them.
 UNLEARNED_RISE, FIRST_RISE = 1.0, 4.0
-LEAST_UNLEARNED = 1.0
+MIN_UNLEARNED = 1.0
 RISE = 0.3
 LOST = 0.5
 EXPLODED = 100.0
@@ -41,7 +41,7 @@ LEARNED_SIGMAS = 4.0
 # Points after which a fall counts as learned: a few low batches at the beginning are none.
 LEARNED_POINTS = 16
 # Losses before which only an explosion is judged.
-LEAST_ACCEPTED = 2
+MIN_ACCEPTED = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +107,7 @@ def _limits(accepted: list[float], sigmas: float) -> tuple[float, float, float, 
     """The level of the first losses, the lowest level, both limits, and the deviation of the noise."""
     reference = statistics.median(accepted[:FIRST])
     exploded = EXPLODED * max(1.0, *(abs(loss) for loss in accepted[:FIRST]))
-    if len(accepted) < LEAST_ACCEPTED:
+    if len(accepted) < MIN_ACCEPTED:
         return reference, reference, exploded, exploded, 0.0
     spans = range(max(len(accepted) - SPAN + 1, 1))
     low = min(reference, *(statistics.median(accepted[i : i + SPAN]) for i in spans))
@@ -119,7 +119,7 @@ def _limits(accepted: list[float], sigmas: float) -> tuple[float, float, float, 
         least = max(RISE * abs(low), beyond_noise)
         return reference, low, low + max(LOST * learned, least), low + max(learned, least), sigma
     share = UNLEARNED_RISE if len(accepted) >= FIRST else FIRST_RISE
-    risen = reference + max(share * abs(reference), LEAST_UNLEARNED, beyond_noise)
+    risen = reference + max(share * abs(reference), MIN_UNLEARNED, beyond_noise)
     highest, lowest = max(accepted), min(accepted)
     limit = max(risen, min(highest + (highest - lowest), exploded))
     return reference, low, limit, limit, sigma

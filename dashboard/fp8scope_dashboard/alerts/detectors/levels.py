@@ -21,9 +21,9 @@ FINE = 8
 DELAY = 5
 RING = 32
 # With fewer levels nothing is known of the past.
-LEAST_LEVELS = 8
+MIN_LEVELS = 8
 # The largest correlation, and the largest share of the variance in the trend, that few levels can show.
-MOST_CORRELATION, MOST_TAKEN = 0.98, 0.8
+MAX_CORRELATION, MAX_TAKEN = 0.98, 0.8
 # How much closer than a straight line a curve that only falls must be to the levels.
 FOLLOWS = 1.5
 # Standard deviation of normal values over the median size of their differences.
@@ -76,7 +76,7 @@ def restarted(levels: Sequence[float]) -> State:
 
 def past(state: State) -> PastLevels | None:
     """The past; None while there is too little of it."""
-    if len(state["fine"]) < LEAST_LEVELS:
+    if len(state["fine"]) < MIN_LEVELS:
         return None
     recent = recent_half(state)
     both = [*recent, *state["fine"]] if state["size"] > 1 else recent
@@ -101,7 +101,7 @@ def before_rise(state: State) -> PastLevels | None:
         return None
     lowest = len(coarse) - len(recent) + recent.index(min(recent))
     before = coarse[: lowest + 1]
-    if len(before) < 2 * LEAST_LEVELS:
+    if len(before) < 2 * MIN_LEVELS:
         return None
     steps = [abs(b - a) for a, b in zip(state["fine"], state["fine"][1:], strict=False)]
     # Coarse levels are means, which scatter less than the level that is judged.
@@ -119,9 +119,9 @@ def points_above(state: State, limit: float) -> int:
 
 
 def recent_half(state: State) -> list[float]:
-    """The coarse levels of the recent half of the past, at least LEAST_LEVELS of them if there are."""
+    """The coarse levels of the recent half of the past, at least MIN_LEVELS of them if there are."""
     coarse: list[float] = state["coarse"]
-    return coarse[-max(len(coarse) // 2, LEAST_LEVELS) :]
+    return coarse[-max(len(coarse) // 2, MIN_LEVELS) :]
 
 
 def _enter(state: State, level: float) -> None:
@@ -169,9 +169,9 @@ def _spread(residuals: Sequence[float]) -> float:
     if squares <= 0.0:
         return 0.0
     raw = sum(a * b for a, b in zip(residuals, residuals[1:], strict=False)) / squares
-    corrected = min(max(unbiased(raw, float(n)), 0.0), MOST_CORRELATION)
+    corrected = min(max(unbiased(raw, float(n)), 0.0), MAX_CORRELATION)
     independent = n * (1.0 - corrected) / (1.0 + corrected)
-    variance = squares / n / (1.0 - min(2.0 / independent, MOST_TAKEN))
+    variance = squares / n / (1.0 - min(2.0 / independent, MAX_TAKEN))
     return math.sqrt(variance) * (1.0 + FEW / independent)
 
 

@@ -27,7 +27,7 @@ Parameters = Mapping[str, float]
 # Steps between two comparisons.
 EVERY = 10
 # Compared steps of a rank that wait for the other ranks in the stored state; of more, the oldest are dropped.
-MOST_WAITING = 8
+MAX_WAITING = 8
 # In powers of two: 2 %, far above the rounding of float32.
 EQUAL = 0.03
 
@@ -71,7 +71,7 @@ def scale_disagreement(
     packed = {
         str(rank): {
             str(step): pack(np.asarray(row, np.float32))
-            for step, row in sorted(of_rank.items())[-MOST_WAITING:]
+            for step, row in sorted(of_rank.items())[-MAX_WAITING:]
             if step > done
         }
         for rank, of_rank in waiting.items()

@@ -22,7 +22,7 @@ Result = tuple[State, list[ConditionChange]]
 
 TIMES = ("time_data", "time_forward", "time_backward", "time_optimizer", "time_other")
 # A rise of memory between two blocks that is more than rounding, relative to the memory.
-LEAST_RISE = 1e-4
+MIN_RISE = 1e-4
 # In mean absolute deviations: normal noise is hardly clipped.
 CLIP = 3.0
 # Windows over which the lowest level is forgotten.
@@ -285,7 +285,7 @@ def _next_block(state: State, step: int, parameters: Parameters, name: str) -> C
     if not state["skipped"]:
         state["skipped"] = True
         return None
-    rises = bool(state["blocks"]) and smallest[1] > state["blocks"][-1][1] * (1.0 + LEAST_RISE)
+    rises = bool(state["blocks"]) and smallest[1] > state["blocks"][-1][1] * (1.0 + MIN_RISE)
     state["blocks"] = [*state["blocks"], smallest][-int(parameters["blocks"]) :] if rises else [smallest]
     if state["open"]:
         if rises:

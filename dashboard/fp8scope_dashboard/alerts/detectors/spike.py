@@ -16,12 +16,12 @@ from fp8scope_dashboard.statistics.robust import MAD_TO_SIGMA
 Parameters = Mapping[str, float]
 
 # The median absolute deviation times this estimates the standard deviation of a normal distribution.
-SMALLEST_SIGMA = 1e-12
+MIN_SIGMA = 1e-12
 # The share of the height above which a neighbour belongs to a spike of sparse points, and most such points.
 SHOULDER = 0.5
-MOST_ELEVATED = 8
+MAX_ELEVATED = 8
 # Rows of so many hard batches that a run may have had by chance before a further one is a spike.
-MOST_CHANCE = 0.01
+MAX_CHANCE = 0.01
 
 
 def spike(
@@ -32,7 +32,7 @@ def spike(
     Where every step is logged, these are `points` points in a row. Where only every second step or fewer are,
     one point says nothing about the steps beside it, and a single one may be a hard batch: several in a row
     must be above half of that height and one above all of it, and span as many steps. Two are enough unless
-    the run has shown so many hard batches that two in a row happen by chance (MOST_CHANCE).
+    the run has shown so many hard batches that two in a row happen by chance (MAX_CHANCE).
 
     sigma is the larger of 1.4826 times the median absolute deviation of the last `window` points, and the
     deviation of the loss's level, slow variations included (`levels`): noise that lasts longer than the
@@ -89,7 +89,7 @@ def _watch(
     share = (loss - median) / height
     state["judged"] += 1
     if share > SHOULDER:
-        state["elevated"] = [*state["elevated"], [step, share, loss]][-MOST_ELEVATED:]
+        state["elevated"] = [*state["elevated"], [step, share, loss]][-MAX_ELEVATED:]
     else:
         state["high"] += len(state["elevated"])
         state["elevated"] = []
@@ -135,7 +135,7 @@ def _is_sparse_spike(state: State, points: float) -> bool:
     # Expected number of such rows so far, if high points are independent of each other.
     chance = state["judged"] * ((state["high"] + 0.5) / state["judged"]) ** len(steps)
     return (
-        chance <= MOST_CHANCE
+        chance <= MAX_CHANCE
         and steps[-1] - steps[0] >= points - 1
         and max(share for _, share, _ in elevated) > 1.0
     )
@@ -189,4 +189,4 @@ def _centre_and_sigma(state: State, ordered: list[float]) -> tuple[float, float]
     middle = len(ordered) // 2
     median = ordered[middle]
     mad = sorted(abs(value - median) for value in ordered)[middle]
-    return median, max(MAD_TO_SIGMA * mad, state["slow"], SMALLEST_SIGMA)
+    return median, max(MAD_TO_SIGMA * mad, state["slow"], MIN_SIGMA)

@@ -24,13 +24,13 @@ LONGEST_GAP = 100
 # The observations without a condition that cancel one with it; see `tensor_alarm`.
 CANCEL = 12
 # Fewer observations than this are no intermittent condition.
-LEAST_SCORE = 5
+MIN_SCORE = 5
 # An alarm ends after this many times its longest pause, but at most this many times `recover`.
-PAUSES, MOST_PAUSES = 2, 10
+PAUSES, MAX_PAUSES = 2, 10
 # Causes that are open at once; tensors of further ones join the latest.
-MOST_GROUPS = 16
+MAX_GROUPS = 16
 # Layers that the evidence names.
-MOST_LAYERS = 256
+MAX_LAYERS = 256
 LAYER = re.compile(r"(?:^|\.)(\d+)(?=\.)")
 
 
@@ -91,7 +91,7 @@ def tensor_alarm(
 ) -> tuple[State, list[ConditionChange]]:
     """Open when the condition of a tensor holds in `points` consecutive observations.
 
-    With `intermittent` also when a score reaches `points` (at least LEAST_SCORE): an observation with the
+    With `intermittent` also when a score reaches `points` (at least MIN_SCORE): an observation with the
     condition adds 1, or its `gains`, and one without takes off 1 / CANCEL, down to 0. This is the CUSUM of
     Reynolds and Stoumbos (1999) for a share: a condition that holds more often than in one of CANCEL + 1
     observations is found, and a rarer one hardly ever.
@@ -105,7 +105,7 @@ def tensor_alarm(
         names: n names; later calls may add columns but not move them.
         parameters: `points`, in observations; `recover`, in rows.
     """
-    needed = max(int(parameters["points"]), LEAST_SCORE) * CANCEL if intermittent else 0
+    needed = max(int(parameters["points"]), MIN_SCORE) * CANCEL if intermittent else 0
     board = _Board.restored(state, len(names))
     last_seen = unpack(state.get("last_seen"), len(names), np.int64(-1))
     board.born = _first_observed(rows, unpack(state.get("born"), len(names), np.int64(-1)))
@@ -275,7 +275,7 @@ class _Board:
             for group, last in self.last_onset.items()
             if group - SAME_CAUSE <= onset <= last + SAME_CAUSE
         ]
-        if not near and len(self.last_onset) >= MOST_GROUPS:
+        if not near and len(self.last_onset) >= MAX_GROUPS:
             near = [max(self.last_onset)]
         return max(near, default=None)
 
@@ -298,7 +298,7 @@ class _Board:
         self.calm[back] = 0
         self.calm[member & ~over & ~waits] += 1
         recover = int(parameters["recover"])
-        leaving = member & (self.calm >= np.clip(PAUSES * self.pause, recover, MOST_PAUSES * recover))
+        leaving = member & (self.calm >= np.clip(PAUSES * self.pause, recover, MAX_PAUSES * recover))
         if not leaving.any():
             return []
         # The old counts of tensors that are no longer observed must not open it again.
@@ -349,7 +349,7 @@ class _Board:
         evidence: dict[str, Any] = {
             "tensors": tensors,
             "tensors_over": len(members),
-            "layers": _layers(names[i] for i in members.tolist())[:MOST_LAYERS],
+            "layers": _layers(names[i] for i in members.tolist())[:MAX_LAYERS],
             "last_onset": self.last_onset[group],
             # The worst tensors, which are named above, may not have the first one.
             "first": {"name": names[first], "onset_step": onset, "after_step": after},

@@ -18,7 +18,7 @@ from fp8scope_dashboard.text.numbers import LARGEST, SMALLEST
 Verdict = Literal["equivalent", "worse", "better", "cannot_tell"]
 
 # The largest ratio of two usable numbers.
-LARGEST_ERROR = LARGEST / SMALLEST
+MAX_ERROR = LARGEST / SMALLEST
 # The arms have different spreads if the ratio of their variances is beyond this quantile of F.
 UNEQUAL = 0.975
 
@@ -119,7 +119,7 @@ def _welch(run: Floats, baseline: Floats, scale: float) -> tuple[float, float]:
     # Standard errors, not variances: squares of large values overflow. An error at the bound is as large as
     # delta can be, so the interval still exceeds the margin on both sides.
     parts = [
-        min(factor * (standard_error(losses) / scale), LARGEST_ERROR)
+        min(factor * (standard_error(losses) / scale), MAX_ERROR)
         for factor, losses in ((1.0, run), (abs(ratio), baseline))
     ]
     error = math.hypot(*parts)

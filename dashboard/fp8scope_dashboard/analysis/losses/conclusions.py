@@ -11,7 +11,7 @@ import scipy
 
 from fp8scope_dashboard.analysis.losses.alignment import LossCurve
 from fp8scope_dashboard.analysis.losses.arms import (
-    LARGEST_ERROR,
+    MAX_ERROR,
     EquivalenceTest,
     conclusion,
     tail,
@@ -34,7 +34,7 @@ RUNGS = (1.0, 2.0)
 # Several arms: a difference must show in so many consecutive windows, unless the run has ended.
 PERSISTENCE = 3
 # Early losses near 0 must not make relative differences huge: the least level, over that in the window.
-LEAST_LEVEL = 0.1
+MIN_LEVEL = 0.1
 # Of a probability of 80 %, with which the smallest detectable difference would be found.
 POWER_QUANTILE = 0.8416212335729143
 
@@ -85,7 +85,7 @@ def of_pair(common: LossComparison, measured: VerdictInputs, alpha: float) -> Lo
     spread, looks = measured.spread, measured.looks
     error = spread.error(*measured.counts)
     delta, noise = float(looks.level[-1]), float(looks.error[-1])
-    half = min(float(looks.half[-1]), LARGEST_ERROR)
+    half = min(float(looks.half[-1]), MAX_ERROR)
     judged = _against_tolerance(
         replace(common, method="anytime-valid interval of the pair against the spread between seeds"),
         delta,
@@ -102,7 +102,7 @@ def of_pair(common: LossComparison, measured: VerdictInputs, alpha: float) -> Lo
 def _may_have_wandered(measured: VerdictInputs, verdict: str, unit: str) -> bool:
     """Return whether seeds that wander lastingly may explain the difference in the window."""
     centre = measured.theirs.mean(axis=0)
-    scale = np.maximum(np.abs(centre), LEAST_LEVEL * measured.scale) if unit == "relative" else measured.scale
+    scale = np.maximum(np.abs(centre), MIN_LEVEL * measured.scale) if unit == "relative" else measured.scale
     side = 1.0 if verdict == "worse" else -1.0
     difference = side * (measured.ours.mean(axis=0) - centre) / scale
     deviations = (measured.theirs - centre) / scale
@@ -127,7 +127,7 @@ def _bound(
     spread = cautious_spread(values, prior, seeds=seeds, noise=noise)
     error = spread.error(*(len(arm) for arm in values))
     quantile = upper_quantile(alpha, spread.freedom)
-    reach = min(math.hypot(quantile * error, half), LARGEST_ERROR)
+    reach = min(math.hypot(quantile * error, half), MAX_ERROR)
     return Bound(reach, reach / quantile, spread.freedom)
 
 
@@ -162,7 +162,7 @@ def _against_tolerance(
         tolerance=tolerance,
         delta=delta,
         interval=interval,
-        smallest_detectable=min(tolerance + half + POWER_QUANTILE * error, LARGEST_ERROR),
+        smallest_detectable=min(tolerance + half + POWER_QUANTILE * error, MAX_ERROR),
     )
     return judged if verdict in ("worse", "better") else _equivalent(judged, bound)
 
@@ -181,7 +181,7 @@ def of_arms(common: LossComparison, measured: VerdictInputs, alpha: float, *, en
     ]
     test = tests[0]
     looks_half = 0.0 if ended else float(measured.looks.half[-1])
-    reach = min(math.hypot((test.claim[1] - test.claim[0]) / 2.0, looks_half), LARGEST_ERROR)
+    reach = min(math.hypot((test.claim[1] - test.claim[0]) / 2.0, looks_half), MAX_ERROR)
     sure = abs(test.delta) - reach > common.margin and all(other.verdict == test.verdict for other in tests)
     judged = replace(
         common,
@@ -191,7 +191,7 @@ def of_arms(common: LossComparison, measured: VerdictInputs, alpha: float, *, en
         delta=test.delta,
         interval=test.interval,
         p_value=test.p_value,
-        smallest_detectable=min(common.margin + reach + POWER_QUANTILE * test.error, LARGEST_ERROR),
+        smallest_detectable=min(common.margin + reach + POWER_QUANTILE * test.error, MAX_ERROR),
     )
     if judged.verdict != "cannot_tell":
         return judged

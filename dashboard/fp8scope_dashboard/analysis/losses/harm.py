@@ -23,7 +23,7 @@ from fp8scope_dashboard.text.numbers import LARGEST, SMALLEST
 
 # Longer runs are averaged over 2, 4, 8, ... points, so that a comparison stays cheap. The factor depends on
 # the number of points only, and changes rarely.
-MOST_POINTS: Final = 4096
+MAX_POINTS: Final = 4096
 # The parameters of the rule `above_baseline` as it comes.
 BLOCK, RECOVER = 2.0, 10.0
 # One-sided level of the interval by the scatter within a window, which is a floor only.
@@ -70,7 +70,7 @@ def harm_of(
     else:
         scale = 1.0
     group = 1
-    while -(-ours.shape[1] // group) > MOST_POINTS:
+    while -(-ours.shape[1] // group) > MAX_POINTS:
         group *= 2
     loss, baselines = _grouped(ours.mean(axis=0)[None], group)[0], _grouped(theirs, group)
     parameters = {

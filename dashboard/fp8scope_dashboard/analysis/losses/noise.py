@@ -19,12 +19,12 @@ from fp8scope_dashboard.statistics.serial_noise import unbiased
 Indices = NDArray[np.int64]
 
 # Largest correlation of successive points: beyond it a level cannot be distinguished from a random walk.
-LARGEST_CORRELATION = 0.98
+MAX_CORRELATION = 0.98
 # The correlation is taken to be so many standard errors larger than its estimate: short series hide it.
 # docs/methods/loss_verdicts.md has the error that this gives.
 CORRELATION_ERRORS = 2.0
 # The noise is estimated on at least so many points, if there are so many.
-LEAST_POINTS = 20
+MIN_POINTS = 20
 # Parts of a stretch whose levels are compared.
 DRIFT_PARTS = 5
 # The scatter of two stretches differs if their ratio is outside the two-sided 90 % interval of F.
@@ -139,7 +139,7 @@ def _fitted(sums: Sums, start: Indices, stop: Indices) -> _Fit:
     variance = np.maximum(covariances[0], 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
         raw = np.where(variance > 0.0, covariances[1] / variance, 0.0)
-        corrected = np.clip(unbiased(raw, count), 0.0, LARGEST_CORRELATION)
+        corrected = np.clip(unbiased(raw, count), 0.0, MAX_CORRELATION)
 
     def innovation(lag: int) -> Floats:
         before, after = covariances[abs(lag - 1)], covariances[lag + 1]
@@ -184,14 +184,14 @@ def noise_of(sums: Sums, start: Indices, stop: Indices) -> Noise:
 
 def _recent(stop: Indices) -> Indices:
     """Return where the stretch begins on which the noise of a window that ends at `stop` is estimated."""
-    return np.asarray(np.maximum(np.minimum(stop // 2, stop - LEAST_POINTS), 0))
+    return np.asarray(np.maximum(np.minimum(stop // 2, stop - MIN_POINTS), 0))
 
 
 def _on_stretch(sums: Sums, begin: Indices, end: Indices, start: Indices, stop: Indices) -> Noise:
     """The noise of means over values[start:stop], estimated on values[begin:end]."""
     fit = _fitted(sums, begin, end)
     error = np.sqrt((1.0 - fit.correlation**2) / fit.count)
-    correlation = np.clip(fit.correlation + CORRELATION_ERRORS * error, 0.0, LARGEST_CORRELATION)
+    correlation = np.clip(fit.correlation + CORRELATION_ERRORS * error, 0.0, MAX_CORRELATION)
     freedom = np.maximum(fit.count - 2.0, 1.0)
     # Two estimates of the variance of a point: from the innovations, and about the stretch's own mean, which
     # follows a wandering level.

@@ -12,8 +12,8 @@ from fp8scope_dashboard.analysis.losses.seeds import Spread
 from fp8scope_dashboard.statistics.student import upper_quantile
 
 # More is not worth saying.
-MOST_SEEDS = 64
-MOST_GROWTH = 100.0
+MAX_SEEDS = 64
+MAX_GROWTH = 100.0
 # A difference moves if the means of so many blocks of its recent half have a slope, by a test at this level.
 MOVING_BLOCKS, MOVING_LEVEL = 12, 0.01
 
@@ -50,13 +50,13 @@ def steps_needed(delta: float, half: float, tolerance: float, points: int, gap: 
     """Further steps after which an interval delta -+ half would lie on one side of the tolerance.
 
     The half-width shrinks with the square root of the run's length, if the difference does not move. None if
-    it is narrow enough already, or if that would take more than MOST_GROWTH times the present length.
+    it is narrow enough already, or if that would take more than MAX_GROWTH times the present length.
     """
     target = abs(tolerance - abs(delta))
     if half <= target or target <= 0.0:
         return None
     growth = (half / target) ** 2
-    return math.ceil((growth - 1.0) * points * gap) if growth <= MOST_GROWTH else None
+    return math.ceil((growth - 1.0) * points * gap) if growth <= MAX_GROWTH else None
 
 
 def seeds_needed(delta: float, spread: Spread, margin: float, alpha: float, have: int) -> int | None:
@@ -65,7 +65,7 @@ def seeds_needed(delta: float, spread: Spread, margin: float, alpha: float, have
     It decides if it tells a difference from the margin, or equivalence within twice the margin.
     """
     target = max(abs(margin - abs(delta)), 2.0 * margin - abs(delta))
-    for count in range(max(2, have + 1), MOST_SEEDS + 1):
+    for count in range(max(2, have + 1), MAX_SEEDS + 1):
         freedom = max(spread.freedom, 2.0 * count - 2.0)
         if upper_quantile(alpha, freedom) * spread.error(count, count) <= target:
             return count

@@ -17,7 +17,7 @@ from fp8scope_dashboard.analysis.losses.noise import Sums, newey_west_lags, prew
 
 # Schedules whose lengths differ by less count as equal.
 SLACK = 0.01
-LEAST_FINALS = 20
+MIN_FINALS = 20
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def final_of(curve: LossCurve, axis: Axis, fraction: float) -> FinalLoss | None:
     x, losses = curve.on(axis), curve.losses
     finite = np.isfinite(losses)
     x, losses = x[finite], losses[finite]
-    if len(x) < LEAST_FINALS:
+    if len(x) < MIN_FINALS:
         return None
     half = len(x) // 2
     log = np.log(np.maximum(x[half:] - min(float(x[0]), 0.0), np.finfo(np.float64).tiny))

@@ -44,7 +44,7 @@ class Prior:
 PUBLIC: Final = Prior(0.0011, 3.0)
 PUBLIC_NATS: Final = Prior(0.0036, 3.0)
 # Groups of one project differ too: their common spread never counts for more seeds than this.
-MOST_FREEDOM = 8.0
+MAX_FREEDOM = 8.0
 # A group whose variance exceeds the prior's beyond this quantile of F is not one of the prior's groups. Lower
 # than a usual test: shrinking the spread of a noisy group by mistake gives wrong claims.
 CONFLICT = 0.75
@@ -189,4 +189,4 @@ def pooled_prior(groups: Sequence[Floats], public: Prior = PUBLIC) -> Prior:
         return public
     total = public.freedom + freedom
     spread = math.sqrt((public.freedom * public.spread**2 + freedom * variance) / total)
-    return replace(public, spread=spread, freedom=min(total, MOST_FREEDOM), source="project")
+    return replace(public, spread=spread, freedom=min(total, MAX_FREEDOM), source="project")

@@ -12,7 +12,7 @@ import numpy as np
 from fp8scope_dashboard.analysis.losses.alignment import Aligned, Axis, LossCurve, align, clean
 from fp8scope_dashboard.analysis.losses.arms import two_one_sided_tests
 from fp8scope_dashboard.analysis.losses.conclusions import (
-    LEAST_LEVEL,
+    MIN_LEVEL,
     VerdictInputs,
     of_arms,
     of_finals,
@@ -39,7 +39,7 @@ CADENCE_POINTS = 20
 # Losses within this many standard deviations of 0, or below this many nats, have no relative difference.
 DEVIATIONS_FROM_ZERO, NATS_FROM_ZERO = 3.0, 0.02
 # Several seeds are compared on at least so many points: the last ones of an evaluation's curve.
-LEAST_POINTS_OF_ARMS = 5
+MIN_POINTS_OF_ARMS = 5
 
 
 def compare_losses(
@@ -113,7 +113,7 @@ def _least_points(chosen: Selection) -> int:
     Several seeds that have ended show their noise themselves, on however few points.
     """
     of_seeds = chosen.ended and not chosen.finals and min(len(chosen.runs), len(chosen.baselines)) >= 2
-    return LEAST_POINTS_OF_ARMS if of_seeds else COMMON_POINTS
+    return MIN_POINTS_OF_ARMS if of_seeds else COMMON_POINTS
 
 
 def _too_few(nothing: LossComparison, aligned: Aligned, chosen: Selection) -> LossComparison:
@@ -305,7 +305,7 @@ def _difference(ours: Floats, theirs: Floats, unit: str, scale: float) -> Floats
     start = np.maximum(np.arange(len(baseline)) - half, 0)
     stop = np.minimum(np.arange(len(baseline)) + half + 1, len(baseline))
     level = np.abs(sums[stop] - sums[start]) / (stop - start)
-    return np.asarray(difference / np.maximum(level, LEAST_LEVEL * scale))
+    return np.asarray(difference / np.maximum(level, MIN_LEVEL * scale))
 
 
 def _curve(aligned: Aligned, looks: Looks) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from fp8scope_dashboard.analysis.quantities.window import last_window
 # The first rows of a run: compilation, autotuning, caches. At most a fifth of a short run is left out.
 WARM_UP_ROWS: Final = 20
 WARM_UP_SHARE: Final = 0.2
-FEWEST_ROWS: Final = 15
+MIN_ROWS: Final = 15
 GRADIENT_SHARE: Final = 1.0 / 3.0
 GRADIENT_WIDEST: Final = 0.8
 
@@ -92,8 +92,8 @@ def gradient_norm(
     Where the runs log the same steps on the same data, the noise of the batches cancels.
     """
     lines = [[_positive(run, "grad_norm") for run in arm] for arm in (ours, theirs)]
-    long_lines = [[line for line in arm if len(line) >= FEWEST_ROWS] for arm in lines]
-    if not long_lines[0] or not long_lines[1] or len(lines[0][0]) < FEWEST_ROWS:
+    long_lines = [[line for line in arm if len(line) >= MIN_ROWS] for arm in lines]
+    if not long_lines[0] or not long_lines[1] or len(lines[0][0]) < MIN_ROWS:
         return BaselineRatio("grad_norm")
     curves = [
         (line.steps.astype(np.float64), np.log(line.values)) for line in (*long_lines[0], *long_lines[1])
@@ -124,10 +124,10 @@ def _typical_ratio(
 
 
 def _typical(run: MeasuredRun, name: str) -> Estimate | None:
-    """The logarithm of the typical value after the warm-up; None with fewer than FEWEST_ROWS rows."""
+    """The logarithm of the typical value after the warm-up; None with fewer than MIN_ROWS rows."""
     line = _positive(run, name)
     values = np.log(line.values[min(WARM_UP_ROWS, int(WARM_UP_SHARE * len(line))) :])
-    return None if len(values) < FEWEST_ROWS else serial.mean(serial.group_medians(values))
+    return None if len(values) < MIN_ROWS else serial.mean(serial.group_medians(values))
 
 
 def _tokens_per_step(run: MeasuredRun) -> float | None:

@@ -27,7 +27,7 @@ from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.statistics.serial_noise import lag_one, unbiased
 from fp8scope_dashboard.statistics.student import upper_quantile
 
-MOST_GROUPS: Final = 48
+MAX_GROUPS: Final = 48
 """Long series are averaged to this many groups first: means of long groups are nearly uncorrelated."""
 LOWEST_CORRELATION: Final = -0.5
 """Errors of steps do not alternate more than this; a lower estimate is chance."""
@@ -65,7 +65,7 @@ def t_quantile(level: float, dof: float) -> float:
     return upper_quantile(0.5 - level / 2.0, dof)
 
 
-def group_medians(values: Floats, smallest: int = 3, most: int = MOST_GROUPS) -> Floats:
+def group_medians(values: Floats, smallest: int = 3, most: int = MAX_GROUPS) -> Floats:
     """Medians of groups of at least `smallest` neighbours, so that rare outliers do not count; float64[G]."""
     groups = int(min(most, max(1, len(values) // smallest)))
     size, longer = divmod(len(values), groups)

@@ -40,7 +40,7 @@ WIDEST: Final = 0.8
 CLEAR_SLOPE: Final = 3.0
 # An interval that reaches a factor of 4 says nothing that a slope at one place could tell.
 WIDEST_LOGARITHM: Final = math.log(4.0)
-FEWEST_FINITE: Final = 9
+MIN_FINITE: Final = 9
 ITERATIONS: Final = 4
 
 
@@ -90,7 +90,7 @@ def tokens_cost(
     if window is None:
         return TokensCost(axis=axis, refusal="few_points")
     finite: NDArray[np.bool_] = np.asarray(np.isfinite(window.values).all(axis=0))
-    if not finite[-1] or finite.mean() < 0.75 or finite.sum() < FEWEST_FINITE:
+    if not finite[-1] or finite.mean() < 0.75 or finite.sum() < MIN_FINITE:
         return TokensCost(axis=axis, refusal="not_finite")
     t = np.log(window.x[finite])
     t -= t.mean()

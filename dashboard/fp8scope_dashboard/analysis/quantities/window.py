@@ -10,8 +10,8 @@ import numpy as np
 
 from fp8scope_dashboard.statistics.arrays import Floats
 
-MOST_BINS: Final = 48
-FEWEST_BINS: Final = 12
+MAX_BINS: Final = 48
+MIN_BINS: Final = 12
 # With fewer, the window grows: the correlation of few values is hard to estimate.
 ENOUGH_BINS: Final = 24
 
@@ -38,11 +38,11 @@ class BinnedCurves:
 def last_window(
     curves: Sequence[tuple[Floats, Floats]], share: float, *, widest: float | None = None
 ) -> BinnedCurves | None:
-    """The curves over the last `share` of their common range, in at most MOST_BINS bins.
+    """The curves over the last `share` of their common range, in at most MAX_BINS bins.
 
     Bins hold (nearly) equally many points of the curve with the fewest points there. If it has fewer than
     ENOUGH_BINS in the window, the window grows, up to the share `widest`. None if there are fewer than
-    FEWEST_BINS then, or if some curve has no point in more than a quarter of the bins.
+    MIN_BINS then, or if some curve has no point in more than a quarter of the bins.
 
     Args:
         curves: of each run, positions float64[N], increasing, and values float64[N].
@@ -61,12 +61,12 @@ def last_window(
         ]
         if min(len(x) for x, _ in inside) >= ENOUGH_BINS:
             break
-    return _binned(inside, low, high) if min(len(x) for x, _ in inside) >= FEWEST_BINS else None
+    return _binned(inside, low, high) if min(len(x) for x, _ in inside) >= MIN_BINS else None
 
 
 def _binned(curves: Sequence[tuple[Floats, Floats]], low: float, high: float) -> BinnedCurves | None:
     fewest = min((x for x, _ in curves), key=len)
-    count = min(MOST_BINS, len(fewest))
+    count = min(MAX_BINS, len(fewest))
     firsts = np.linspace(0, len(fewest), count + 1).astype(np.int64)[1:-1]
     edges = (fewest[firsts - 1] + fewest[firsts]) / 2.0
     positions, values = [], []
@@ -78,6 +78,6 @@ def _binned(curves: Sequence[tuple[Floats, Floats]], low: float, high: float) ->
             values.append(np.bincount(bins, weights=y, minlength=count) / sizes)
     stacked = np.stack(values)
     filled = np.isfinite(np.stack(positions)).all(axis=0)
-    if filled.mean() < 0.75 or filled.sum() < FEWEST_BINS:
+    if filled.mean() < 0.75 or filled.sum() < MIN_BINS:
         return None
     return BinnedCurves(np.stack(positions).mean(axis=0)[filled], stacked[:, filled], low, high)

@@ -210,7 +210,7 @@ def has_spread(scores: Floats) -> bool:
 
 
 # Of Student's t, for which the non-central t is computed; beyond it the limit is as good to 0.1 %.
-LARGEST_CRITICAL = 1e3
+MAX_CRITICAL = 1e3
 
 
 def smallest_detectable(
@@ -228,7 +228,7 @@ def smallest_detectable(
         return (critical + float(scipy.stats.norm.ppf(POWER))) * error
 
     # The noise of the difference no longer matters, only that of its standard error; the non-central t fails.
-    if critical > LARGEST_CRITICAL:
+    if critical > MAX_CRITICAL:
         return critical * math.sqrt(float(scipy.stats.chi2.ppf(POWER, freedom)) / freedom) * error
 
     def missing_power(shift: float) -> float:

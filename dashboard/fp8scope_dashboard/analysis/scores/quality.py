@@ -12,7 +12,7 @@ from fp8scope_dashboard.analysis.scores.intervals import POWER
 
 # Fewer checkpoints show no trend.
 CHECKPOINTS = 3
-MOST_ITEMS = 10_000_000
+MAX_ITEMS = 10_000_000
 
 
 def items_needed(
@@ -82,7 +82,7 @@ def required_sample(
     allowed = (margin / (critical + float(scipy.stats.norm.ppf(POWER)))) ** 2
     rest = allowed - further
     items = math.ceil(units * variance / rest) if rest > 0.0 else None
-    if items is not None and items > MOST_ITEMS:
+    if items is not None and items > MAX_ITEMS:
         items = None
     seeds = math.ceil(runs * (variance + further) / allowed) if allowed > 0.0 else None
     return RequiredSample(None if items is None else max(items, 2), seeds)

@@ -16,7 +16,7 @@ from typing import Final, Literal
 import numpy as np
 import scipy
 
-from fp8scope_dashboard.analysis.losses.seeds import MOST_FREEDOM, PUBLIC, PUBLIC_NATS, Prior, shrunk
+from fp8scope_dashboard.analysis.losses.seeds import MAX_FREEDOM, PUBLIC, PUBLIC_NATS, Prior, shrunk
 from fp8scope_dashboard.analysis.scores.intervals import ROUNDING, cluster_index
 from fp8scope_dashboard.analysis.scores.metrics import is_loss, is_perplexity
 from fp8scope_dashboard.analysis.scores.public_spreads import SEEDS, spread_of
@@ -210,7 +210,7 @@ def offset_prior(
     )
     total = prior.freedom + freedom
     variance = (prior.freedom * prior.spread**2 + squares) / total
-    return Prior(variance**0.5, min(total, MOST_FREEDOM), "project")
+    return Prior(variance**0.5, min(total, MAX_FREEDOM), "project")
 
 
 def with_prior(spread: ScoreSpread | None, prior: Prior) -> ScoreSpread:
@@ -226,7 +226,7 @@ def with_prior(spread: ScoreSpread | None, prior: Prior) -> ScoreSpread:
     if spread.source != "own":
         return spread
     # The spread of other tasks says no more about this one than that of so many seeds.
-    freedom = min(spread.freedom, spread.own[1] + MOST_FREEDOM)
+    freedom = min(spread.freedom, spread.own[1] + MAX_FREEDOM)
     expected = replace(prior, spread=(prior.spread**2 + spread.by_items) ** 0.5)
     variance, total, _ = shrunk(spread.variance, freedom, expected)
     return replace(spread, variance=variance, freedom=total)

@@ -35,7 +35,7 @@ SCALE_ROUNDING = 1 / 16
 # ... and these binades below its largest value are normal numbers.
 NORMAL_BINADES = E4M3.max_exponent - E4M3.min_exponent
 # More than there are between any two values of float32.
-MOST_BINADES = 512
+MAX_BINADES = 512
 
 
 class Blocks(NamedTuple):
@@ -98,7 +98,7 @@ def outcomes(format: NumberFormat, rule: ScaleRule, margin: int, binades: int) -
         noise[distance] = np.average(squared_error(y, format) / y**2, weights=weight * x**2)
     # An element is smallest against its block if its mantissa is 1 and that of amax is almost 2.
     smallest = float(_unit(format, rule, margin, np.array(2.0 - 2.0**-23))) / max(_scale_bounds(rule))
-    first = int(np.argmax(smallest * np.ldexp(1.0, -np.arange(MOST_BINADES)) <= format.flushed))
+    first = int(np.argmax(smallest * np.ldexp(1.0, -np.arange(MAX_BINADES)) <= format.flushed))
     return BlockOutcomes(saturated, flushed, noise, first, _peaks(format, rule, margin)[1] > format.limit)
 
 

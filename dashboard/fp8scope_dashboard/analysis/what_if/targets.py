@@ -13,8 +13,8 @@ from fp8scope_dashboard.analysis.what_if.block_scaling import Blocks, ScaleRule,
 from fp8scope_dashboard.analysis.what_if.distribution import Bounds, Distribution, Effect
 from fp8scope_dashboard.analysis.what_if.formats import E2M1, E2M3, E3M2, E4M3, E5M2, NumberFormat
 from fp8scope_dashboard.analysis.what_if.tensor_scaling import (
-    LARGEST_SCALE,
-    SMALLEST_SCALE,
+    MAX_SCALE,
+    MIN_SCALE,
     scale_from_amax,
     tensor_effect,
 )
@@ -275,6 +275,6 @@ def parse_scale(text: str) -> float:
         scale = 2.0 ** int(exponent) if power and float(base) == 2.0 else float(base) if not power else 0.0
     except (ValueError, OverflowError):
         scale = 0.0
-    if not SMALLEST_SCALE <= scale <= LARGEST_SCALE:
+    if not MIN_SCALE <= scale <= MAX_SCALE:
         raise ValueError("scale must be a positive number, such as 448 or 2^-5, that float32 can hold.")
     return scale

@@ -28,8 +28,8 @@ Mask = NDArray[np.bool_]
 
 # Positions within a bin at which the error is evaluated for the estimate.
 POINTS = 8
-LARGEST_SCALE = float(np.finfo(np.float32).max)
-SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
+MAX_SCALE = float(np.finfo(np.float32).max)
+MIN_SCALE = float(np.finfo(np.float32).tiny)
 
 
 def scale_from_amax(amax: Floats, format: NumberFormat, margin: int, *, power_of_two: bool = False) -> Floats:
@@ -39,7 +39,7 @@ def scale_from_amax(amax: Floats, format: NumberFormat, margin: int, *, power_of
     """
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         scale = np.float32(format.largest * 2.0**-margin) / amax.astype(np.float32)
-        scale = np.clip(scale, np.float32(SMALLEST_SCALE), np.float32(LARGEST_SCALE)).astype(np.float64)
+        scale = np.clip(scale, np.float32(MIN_SCALE), np.float32(MAX_SCALE)).astype(np.float64)
         if power_of_two:
             scale = np.ldexp(1.0, np.frexp(scale)[1] - 1)
     return np.where((amax > 0) & np.isfinite(amax), scale, 1.0)

@@ -20,11 +20,11 @@ from fp8scope_dashboard.statistics.robust import MAD_TO_SIGMA
 
 # In powers of two. A factor of 8 between the arms' gradients is beyond the noise of one step; the layers of
 # one model agree within a factor of 2, and so do other tensors.
-LEAST_FACTOR: Final = 3.0
+MIN_FACTOR: Final = 3.0
 SPREAD: Final = 1.0
 # Gradients and rows without which nothing is decided.
-LEAST_TENSORS: Final = 3
-LEAST_ROWS: Final = 8
+MIN_TENSORS: Final = 3
+MIN_ROWS: Final = 8
 
 
 @dataclass(frozen=True)
@@ -52,16 +52,16 @@ def _against(rows: TensorSeries, reference: TensorSeries) -> CommonFactor | None
     if not len(steps):
         return None
     bits, common = _common(ratios, rows.roles == "grad_output")
-    marked = common & (np.abs(bits) >= LEAST_FACTOR)
+    marked = common & (np.abs(bits) >= MIN_FACTOR)
     runs = np.flatnonzero(np.diff(marked.astype(np.int8), prepend=0, append=0)).reshape(-1, 2)
     lengths = runs[:, 1] - runs[:, 0]
-    if not len(runs) or lengths.max() < min(LEAST_ROWS, len(steps)):
+    if not len(runs) or lengths.max() < min(MIN_ROWS, len(steps)):
         return None
-    begin, end = runs[int(np.argmax(lengths >= min(LEAST_ROWS, len(steps))))]
+    begin, end = runs[int(np.argmax(lengths >= min(MIN_ROWS, len(steps))))]
     if _differs(ratios[rows.roles == "weight", begin]):
         return None
-    before = bits[max(0, begin - 1 - LEAST_ROWS) : max(0, begin - 1)]
-    jumps = len(before) >= LEAST_ROWS // 2 and float(np.median(np.abs(before))) <= SPREAD
+    before = bits[max(0, begin - 1 - MIN_ROWS) : max(0, begin - 1)]
+    jumps = len(before) >= MIN_ROWS // 2 and float(np.median(np.abs(before))) <= SPREAD
     return CommonFactor(float(np.median(bits[begin:end])), int(steps[begin]), "BF16", jumps)
 
 
@@ -88,17 +88,17 @@ def _jump(rows: TensorSeries) -> CommonFactor | None:
         logarithms = np.log2(rows.amax)
     logarithms = np.where(np.isfinite(logarithms), logarithms, np.nan)
     gradients = rows.roles == "grad_output"
-    if logarithms.shape[1] < 2 * LEAST_ROWS or not gradients.any():
+    if logarithms.shape[1] < 2 * MIN_ROWS or not gradients.any():
         return None
     # Single rows are noisy: the levels decide.
     bits = np.nan_to_num(_medians(np.diff(logarithms, axis=1)[gradients], 0))
-    for at in np.flatnonzero(np.abs(bits) >= LEAST_FACTOR - SPREAD) + 1:
-        before, after = logarithms[:, max(0, at - LEAST_ROWS) : at], logarithms[:, at : at + LEAST_ROWS]
-        if min(before.shape[1], after.shape[1]) < LEAST_ROWS // 2:
+    for at in np.flatnonzero(np.abs(bits) >= MIN_FACTOR - SPREAD) + 1:
+        before, after = logarithms[:, max(0, at - MIN_ROWS) : at], logarithms[:, at : at + MIN_ROWS]
+        if min(before.shape[1], after.shape[1]) < MIN_ROWS // 2:
             continue
         levels = _medians(after, 1) - _medians(before, 1)
         lasting, agrees = _common(levels[:, None], gradients)
-        is_factor = agrees[0] and abs(lasting[0]) >= LEAST_FACTOR
+        is_factor = agrees[0] and abs(lasting[0]) >= MIN_FACTOR
         if is_factor and not _differs(levels[rows.roles == "weight"]):
             return CommonFactor(float(lasting[0]), int(rows.steps[at]), "the steps before", True)
     return None
@@ -112,7 +112,7 @@ def _common(
     median = _medians(chosen, 0)
     spread = MAD_TO_SIGMA * _medians(np.abs(chosen - median), 0)
     others = np.nan_to_num(_medians(values[~gradients], 0))
-    enough = (~np.isnan(chosen)).sum(axis=0) >= LEAST_TENSORS
+    enough = (~np.isnan(chosen)).sum(axis=0) >= MIN_TENSORS
     with np.errstate(invalid="ignore"):
         agree = enough & (spread <= SPREAD) & (np.abs(others) <= SPREAD)
     return np.nan_to_num(median), agree
@@ -120,7 +120,7 @@ def _common(
 
 def _differs(bits: Floats) -> bool:
     """Return whether one of these tensors differs by a factor that no loss scale gives it."""
-    return bool((np.abs(bits[np.isfinite(bits)]) >= LEAST_FACTOR).any())
+    return bool((np.abs(bits[np.isfinite(bits)]) >= MIN_FACTOR).any())
 
 
 def _medians(values: Floats, axis: int) -> Floats:

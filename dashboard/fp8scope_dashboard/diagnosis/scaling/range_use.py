@@ -38,7 +38,7 @@ WINDOW: Final = 16
 # Rows of a run in which scales and losses are not settled.
 WARM_UP: Final = 16
 # Below this a share is zero, for logarithms.
-SMALLEST_SHARE: Final = 1e-7
+MIN_SHARE: Final = 1e-7
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +127,7 @@ def _onset(kind: LeavingKind, values: Floats, limit: float) -> tuple[int, int, i
     first = int(first_sustained(over, np.ones_like(over))[0])
     if first >= 0:
         return first, first, first
-    logarithms = np.log10(np.maximum(values, SMALLEST_SHARE))
+    logarithms = np.log10(np.maximum(values, MIN_SHARE))
     for change in change_points(logarithms):
         after = values[change.index : change.index + WINDOW]
         if change.after > change.before and after.mean() > limit / 2.0:

@@ -29,7 +29,7 @@ FaultKind = Literal["frozen", "reset", "offset", "stale"]
 # In powers of two: 2 %, far above the rounding of float32, far below a factor that matters.
 TOLERANCE: Final = 0.03
 # Rows without which nothing is decided, and the shortest fault: two calls may differ by chance.
-LEAST_ROWS: Final = 16
+MIN_ROWS: Final = 16
 SHORTEST: Final = 3
 # Single fitting rows inside a fault are chance: an amax may return to an old value.
 GAP: Final = 3
@@ -81,7 +81,7 @@ def scale_fault(
             with several calls the formula does not hold exactly, and only `frozen` is decided.
     """
     observed = np.flatnonzero(np.isfinite(amax) & np.isfinite(scale) & (scale > 0))
-    if len(observed) < LEAST_ROWS or not np.isfinite(largest):
+    if len(observed) < MIN_ROWS or not np.isfinite(largest):
         return None
     a, s = amax[observed], scale[observed]
     if scaling.kind in ("blocks", "unknown") or calls > SEVERAL:
@@ -243,11 +243,11 @@ def _frozen_by_constancy(a: Floats, s: Floats, largest: float, scaling: Scaling)
     begin, end = int(edges[longest]), int(edges[longest + 1]) - 1
     others = np.delete(np.diff(edges), longest)
     usual = int(others.max()) if len(others) else 0
-    if end - begin + 1 < max(LEAST_ROWS, 4 * usual):
+    if end - begin + 1 < max(MIN_ROWS, 4 * usual):
         return None
     here = a[begin : end + 1]
     here = here[here > 0]
-    if len(here) < LEAST_ROWS:
+    if len(here) < MIN_ROWS:
         return None
     smooth = np.log2(np.array([np.median(part) for part in np.array_split(here, max(2, len(here) // 5))]))
     if scaling.kind == "unknown":

@@ -15,7 +15,7 @@ from fp8scope_dashboard.diagnosis.findings import EvidenceLink, Finding
 from fp8scope_dashboard.diagnosis.scaling.loss_scale import CommonFactor, amax_ratios, common_factor
 from fp8scope_dashboard.diagnosis.scaling.range_use import LARGE_ERROR, Leaving, flushing, saturating
 from fp8scope_dashboard.diagnosis.scaling.scale_faults import (
-    LEAST_ROWS,
+    MIN_ROWS,
     SEVERAL,
     FaultKind,
     ScaleFault,
@@ -27,9 +27,9 @@ from fp8scope_dashboard.text.numbers import as_factor, count
 from fp8scope_dashboard.text.onsets import steps_in_words
 
 # A fault is one layer's if the model has at least so many layers, and no other layer has it.
-LEAST_MODULES: Final = 4
+MIN_MODULES: Final = 4
 # A reset history concerns all tensors at one step: at least so many, that agree within two steps.
-LEAST_RESETS: Final = 3
+MIN_RESETS: Final = 3
 # Share of the gradients that underflow, or of all tensors that saturate, from which it is not a few layers.
 MOST: Final = 0.5
 # Powers of two by which the amax of one layer's weight differs from BF16's, and no other layer's.
@@ -127,9 +127,9 @@ def _of_scales(
 ) -> Finding | None:
     resets = {p: fault for p, fault in faults.items() if fault.kind == "reset"}
     counted = {p: fault for p, fault in faults.items() if fault.kind != "reset"}
-    if len(resets) >= LEAST_RESETS and len(resets) >= len(counted):
+    if len(resets) >= MIN_RESETS and len(resets) >= len(counted):
         step, agreeing = _common_step(resets, rows)
-        if len(agreeing) >= LEAST_RESETS:
+        if len(agreeing) >= MIN_RESETS:
             return _reset(step, agreeing, rows)
     if not counted:
         return None
@@ -352,7 +352,7 @@ def _of_one_layer(
 ) -> Finding | None:
     """A layer whose weights are not BF16's, or whose error stands out."""
     apart = _apart_weights(rows, reference) if reference is not None else []
-    if len(apart) == 1 and _modules(rows) >= LEAST_MODULES:
+    if len(apart) == 1 and _modules(rows) >= MIN_MODULES:
         position, bits, onset = apart[0]
         size = "larger" if bits > 0 else "smaller"
         # An alert may have told since when it grows.
@@ -384,7 +384,7 @@ def _apart_weights(rows: TensorSeries, reference: TensorSeries) -> list[tuple[in
     """Weights whose amax is not BF16's, if the other weights' are: position, log2 of the ratio, onset."""
     ratios, steps = amax_ratios(rows, reference)
     weights = np.flatnonzero((rows.roles == "weight") & ~np.isnan(ratios).all(axis=1))
-    if len(weights) < LEAST_MODULES or not len(steps):
+    if len(weights) < MIN_MODULES or not len(steps):
         return []
     last = ratios[weights, -max(1, len(steps) // 4) :]
     levels = np.array([np.nanmedian(row) if np.isfinite(row).any() else 0.0 for row in last])
@@ -403,7 +403,7 @@ def _apart_errors(rows: TensorSeries) -> list[tuple[int, float, int]]:
     noisy = []
     for role in sorted(set(rows.roles.tolist())):
         positions = np.flatnonzero((rows.roles == role) & ~np.isnan(rows.error).all(axis=1))
-        if len(positions) < LEAST_MODULES:
+        if len(positions) < MIN_MODULES:
             continue
         worst = np.nanmax(rows.error[positions], axis=1)
         limit = max(LARGE_ERROR, ERROR_APART * float(np.median(worst)))
@@ -488,11 +488,9 @@ def _clear(
 ) -> Finding:
     """Return what was looked at without a fault. It covers only the tensors and steps that were observed."""
     seen = np.isfinite(rows.scale) & (rows.scale > 0) & np.isfinite(rows.amax)
-    enough = seen.sum(axis=1) >= LEAST_ROWS
+    enough = seen.sum(axis=1) >= MIN_ROWS
     if not enough.any():
-        sentence = (
-            f"No scale was observed in {LEAST_ROWS} steps or more, so that nothing can be said of them."
-        )
+        sentence = f"No scale was observed in {MIN_ROWS} steps or more, so that nothing can be said of them."
         return Finding(step="scaling", outcome="unknown", sentence=sentence)
     stated = np.array([scalings[tensor.role].kind in ("delayed", "current") for tensor in rows.tensors])
     stated &= rows.calls <= SEVERAL
@@ -527,7 +525,7 @@ def _clear(
 def _only_module(positions: Sequence[int], rows: TensorSeries) -> str:
     """The layer that all these tensors belong to; empty if they are several, or the model has few layers."""
     modules = {rows.tensors[position].module for position in positions}
-    return modules.pop() if len(modules) == 1 and _modules(rows) >= LEAST_MODULES else ""
+    return modules.pop() if len(modules) == 1 and _modules(rows) >= MIN_MODULES else ""
 
 
 def _modules(rows: TensorSeries) -> int:

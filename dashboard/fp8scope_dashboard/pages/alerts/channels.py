@@ -22,8 +22,8 @@ from fp8scope_dashboard.audit.models import Action
 from fp8scope_dashboard.db.encryption import encrypt_json
 from fp8scope_dashboard.pages.access import POST, in_project, page
 
-MOST_CHANNELS = 20
-MOST_FAILED = 100
+MAX_CHANNELS = 20
+MAX_FAILED = 100
 NAME_LENGTH, SECRET_LENGTH = 128, 200
 PER_MINUTE = (1, 600)
 
@@ -87,7 +87,7 @@ def _context(project: Project) -> dict[str, Any]:
     return {
         "rows": rows,
         "is_testing": any(row.is_testing for row in rows),
-        "failed": _failed(project)[:MOST_FAILED],
+        "failed": _failed(project)[:MAX_FAILED],
         "severities": Severity.choices,
         "has_mail_server": bool(django_settings.SMTP_URL),
         "per_minute": PER_MINUTE,
@@ -135,8 +135,8 @@ def channel_create(request: HttpRequest, project: Project, kind: str) -> HttpRes
     if kind not in FIELDS:
         raise Http404("No such kind of channel.")
     name = request.POST.get("name", "").strip()[:NAME_LENGTH] or CHANNELS[kind].label
-    if Channel.objects.filter(project=project).count() >= MOST_CHANNELS:
-        messages.error(request, f"A project can have at most {MOST_CHANNELS} channels. Remove one first.")
+    if Channel.objects.filter(project=project).count() >= MAX_CHANNELS:
+        messages.error(request, f"A project can have at most {MAX_CHANNELS} channels. Remove one first.")
     elif (config := _config(request, kind)) is not None:
         channel = Channel.objects.create(project=project, kind=kind, name=name, sealed=encrypt_json(config))
         record(actor_of(request), project, Action.CHANNEL, f"added “{name}” ({kind})")

@@ -117,7 +117,7 @@ def rule_remove(request: HttpRequest, project: Project, rule_id: int) -> HttpRes
 def rule_try(request: HttpRequest, project: Project) -> HttpResponse:
     """Begin a trial of the posted rule on the chosen runs."""
     try:
-        run_ids = uuids_in(request.POST.getlist("runs"), trials.MOST_RUNS)
+        run_ids = uuids_in(request.POST.getlist("runs"), trials.MAX_RUNS)
         trial = trials.begin(project, posted_document(request), list(run_ids), person(request))
     except RuleDocumentError as error:
         return render(request, "pages/alerts/_trial.html", {"project": project, "problem": _in_words(error)})

@@ -47,10 +47,10 @@ from fp8scope_dashboard.pages.run.controls.content import command_entry
 from fp8scope_dashboard.runs.models import Run
 
 # More alerts are listed without their charts, which open on demand.
-MOST_CHARTS: Final = 8
-MOST_CHOSEN: Final = 200
-MOST_RUNS: Final = 100
-MOST_RECENT: Final = 5
+MAX_CHARTS: Final = 8
+MAX_CHOSEN: Final = 200
+MAX_RUNS: Final = 100
+MAX_RECENT: Final = 5
 
 
 @in_project()
@@ -71,7 +71,7 @@ def alerts(request: HttpRequest, project: Project) -> HttpResponse:
         "pages": shown,
         "newer": chosen.address(chosen.state, shown.number - 1) if shown.has_previous() else "",
         "older": chosen.address(chosen.state, shown.number + 1) if shown.has_next() else "",
-        "with_charts": len(events_shown) <= MOST_CHARTS,
+        "with_charts": len(events_shown) <= MAX_CHARTS,
         "filter": chosen,
         "states": [
             (key, label, _in_state(matching, key).count(), chosen.address(key))
@@ -81,7 +81,7 @@ def alerts(request: HttpRequest, project: Project) -> HttpResponse:
         "groupings": [(key, label, chosen.address(chosen.state, by=key)) for key, label in GROUPINGS.items()],
         "severities": Severity.choices,
         "kinds": [(kind, RuleKind(kind).label) for kind in kinds],
-        "runs": Run.objects.filter(events__in=events).distinct().order_by("-created_at")[:MOST_RUNS],
+        "runs": Run.objects.filter(events__in=events).distinct().order_by("-created_at")[:MAX_RUNS],
         "only": Run.objects.filter(project=project, pk=chosen.run).first() if chosen.run else None,
         "total": events.count(),
         "open_matching": _in_state(matching, EventState.OPEN).count(),
@@ -137,7 +137,7 @@ def recent(request: HttpRequest, project: Project) -> JsonResponse:
             "message": event.message,
             "url": reverse("alert", args=[project.slug, event.pk]),
         }
-        for event in fresh[:MOST_RECENT]
+        for event in fresh[:MAX_RECENT]
     ]
     counts = {"open": open_alerts(project), "more": max(0, fresh.count() - len(shown))}
     return JsonResponse({"newest": newest, "alerts": shown, **counts})
@@ -154,7 +154,7 @@ def acknowledge_many(request: HttpRequest, project: Project) -> HttpResponse:
         matching = Filter.of(request.POST, "open").apply(events_of(project))
         chosen = numbered(matching).filter(number__lte=newest)
     else:
-        texts = request.POST.getlist("alerts")[:MOST_CHOSEN]
+        texts = request.POST.getlist("alerts")[:MAX_CHOSEN]
         ids = [number for text in texts if (number := whole_number(text)) is not None]
         chosen = events_of(project).filter(pk__in=ids)
     try:

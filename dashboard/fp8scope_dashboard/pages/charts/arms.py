@@ -14,7 +14,7 @@ from fp8scope_dashboard.runs.models import Run
 
 FP8_SLOTS: tuple[Slot, ...] = PALETTE[1:]
 # The most groups, and runs without a group, with an assigned colour.
-MOST_GROUPS = 1_000
+MAX_GROUPS = 1_000
 
 PRECISIONS = {"bf16": "BF16", "fp8": "FP8", "fp16": "FP16", "fp32": "FP32"}
 
@@ -41,8 +41,8 @@ class Arms:
         fp8 = Run.objects.filter(project=project, precision="fp8").order_by()
         groups = fp8.exclude(group="").values_list("group").annotate(first=Min("created_at"))
         alone = fp8.filter(group="").order_by("created_at").values_list("pk", "created_at")
-        begun = [(first, group) for group, first in groups.order_by("first", "group")[:MOST_GROUPS]]
-        begun += [(created, str(pk)) for pk, created in alone[:MOST_GROUPS]]
+        begun = [(first, group) for group, first in groups.order_by("first", "group")[:MAX_GROUPS]]
+        begun += [(created, str(pk)) for pk, created in alone[:MAX_GROUPS]]
         self._ranks = {key: i for i, (_, key) in enumerate(sorted(begun))}
 
     def of(self, run: Run) -> Arm:

@@ -16,7 +16,7 @@ from fp8scope_dashboard.statistics.arrays import Floats
 HEIGHT = 320
 # Empty exponents on both sides. The bars of zero and of NaN and Inf are one further out.
 ROOM = 2
-LEAST_SPAN = 16
+MIN_SPAN = 16
 OUTCOMES = ("saturates", "normal", "subnormal", "becomes zero")
 
 
@@ -237,13 +237,13 @@ def summary_of(histogram: Exponents, name: str) -> str:
 
 
 def _span(histogram: Exponents) -> tuple[int, int]:
-    """The exponents to draw: those that occur, the format's limits, and at least LEAST_SPAN."""
+    """The exponents to draw: those that occur, the format's limits, and at least MIN_SPAN."""
     occurring = np.flatnonzero(histogram.counts)
     ends = [float(histogram.first + i) for i in (occurring[0], occurring[-1])] if len(occurring) else []
     if histogram.limits is not None:
         ends += [histogram.limits[0], histogram.limits[2]]
-    low, high = (floor(min(ends)), floor(max(ends))) if ends else (-LEAST_SPAN // 2, LEAST_SPAN // 2)
-    missing = max(0, LEAST_SPAN - (high - low))
+    low, high = (floor(min(ends)), floor(max(ends))) if ends else (-MIN_SPAN // 2, MIN_SPAN // 2)
+    missing = max(0, MIN_SPAN - (high - low))
     last = histogram.first + len(histogram.counts) - 1
     return max(histogram.first, low - missing // 2), min(last, high + (missing + 1) // 2)
 

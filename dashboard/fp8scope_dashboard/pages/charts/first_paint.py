@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 # theme.js sets it to the colours that the page had.
 THEME_COOKIE: Final = "fp8scope-theme"
 # Characters of an answer that a page brings. A larger one would hold up the page: the script asks for it.
-MOST_CHARACTERS: Final = 400_000
+MAX_CHARACTERS: Final = 400_000
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def first_paint(request: HttpRequest, address: str, name: str, axis: str) -> Fir
 def _for_script(chart: Chart) -> SafeString:
     """The JSON of a chart as the content of an element script, which no text in it can end."""
     text = chart.json()
-    if len(text) > MOST_CHARACTERS:
+    if len(text) > MAX_CHARACTERS:
         return SafeString()
     return mark_safe(text.replace("<", "\\u003c"))  # noqa: S308
 

@@ -16,7 +16,7 @@ ALERT: Final = "alert"
 NOTE: Final = "note"
 CHANGE: Final = "change"
 # More marks would overlap.
-MOST_MARKS: Final = 200
+MAX_MARKS: Final = 200
 
 
 # Characters of a line, and of all lines, that the hover text has of a detail.
@@ -68,7 +68,7 @@ def draw_marks(
 
     Their texts are at `height` on the y axis `axis`; without a height there are none.
     """
-    marks = marks[:MOST_MARKS]
+    marks = marks[:MAX_MARKS]
     for mark in marks:
         drawing.add_shape(
             type="line",
@@ -107,12 +107,12 @@ def draw_marks(
 
 
 def stretches(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """The first and the last index of each stretch of True, int64[N, 2]; at most MOST_MARKS / 2 stretches."""
+    """The first and the last index of each stretch of True, int64[N, 2]; at most MAX_MARKS / 2 stretches."""
     padded = np.concatenate(([False], mask, [False]))
     changes = np.flatnonzero(padded[1:] != padded[:-1])
     pairs = np.stack([changes[::2], changes[1::2] - 1], axis=1)
-    if len(pairs) > MOST_MARKS // 2:
-        pairs = pairs[np.linspace(0, len(pairs) - 1, MOST_MARKS // 2).astype(int)]
+    if len(pairs) > MAX_MARKS // 2:
+        pairs = pairs[np.linspace(0, len(pairs) - 1, MAX_MARKS // 2).astype(int)]
     return pairs
 
 

@@ -34,7 +34,7 @@ AXIS_TITLES: Final[dict[Axis, str]] = {
 TIMED: Final[tuple[Axis, ...]] = ("time", "wall")
 
 POINTS, COMPACT_POINTS = 1_200, 500
-LARGEST_STEP = 2**62
+MAX_STEP = 2**62
 # Points of a whole series from which the steps of a range of tokens or of time are taken.
 RANGE_POINTS = 4_000
 
@@ -246,4 +246,4 @@ def step_of(text: str | None) -> int | None:
         value = round(float(text)) if text else None
     except (ValueError, OverflowError):
         return None
-    return None if value is None or abs(value) > LARGEST_STEP else value
+    return None if value is None or abs(value) > MAX_STEP else value

@@ -31,8 +31,8 @@ from fp8scope_dashboard.text.ticks import superscript
 # A line in a page is stretched to the width of its panel, which has this many units.
 UNITS: Final = 10_000
 # Points of a line: about two for each pixel of a chart's width.
-MOST_POINTS: Final = 1_000
-MOST_MARKERS: Final = 300
+MAX_POINTS: Final = 1_000
+MAX_MARKERS: Final = 300
 CHARACTER: Final = 0.56
 TITLE_PIXELS: Final = 28
 # The height of a row of the legend, and the width beside it in a file.
@@ -249,8 +249,8 @@ class _Drawing:
     def _line(self, panel: _Panel, x: Floats, y: Floats, trace: Any) -> str:
         if trace.line.shape == "hv" and len(x) > 1:
             x, y = np.repeat(x, 2)[1:], np.repeat(y, 2)[:-1]
-        if len(x) > MOST_POINTS:
-            indices = keep(np.arange(len(y)), y, MOST_POINTS)
+        if len(x) > MAX_POINTS:
+            indices = keep(np.arange(len(y)), y, MAX_POINTS)
             x, y = x[indices], y[indices]
         across, down = self._units(panel, x, y)
         parts = []
@@ -292,7 +292,7 @@ class _Drawing:
         drawn = 0
         for at, value, colour in zip(x, y, colours, strict=False):
             across, up = self.x.share(at), panel.y.share(value)
-            if not (low <= across <= high and low <= up <= high) or drawn >= MOST_MARKERS:
+            if not (low <= across <= high and low <= up <= high) or drawn >= MAX_MARKERS:
                 continue
             drawn += 1
             paint = (

@@ -22,7 +22,7 @@ from fp8scope_dashboard.pages.charts.theme import (
 from fp8scope_dashboard.statistics.arrays import Floats
 
 # Limits of the delta chart's range, in tolerances.
-LEAST_TOLERANCES, MOST_TOLERANCES = 1.6, 4.0
+MIN_TOLERANCES, MAX_TOLERANCES = 1.6, 4.0
 # It contains the ends of curves that are farther away, up to this many tolerances, with some room.
 FARTHEST, ROOM = 40.0, 1.15
 # The bands of more curves would hide each other.
@@ -150,7 +150,7 @@ def _range(curves: Sequence[DeltaCurve], tolerance: float) -> tuple[float, float
     """
     late = [curve.delta[len(curve.delta) // 2 :] for curve in curves]
     seen = central_range(late) if late else None
-    least, most = LEAST_TOLERANCES * tolerance, MOST_TOLERANCES * tolerance
+    least, most = MIN_TOLERANCES * tolerance, MAX_TOLERANCES * tolerance
     low, high = seen or (-least, least)
     low, high = max(min(low, -least), -most), min(max(high, least), most)
     tails = [curve.delta[-max(1, len(curve.delta) // 4) :] for curve in curves if len(curve.delta)]

@@ -38,9 +38,9 @@ from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.text.numbers import count
 
 # Points of all lines together.
-MOST_POINTS: Final = 24_000
-LEAST_POINTS: Final = 100
-MOST_DELTAS: Final = 24
+MAX_POINTS: Final = 24_000
+MIN_POINTS: Final = 100
+MAX_DELTAS: Final = 24
 
 
 def compare_figure(project: Project, query: QueryDict, name: str) -> AnyChart:
@@ -57,7 +57,7 @@ def _loss(project: Project, runs: Sequence[Run], options: Options) -> AnyChart:
     points = None
     if len(runs) > FEW_RUNS:
         quiet, options = [run.id for run in runs], replace(options, smooth=False)
-        points = max(LEAST_POINTS, MOST_POINTS // len(runs))
+        points = max(MIN_POINTS, MAX_POINTS // len(runs))
     arms = ComparedArms(Arms(project), runs)
     curves = loss_curves(runs, arms, options, quiet=quiet, points=points)
     if not curves:
@@ -88,7 +88,7 @@ def _delta(project: Project, runs: Sequence[Run], options: Options) -> AnyChart:
     x_name = axes.most_common(1)[0][0] if axes else "steps"
     others = axes.total() - axes[x_name]
     results = [(run, result) for run, result in results if result["curve"].get("x_name", "steps") == x_name]
-    for run, result in _one_of_each_group(results)[-MOST_DELTAS:]:
+    for run, result in _one_of_each_group(results)[-MAX_DELTAS:]:
         curve = result["curve"]
         margins.append(float(result.get("margin") or project.margin))
         drawn_as = _delta_curve(run, arms, result, curve)

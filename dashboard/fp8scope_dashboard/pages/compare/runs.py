@@ -17,13 +17,13 @@ from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.runs.search import read, search, vocabulary_of
 
 # The most runs of one comparison. Each is read and drawn, and the address lists them.
-MOST_CHOSEN: Final = 200
+MAX_CHOSEN: Final = 200
 # Without a choice, so few that each line can be told apart.
-MOST_SUGGESTED: Final = 12
+MAX_SUGGESTED: Final = 12
 # Beyond this many runs, lines are thin and not smoothed, and each has fewer points.
 FEW_RUNS: Final = 12
 # Runs that can be chosen for the map of tensors.
-MOST_PAIRS: Final = 60
+MAX_PAIRS: Final = 60
 # Of a run, these are read where they are shown.
 LARGE_COLUMNS: Final = ("config", "environment", "summary", "error")
 
@@ -33,7 +33,7 @@ class ComparedRuns:
     """The compared runs, oldest first.
 
     Attributes:
-        runs: at most MOST_CHOSEN.
+        runs: at most MAX_CHOSEN.
         total: how many were asked for; more than `runs` beyond that bound.
         search: the search that finds them; empty if they are listed one by one.
         problems: what of the search was not understood.
@@ -63,12 +63,12 @@ def chosen_runs(project: Project, query: QueryDict, *, compared: bool = True) ->
     if "q" in query:
         asked = read(query.get("q", ""), vocabulary_of(project))
         matching = search(every, asked)
-        return ComparedRuns(_newest(matching, MOST_CHOSEN), matching.count(), asked.text, asked.problems)
-    ids = uuids_in(query.getlist("runs"), 2 * MOST_CHOSEN)
+        return ComparedRuns(_newest(matching, MAX_CHOSEN), matching.count(), asked.text, asked.problems)
+    ids = uuids_in(query.getlist("runs"), 2 * MAX_CHOSEN)
     listed = every.filter(pk__in=ids)
-    runs = list(listed.defer(*LARGE_COLUMNS).order_by("created_at", "id")[:MOST_CHOSEN])
+    runs = list(listed.defer(*LARGE_COLUMNS).order_by("created_at", "id")[:MAX_CHOSEN])
     # Only a choice that is cut off has more.
-    return ComparedRuns(runs, listed.count() if len(runs) == MOST_CHOSEN else len(runs))
+    return ComparedRuns(runs, listed.count() if len(runs) == MAX_CHOSEN else len(runs))
 
 
 def suggested_runs(project: Project) -> ComparedRuns:
@@ -81,7 +81,7 @@ def suggested_runs(project: Project) -> ComparedRuns:
     )
     if newest is not None:
         runs = runs.filter(comparison_runs.arm_named([newest.baseline]) | Q(baseline=newest.baseline))
-    listed = _newest(runs, MOST_SUGGESTED)
+    listed = _newest(runs, MAX_SUGGESTED)
     return ComparedRuns(listed, len(listed), is_suggestion=True)
 
 
@@ -96,8 +96,8 @@ def _newest(runs: QuerySet[Run], most: int) -> list[Run]:
 
 
 def runs_with_tensors(runs: Sequence[Run]) -> list[Run]:
-    """The runs that have statistics of tensors, the newest MOST_PAIRS."""
-    return [run for run in runs if run.statistics][-MOST_PAIRS:]
+    """The runs that have statistics of tensors, the newest MAX_PAIRS."""
+    return [run for run in runs if run.statistics][-MAX_PAIRS:]
 
 
 def tensor_pair(runs: Sequence[Run], query: QueryDict) -> tuple[Run, Run] | None:

@@ -13,11 +13,11 @@ from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.pages.access import in_project, page
 from fp8scope_dashboard.pages.charts.addresses import figure_view
 from fp8scope_dashboard.pages.charts.arms import Arm, ArmReader, Arms, ComparedArms
-from fp8scope_dashboard.pages.compare.figures import MOST_DELTAS, in_nats
+from fp8scope_dashboard.pages.compare.figures import MAX_DELTAS, in_nats
 from fp8scope_dashboard.pages.compare.figures import compare_figure as drawn_figure
 from fp8scope_dashboard.pages.compare.runs import (
     FEW_RUNS,
-    MOST_CHOSEN,
+    MAX_CHOSEN,
     ComparedRuns,
     chosen_runs,
     result_of,
@@ -38,9 +38,9 @@ from fp8scope_dashboard.runs.search import MAX_LENGTH, read, search, vocabulary_
 from fp8scope_dashboard.text.numbers import count
 
 # Runs that the chooser offers; a search finds others.
-MOST_OFFERED: Final = 40
+MAX_OFFERED: Final = 40
 # With more verdicts, each takes a line of a table.
-MOST_CARDS: Final = 6
+MAX_CARDS: Final = 6
 # Own differences of more runs of a group are folded.
 MAX_OWN: Final = 15
 
@@ -116,13 +116,13 @@ def compare(request: HttpRequest, project: Project) -> HttpResponse:
     context = {
         "chosen": chosen,
         "cards": folded,
-        "as_table": len(folded) > MOST_CARDS,
+        "as_table": len(folded) > MAX_CARDS,
         "query": chosen.query.urlencode(),
         "listed_query": replace(chosen, search="").query.urlencode(),
-        "most_chosen": MOST_CHOSEN,
+        "most_chosen": MAX_CHOSEN,
         "is_many": len(chosen.runs) > FEW_RUNS,
         "delta_unit": "nats" if in_nats([card.result for card in cards]) else "relative",
-        "deltas_left_out": max(0, len([card for card in folded if card.result.get("curve")]) - MOST_DELTAS),
+        "deltas_left_out": max(0, len([card for card in folded if card.result.get("curve")]) - MAX_DELTAS),
         **_entries(chosen, everything=False),
         "tensor_runs": tensors,
         "pair": pair,
@@ -199,8 +199,8 @@ def _choices(project: Project, chosen: ComparedRuns, arms: ArmReader, text: str)
     ids = {run.id for run in chosen.runs}
     runs = search(Run.objects.filter(project=project), query)
     newest = runs.only("id", "name", "group", "precision", "seed", "state", "created_at", "project_id")
-    offered = list(newest.order_by("-created_at", "id")[: MOST_OFFERED + len(ids)])
-    others = [run for run in offered if run.id not in ids][:MOST_OFFERED]
+    offered = list(newest.order_by("-created_at", "id")[: MAX_OFFERED + len(ids)])
+    others = [run for run in offered if run.id not in ids][:MAX_OFFERED]
     return {
         "find": query.text,
         "find_problems": query.problems,

@@ -37,15 +37,15 @@ WAKE_SECONDS = 3.0
 # After this time the browser reconnects, and permissions are checked again.
 LIFETIME_SECONDS = 900.0
 # Limits per session and per process. One more ends the session's oldest stream, or is refused.
-MOST_PER_SESSION = 8
-MOST_STREAMS = 1_000
+MAX_PER_SESSION = 8
+MAX_STREAMS = 1_000
 
 # By kind of change, a value that differs after such a change.
 Fingerprint = Mapping[str, object]
 
 
 class TooManyStreamsError(Exception):
-    """This process serves MOST_STREAMS streams already."""
+    """This process serves MAX_STREAMS streams already."""
 
 
 class StreamRegistry:
@@ -59,12 +59,12 @@ class StreamRegistry:
         """Add a stream. Returns an event that is set when the stream must end.
 
         Raises:
-            TooManyStreamsError: MOST_STREAMS are open.
+            TooManyStreamsError: MAX_STREAMS are open.
         """
-        if self.count >= MOST_STREAMS:
+        if self.count >= MAX_STREAMS:
             raise TooManyStreamsError
         mine = self._open[session]
-        if len(mine) >= MOST_PER_SESSION:
+        if len(mine) >= MAX_PER_SESSION:
             mine.popleft().set()
             self.count -= 1
         stop = asyncio.Event()

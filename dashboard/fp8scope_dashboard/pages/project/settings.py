@@ -15,7 +15,7 @@ from django.urls import reverse
 
 from fp8scope_dashboard.accounts import members, people, projects
 from fp8scope_dashboard.accounts.addresses import server_address
-from fp8scope_dashboard.accounts.members import MOST_MEMBERS
+from fp8scope_dashboard.accounts.members import MAX_MEMBERS
 from fp8scope_dashboard.accounts.models import ApiToken, Membership, Project, Role, Scope, User
 from fp8scope_dashboard.accounts.services import create_sign_in_link, create_token, revoke_token
 from fp8scope_dashboard.alerts.models import Channel, Rule
@@ -30,8 +30,8 @@ from fp8scope_dashboard.pages.undo_offer import offer_undo
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.shared_reports.services import working_links
 
-MOST_TOKENS = 200
-MOST_GROUPS = 200
+MAX_TOKENS = 200
+MAX_GROUPS = 200
 SCOPES = (
     (
         Scope.WRITE,
@@ -65,11 +65,11 @@ def _context(project: Project) -> dict[str, Any]:
     groups = Run.objects.filter(project=project).exclude(group="").order_by("group")
     tokens = ApiToken.objects.filter(project=project).select_related("created_by")
     return {
-        "members": memberships.order_by("user__username")[:MOST_MEMBERS],
+        "members": memberships.order_by("user__username")[:MAX_MEMBERS],
         "roles": Role.choices,
-        "groups": groups.values_list("group", flat=True).distinct()[:MOST_GROUPS],
+        "groups": groups.values_list("group", flat=True).distinct()[:MAX_GROUPS],
         "rules_on": Rule.objects.filter(project=project, enabled=True).count(),
-        "tokens": tokens.order_by(F("revoked_at").desc(nulls_first=True), "-created_at")[:MOST_TOKENS],
+        "tokens": tokens.order_by(F("revoked_at").desc(nulls_first=True), "-created_at")[:MAX_TOKENS],
         "channels": Channel.objects.filter(project=project).order_by("id"),
         "deletions": deletions(project),
         "scopes": SCOPES,
@@ -193,7 +193,7 @@ def token_create(request: HttpRequest, project: Project) -> HttpResponse:
     scopes = request.POST.getlist("scopes") if "has_scopes" in request.POST else [Scope.WRITE.value]
     live = ApiToken.objects.filter(project=project, revoked_at=None).count()
     context: dict[str, Any] = {"server_url": server_address(request)}
-    if live >= MOST_TOKENS:
+    if live >= MAX_TOKENS:
         context["problem"] = (
             f"The project has {live} tokens, which is the maximum. Revoke tokens that are no longer used."
         )

@@ -29,7 +29,7 @@ from fp8scope_dashboard.pages.formatting import percent
 from fp8scope_dashboard.pages.tensors.exponent_picture import typical_scale
 
 SEARCH_LENGTH = 200
-LARGEST_STEP = 2**62
+MAX_STEP = 2**62
 
 BADGES: Final[Mapping[str, Badge]] = {
     "ready": Badge("Ready", "good", "check"),
@@ -79,7 +79,7 @@ class ReadinessQuery:
         error = _error(query.get("error", ""), problems)
         return cls(
             target=target,
-            step=None if step is None or not 0 <= step <= LARGEST_STEP else step,
+            step=None if step is None or not 0 <= step <= MAX_STEP else step,
             error=error,
             search=query.get("q", "").strip()[:SEARCH_LENGTH],
             tensor=query.get("tensor", "")[:SEARCH_LENGTH],

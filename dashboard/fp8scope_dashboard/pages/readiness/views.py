@@ -25,7 +25,7 @@ from fp8scope_dashboard.telemetry import queries
 
 TENSORS_A_PAGE = 50
 # The sampled steps that the page offers.
-MOST_STEPS = 50
+MAX_STEPS = 50
 
 
 @in_project()
@@ -40,7 +40,7 @@ def readiness(request: HttpRequest, project: Project, run_id: UUID) -> HttpRespo
         "answer": answered,
         "formats": FORMAT_TITLES,
         "scalings": SCALING_TITLES,
-        "steps": queries.sampled_steps(run.pk, MOST_STEPS)[::-1],
+        "steps": queries.sampled_steps(run.pk, MAX_STEPS)[::-1],
     }
     if answered is not None:
         shown = Paginator(answered.rows, TENSORS_A_PAGE).get_page(request.GET.get("page"))

@@ -40,13 +40,13 @@ from fp8scope_dashboard.pages.scores.forest import forest_rows, latest_compariso
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.text.run_summary import sentences
 
-MOST_ALERTS: Final = 100
+MAX_ALERTS: Final = 100
 # Of more judged runs, each has a line of a table instead of a paragraph.
-MOST_PARAGRAPHS: Final = 6
+MAX_PARAGRAPHS: Final = 6
 # As many columns fit a page of paper. Of more runs, each has a line.
-MOST_COLUMNS: Final = 4
-MOST_SETTINGS: Final = 60
-MOST_VALUES: Final = 8
+MAX_COLUMNS: Final = 4
+MAX_SETTINGS: Final = 60
+MAX_VALUES: Final = 8
 VALUE_LENGTH: Final = 120
 # Of a chart, in pixels.
 WIDTH: Final = 900
@@ -102,7 +102,7 @@ def _summary(project: Project, choice: ReportChoice) -> Section:
     named = [
         (run, {"name": run.name, "slot": arms.of(run).slot, "label": arms.of(run).label}) for run in judged
     ]
-    if len(judged) > MOST_PARAGRAPHS:
+    if len(judged) > MAX_PARAGRAPHS:
         rows = [{**names, **_verdict(verdict_of(run, groups))} for run, names in named]
         return {"kind": "verdicts", "title": "Verdicts", "rows": rows}
     runs = [
@@ -165,7 +165,7 @@ def _alerts(project: Project, choice: ReportChoice) -> Section:
             "onset": event.onset_in_words,
             "message": event.message,
         }
-        for event in events.order_by("onset_step", "id")[:MOST_ALERTS]
+        for event in events.order_by("onset_step", "id")[:MAX_ALERTS]
     ]
     return {"kind": "alerts", "title": "Alerts", "rows": rows}
 
@@ -188,11 +188,11 @@ def _settings(project: Project, choice: ReportChoice) -> Section:
         for run in runs
     ]
     compared = differences(own, everything=len(runs) == 1)
-    settings, more = compared.rows[:MOST_SETTINGS], max(0, compared.total - MOST_SETTINGS)
+    settings, more = compared.rows[:MAX_SETTINGS], max(0, compared.total - MAX_SETTINGS)
     if len(runs) > 1:
-        more = max(0, compared.differing - MOST_SETTINGS)
+        more = max(0, compared.differing - MAX_SETTINGS)
     title = "Settings" if len(runs) == 1 else "Settings, and differences of the configuration"
-    if len(runs) <= MOST_COLUMNS:
+    if len(runs) <= MAX_COLUMNS:
         rows = [[name, *values] for name, values in facts]
         rows += [[entry.key, *(_cut(value.text) for value in entry.values)] for entry in settings]
         names = [run.name for run in runs]
@@ -211,9 +211,9 @@ def _settings(project: Project, choice: ReportChoice) -> Section:
 def _values(entry: EntryRow) -> list[list[str | int]]:
     """The distinct values of an entry, the most common first, each with the number of its runs."""
     shown: list[list[str | int]] = [
-        [_cut(shared.value.text), len(shared.runs)] for shared in entry.distinct[:MOST_VALUES]
+        [_cut(shared.value.text), len(shared.runs)] for shared in entry.distinct[:MAX_VALUES]
     ]
-    if rest := entry.distinct[MOST_VALUES:]:
+    if rest := entry.distinct[MAX_VALUES:]:
         shown.append([f"{len(rest):,} other values", sum(len(shared.runs) for shared in rest)])
     return shown
 

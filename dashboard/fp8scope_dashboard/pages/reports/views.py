@@ -22,7 +22,7 @@ from fp8scope_dashboard.audit.log import actor_of, record
 from fp8scope_dashboard.audit.models import Action
 from fp8scope_dashboard.pages.access import POST, SAFE, in_project, may, page, person
 from fp8scope_dashboard.pages.address_values import whole_number
-from fp8scope_dashboard.pages.compare.runs import MOST_CHOSEN, chosen_runs
+from fp8scope_dashboard.pages.compare.runs import MAX_CHOSEN, chosen_runs
 from fp8scope_dashboard.pages.reports.document import sections_to_show
 from fp8scope_dashboard.pages.reports.sections import PARTS, ReportChoice, sections_of, subject_of
 from fp8scope_dashboard.pages.run.facts import own_version, run_facts
@@ -42,10 +42,10 @@ from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.text import markdown
 from fp8scope_dashboard.text.run_summary import paragraph
 
-MOST_OFFERED: Final = 50
-MOST_SUGGESTED: Final = 2_000
+MAX_OFFERED: Final = 50
+MAX_SUGGESTED: Final = 2_000
 # Runs whose paragraph is shown beside the form.
-MOST_PARAGRAPHS: Final = 6
+MAX_PARAGRAPHS: Final = 6
 REPORTS_A_PAGE: Final = 50
 CONTENT_VERSION: Final = 1
 # Nothing else of the server, and no script at all.
@@ -100,8 +100,8 @@ def _make(request: HttpRequest, project: Project, runs: list[Run]) -> SharedRepo
         raise ReportError("Choose at least one run.")
     query = request.POST
     text = query.get("text", "")
-    if len(text) > markdown.MOST_CHARACTERS:
-        raise ReportError(f"The text is longer than {markdown.MOST_CHARACTERS:,} characters.")
+    if len(text) > markdown.MAX_CHARACTERS:
+        raise ReportError(f"The text is longer than {markdown.MAX_CHARACTERS:,} characters.")
     parts = [name for name in query.getlist("parts") if name in PARTS]
     if not parts and not text.strip():
         raise ReportError("Choose at least one part, or write a text.")
@@ -138,7 +138,7 @@ def _step(text: str, name: str) -> str:
 
 
 def _form(project: Project, runs: list[Run], query: QueryDict) -> dict[str, Any]:
-    offered = list(Run.objects.filter(project=project).order_by("-created_at", "id")[:MOST_OFFERED])
+    offered = list(Run.objects.filter(project=project).order_by("-created_at", "id")[:MAX_OFFERED])
     chosen = {run.pk for run in runs}
     subject = subject_of(runs) if runs else None
     parts = set(query.getlist("parts")) & PARTS.keys() or {
@@ -153,17 +153,17 @@ def _form(project: Project, runs: list[Run], query: QueryDict) -> dict[str, Any]
         "parts": [(name, part.label, name in parts) for name, part in PARTS.items()],
         "statistics": sorted(statistics),
         "statistic": query.get("statistic") or queries.overflow_name(statistics) or "",
-        "tensors": Tensor.objects.filter(run=subject).order_by("index")[:MOST_SUGGESTED] if subject else [],
+        "tensors": Tensor.objects.filter(run=subject).order_by("index")[:MAX_SUGGESTED] if subject else [],
         "tensor": query.get("tensor", "")[:512],
         "title": query.get("title", "") or _title(runs),
-        "text": query.get("text", "")[: markdown.MOST_CHARACTERS],
+        "text": query.get("text", "")[: markdown.MAX_CHARACTERS],
         "first": query.get("first", "")[:19],
         "last": query.get("last", "")[:19],
         "title_length": TITLE_LENGTH,
-        "text_length": markdown.MOST_CHARACTERS,
-        "most_runs": MOST_CHOSEN,
-        "paragraphs": [_paragraphs(run) for run in judged[:MOST_PARAGRAPHS]],
-        "more_paragraphs": max(0, len(judged) - MOST_PARAGRAPHS),
+        "text_length": markdown.MAX_CHARACTERS,
+        "most_runs": MAX_CHOSEN,
+        "paragraphs": [_paragraphs(run) for run in judged[:MAX_PARAGRAPHS]],
+        "more_paragraphs": max(0, len(judged) - MAX_PARAGRAPHS),
     }
 
 

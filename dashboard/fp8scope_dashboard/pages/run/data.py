@@ -32,7 +32,7 @@ KINDS = {
     "ingest_receipt": "Message receipts",
     "runs_consoleline": "Console log",
 }
-MOST_WRITERS = 200
+MAX_WRITERS = 200
 
 
 @in_project()
@@ -51,7 +51,7 @@ def run_data(request: HttpRequest, project: Project, run_id: UUID) -> HttpRespon
         "tabs": tabs.links_of(run, "data", request.GET),
         "stored": stored,
         "kinds": sorted(kinds.items(), key=lambda item: -item[1]),
-        "writers": [(writer, *arrived.get(writer.uuid, (0, 0))) for writer in writers[:MOST_WRITERS]],
+        "writers": [(writer, *arrived.get(writer.uuid, (0, 0))) for writer in writers[:MAX_WRITERS]],
         "missing": sum(missing for _, missing in arrived.values()),
         "formats": list(formats.MEDIA_TYPES),
     }

@@ -18,7 +18,7 @@ from fp8scope_dashboard.telemetry import queries
 PHASES: Final = ("time_forward", "time_backward", "time_optimizer", "time_other", "time_data")
 """From the bottom of the stack to its top."""
 
-MOST_STEPS = 200_000
+MAX_STEPS = 200_000
 """The most steps that are read; the last steps of a longer run."""
 RECENT_STEPS = 200
 """The numbers beside the chart are means over these last steps."""
@@ -49,7 +49,7 @@ def read_split(run_id: UUID, *, first: int | None, last: int | None, points: int
     if stored is None:
         return bucket_means(np.zeros(0, np.int64), np.zeros((len(PHASES), 0)), points)
     end = stored[1] if last is None else min(last, stored[1])
-    begin = max(stored[0] if first is None else first, end - MOST_STEPS + 1)
+    begin = max(stored[0] if first is None else first, end - MAX_STEPS + 1)
     series = [queries.scalar(run_id, name, first=begin, last=end) for name in PHASES]
     steps = np.unique(np.concatenate([scalar.steps for scalar in series]))
     seconds = np.full((len(PHASES), len(steps)), np.nan)

@@ -19,7 +19,7 @@ from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.text.numbers import count
 from fp8scope_dashboard.text.run_summary import RunFacts
 
-MOST_RECIPE_ENTRIES = 5
+MAX_RECIPE_ENTRIES = 5
 # What only its documentation explains.
 UNSAID = ("nonfinite", "saturate")
 HOLDS_FOR_A_PART = "What follows holds for the compared steps only."
@@ -85,7 +85,7 @@ def recipe_in_words(recipe: dict[str, Any]) -> str:
         and not isinstance(value, bool)
         and value != ""
     ]
-    return ", ".join([str(name), *plain[:MOST_RECIPE_ENTRIES]] if name else plain[:MOST_RECIPE_ENTRIES])
+    return ", ".join([str(name), *plain[:MAX_RECIPE_ENTRIES]] if name else plain[:MAX_RECIPE_ENTRIES])
 
 
 def own_version() -> str:

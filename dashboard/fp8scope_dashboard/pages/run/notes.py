@@ -28,7 +28,7 @@ from fp8scope_dashboard.runs.notes import (
     remove_step_note,
     save_note,
 )
-from fp8scope_dashboard.text.markdown import MOST_CHARACTERS
+from fp8scope_dashboard.text.markdown import MAX_CHARACTERS
 
 # Characters of a step that the form shows again.
 MAX_TYPED: Final = 32
@@ -42,7 +42,7 @@ def note_save(request: HttpRequest, project: Project, run_id: UUID) -> HttpRespo
     try:
         save_note(run, text, version, person(request))
     except NoteError as error:
-        return _again(request, project, run, text[: 2 * MOST_CHARACTERS], str(error))
+        return _again(request, project, run, text[: 2 * MAX_CHARACTERS], str(error))
     messages.success(request, "The note is saved.")
     return _back(run)
 

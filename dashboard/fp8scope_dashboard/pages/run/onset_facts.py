@@ -31,9 +31,9 @@ from fp8scope_dashboard.runs.models import Run, Writer
 from fp8scope_dashboard.telemetry import queries
 
 # The earliest, if there are more.
-MOST_ALERTS: Final = 200
-MOST_CHANGES: Final = 200
-MOST_WRITERS: Final = 5_000
+MAX_ALERTS: Final = 200
+MAX_CHANGES: Final = 200
+MAX_WRITERS: Final = 5_000
 # A thinned line keeps the first NaN of each bucket.
 LOSS_POINTS: Final = 1_000
 TEXT_LENGTH: Final = 60
@@ -86,7 +86,7 @@ def failure_line(run: Run) -> str:
 
 
 def _alerts(run: Run) -> list[AlertFact]:
-    events = Event.objects.filter(run=run).order_by("onset_step", "id")[:MOST_ALERTS]
+    events = Event.objects.filter(run=run).order_by("onset_step", "id")[:MAX_ALERTS]
     slug = run.project.slug
     facts = []
     for event in events:
@@ -196,7 +196,7 @@ def _marks(run: Run) -> list[ChangeFact]:
     reports = Report.objects.filter(run=run, kind=ReportKind.ANNOTATION).order_by("step", "id")
     address = _on_page(run, "reports")
     changes = []
-    for report in reports[:MOST_CHANGES]:
+    for report in reports[:MAX_CHANGES]:
         name, text = str(report.document.get("name", "")), str(report.document.get("text", ""))
         if name in CALM_MARKS:
             changes.append(
@@ -242,7 +242,7 @@ def _commands(run: Run) -> list[ChangeFact]:
     """Commands that the training process has answered with a step, at the step of their first answer."""
     commands = Command.objects.filter(run=run).prefetch_related("results").order_by("id")
     changes = []
-    for command in commands[:MOST_CHANGES]:
+    for command in commands[:MAX_CHANGES]:
         steps = [result.step for result in command.results.all() if result.step is not None]
         states = {result.state for result in command.results.all()}
         if not steps or states <= {ResultState.REFUSED}:
@@ -267,7 +267,7 @@ def _commands(run: Run) -> list[ChangeFact]:
 def _starts(run: Run) -> list[StartFact]:
     """The later starts of the training, from the steps that each has stored."""
     rows = Writer.objects.filter(run=run, first_step__isnull=False).order_by("attempt")
-    spans = rows.values_list("attempt", "first_step", "last_step")[:MOST_WRITERS]
+    spans = rows.values_list("attempt", "first_step", "last_step")[:MAX_WRITERS]
     starts: list[StartFact] = []
     before: int | None = None
     for attempt, writers in groupby(spans, key=lambda span: span[0]):

@@ -16,13 +16,13 @@ from fp8scope_dashboard.text.onsets import steps_in_words
 Tone = Literal["danger", "warning", "neutral"]
 
 # Onsets in the strip; further ones are folded.
-MOST_SHOWN: Final = 12
-MOST_FOLDED: Final = 100
+MAX_SHOWN: Final = 12
+MAX_FOLDED: Final = 100
 # Onsets with the same words that become one, if there are too many.
-LEAST_ALIKE: Final = 3
+MIN_ALIKE: Final = 3
 # A zoom shows a twentieth of the run on each side of an onset, but no fewer steps than this.
 ZOOM_SHARE: Final = 0.05
-LEAST_ZOOM: Final = 25
+MIN_ZOOM: Final = 25
 # The comparison looks at windows: within so many steps it names the onset of the alert less exactly.
 NEAR: Final = 100
 # Steps between the result of a command and the mark that the training process sets for it.
@@ -190,7 +190,7 @@ class Strip:
 
 
 def strip_of(facts: StripFacts) -> Strip:
-    """The strip of a run: at most MOST_SHOWN onsets by step, the most serious if there are more."""
+    """The strip of a run: at most MAX_SHOWN onsets by step, the most serious if there are more."""
     onsets = sorted(
         [
             *_of_alerts(facts),
@@ -204,14 +204,14 @@ def strip_of(facts: StripFacts) -> Strip:
     onsets += _of_end(facts)
     if not onsets:
         return Strip(calm=_calm(facts))
-    if len(onsets) > MOST_SHOWN:
+    if len(onsets) > MAX_SHOWN:
         onsets = _joined(onsets)
     onsets = [replace(onset, zoom=zoom_around(onset, facts.last_step)) for onset in onsets]
     by_rank = sorted(range(len(onsets)), key=lambda i: (_RANKS[onsets[i].tone], i))
-    chosen = set(by_rank[:MOST_SHOWN])
+    chosen = set(by_rank[:MAX_SHOWN])
     shown = [onset for i, onset in enumerate(onsets) if i in chosen]
     rest = [onset for i, onset in enumerate(onsets) if i not in chosen]
-    return Strip(shown, rest[:MOST_FOLDED], max(0, len(rest) - MOST_FOLDED))
+    return Strip(shown, rest[:MAX_FOLDED], max(0, len(rest) - MAX_FOLDED))
 
 
 def zoom_around(onset: StripOnset, last_step: int | None) -> tuple[int, int]:
@@ -222,7 +222,7 @@ def zoom_around(onset: StripOnset, last_step: int | None) -> tuple[int, int]:
 
 def steps_around(first: int, last: int, last_step: int | None) -> tuple[int, int]:
     """The steps first..last of a run with some before and after them."""
-    room = max(LEAST_ZOOM, round(ZOOM_SHARE * (last_step or 0)))
+    room = max(MIN_ZOOM, round(ZOOM_SHARE * (last_step or 0)))
     return max(0, first - room), last + room
 
 
@@ -395,7 +395,7 @@ def _joined(onsets: Sequence[StripOnset]) -> list[StripOnset]:
         alike[onset.title, onset.tone].append(onset)
     joined: list[StripOnset] = []
     for same in alike.values():
-        if len(same) < LEAST_ALIKE:
+        if len(same) < MIN_ALIKE:
             joined += same
             continue
         first, last = same[0], same[-1]

@@ -24,11 +24,11 @@ from fp8scope_dashboard.text.numbers import as_factor
 RANKS_SHOWN = 64
 ATTEMPTS_SHOWN = 50
 # The most ranks whose scales are compared: reading more takes too long for a page.
-MOST_COMPARED = 256
+MAX_COMPARED = 256
 # Batches of the ranks arrive at different times, so a smaller lag is normal.
 LAGGING_STEPS = 50
 # In powers of two, as of the alert: its rule may have another limit, which is that project's choice.
-LEAST_SPREAD: Final = SCALE_DISAGREEMENT.parameters["octaves"].default
+MIN_SPREAD: Final = SCALE_DISAGREEMENT.parameters["octaves"].default
 NAMES_SHOWN = 3
 
 WRITING = Badge("Writing", "live", "pulse")
@@ -196,7 +196,7 @@ def _disagreement(run: Run, ranks: Sequence[Rank]) -> Disagreement | None:
     gradients must be equal only if the recipe reduces amax over the ranks.
     """
     lasts = [rank.last_step for rank in ranks if rank.last_step is not None]
-    if not 2 <= len(lasts) <= MOST_COMPARED or "scale" not in run.statistics:
+    if not 2 <= len(lasts) <= MAX_COMPARED or "scale" not in run.statistics:
         return None
     tensors = Tensor.objects.filter(run=run).order_by("index")
     if not run.recipe.get("reduce_amax"):
@@ -209,7 +209,7 @@ def _disagreement(run: Run, ranks: Sequence[Rank]) -> Disagreement | None:
     table = np.array(list(scales.values()))
     spread = spread_of(table)
     with np.errstate(invalid="ignore"):
-        wrong = np.flatnonzero(spread > LEAST_SPREAD)
+        wrong = np.flatnonzero(spread > MIN_SPREAD)
     if not len(wrong):
         return None
     # The furthest apart come first: they are the evidence.
@@ -239,6 +239,6 @@ def _deviating(scales: Float64s, ranks: Sequence[int]) -> list[int]:
     # If there is a majority, the median is its value.
     median = np.nanmedian(scales, axis=0)
     with np.errstate(invalid="ignore", divide="ignore"):
-        same = np.abs(np.log2(scales / median)) <= LEAST_SPREAD
+        same = np.abs(np.log2(scales / median)) <= MIN_SPREAD
     agreed = same.sum(axis=0) > len(ranks) / 2
     return [rank for rank, row in zip(ranks, ~same & ~np.isnan(scales) & agreed, strict=True) if row.any()]

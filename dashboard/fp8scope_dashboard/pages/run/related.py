@@ -20,9 +20,9 @@ from fp8scope_dashboard.analysis.suggestions import (
 from fp8scope_dashboard.runs.models import Choice, Relation, Run
 
 # Groups and runs that the form offers; the newest, if there are more.
-MOST_GROUPS = 200
-MOST_RUNS = 100
-MOST_SEEDS = 32
+MAX_GROUPS = 200
+MAX_RUNS = 100
+MAX_SEEDS = 32
 
 FROM = {Relation.RESUMED: "Resumed from", Relation.REFERENCE: "Reference window of"}
 TO = {Relation.RESUMED: "Resumed by", Relation.REFERENCE: "Reference window"}
@@ -64,7 +64,7 @@ def related_runs_of(run: Run) -> RelatedRuns:
         group_choice=current_choice(run, Choice.Field.GROUP),
         suggested_group=suggested_group(run),
         links=links_of(run),
-        seeds=comparison_runs.siblings(run)[-MOST_SEEDS:],
+        seeds=comparison_runs.siblings(run)[-MAX_SEEDS:],
     )
 
 
@@ -83,7 +83,7 @@ def offered_groups(run: Run) -> list[str]:
     """The groups that can be the baseline of a run, the newest first."""
     runs = Run.objects.filter(project_id=run.project_id).exclude(group__in=("", run.group)).order_by()
     newest = runs.values_list("group").annotate(newest=Max("created_at")).order_by("-newest", "group")
-    return [group for group, _ in newest[:MOST_GROUPS]]
+    return [group for group, _ in newest[:MAX_GROUPS]]
 
 
 def offered_runs(run: Run) -> list[Run]:
@@ -91,4 +91,4 @@ def offered_runs(run: Run) -> list[Run]:
     runs = Run.objects.filter(project_id=run.project_id).exclude(pk=run.pk).only("id", "name", "precision")
     if run.group:
         runs = runs.exclude(group=run.group)
-    return list(runs.order_by("-created_at", "id")[:MOST_RUNS])
+    return list(runs.order_by("-created_at", "id")[:MAX_RUNS])

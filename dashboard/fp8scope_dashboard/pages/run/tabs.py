@@ -27,13 +27,13 @@ from fp8scope_dashboard.pages.run.summary import HOW_TO_SET_BASELINE, summarise
 from fp8scope_dashboard.pages.tensors.query import tensors_context
 from fp8scope_dashboard.runs.models import Artefact, Note, Run, RunState, StepNote, Writer
 from fp8scope_dashboard.telemetry import queries
-from fp8scope_dashboard.text.markdown import MOST_CHARACTERS, to_html
+from fp8scope_dashboard.text.markdown import MAX_CHARACTERS, to_html
 
 TENSOR_NAME_LENGTH: Final = 512
 # Processes whose errors are shown.
-MOST_ERRORS: Final = 32
+MAX_ERRORS: Final = 32
 SECONDARY: Final = ("tokens_per_second", "step_seconds", "mfu", "memory_peak")
-MOST_ENTRIES: Final = 2_000
+MAX_ENTRIES: Final = 2_000
 # Steps on each side of a note that its link shows.
 STEPS_AROUND: Final = 50
 # What is kept in the addresses of the tabs.
@@ -180,7 +180,7 @@ def _environment(run: Run, query: QueryDict, user: User) -> dict[str, Any]:
 def _compared(run: Run, other: Run | None, entries: Callable[[Run], Mapping[str, Any]]) -> Differences:
     runs = [run] if other is None else [run, other]
     flattened = [(option.name, dict(flat(entries(option)))) for option in runs]
-    return differences(flattened, everything=True, most=MOST_ENTRIES)
+    return differences(flattened, everything=True, most=MAX_ENTRIES)
 
 
 def _settings(run: Run) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def _console(run: Run, query: QueryDict, user: User) -> dict[str, Any]:
     return {
         "errors": [
             {"writer": writer, "process": _process_of(writer), "last_line": last_line(writer.error)}
-            for writer in failed[:MOST_ERRORS]
+            for writer in failed[:MAX_ERRORS]
         ],
         "own_error": last_line(run.error),
         **console_context(run, query),
@@ -254,7 +254,7 @@ def notes_context(run: Run) -> dict[str, Any]:
     return {
         "note": note,
         "note_html": note_html(note.text) if note is not None else "",
-        "most_characters": MOST_CHARACTERS,
+        "most_characters": MAX_CHARACTERS,
         **step_notes_context(run),
         "artefacts": Artefact.objects.filter(run=run).select_related("added_by"),
         "marks": Report.objects.filter(run=run, kind=ReportKind.ANNOTATION).order_by("-step", "-id")[:50],

@@ -19,7 +19,7 @@ from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.pages.access import POST, back_to, in_project, person, run_of
 from fp8scope_dashboard.pages.address_values import uuids_in, whole_number
 from fp8scope_dashboard.pages.charts.run_colours import NAMES, colour_number
-from fp8scope_dashboard.pages.compare.runs import MOST_CHOSEN
+from fp8scope_dashboard.pages.compare.runs import MAX_CHOSEN
 from fp8scope_dashboard.pages.formatting import count as count_text
 from fp8scope_dashboard.pages.runs import saved_views
 from fp8scope_dashboard.pages.runs.listing import Listing, ListState
@@ -30,7 +30,7 @@ from fp8scope_dashboard.runs import bulk
 from fp8scope_dashboard.runs.models import BulkAction, Run, SavedView
 
 # Runs that a form may list one by one; more are chosen as all that match.
-MOST_LISTED: Final = 500
+MAX_LISTED: Final = 500
 DONE: Final = {
     "tag": "Tagged {runs} “{tag}”.",
     "untag": "Removed the tag “{tag}” from {runs}.",
@@ -94,10 +94,10 @@ def compare_selected(request: HttpRequest, project: Project) -> HttpResponse:
         fields: list[tuple[str, str]] = [("q", request.POST.get("q", ""))]
     else:
         ids = runs.order_by("created_at", "id").values_list("pk", flat=True)
-        fields = [("runs", str(pk)) for pk in ids[: MOST_CHOSEN + 1]]
-    if len(fields) > MOST_CHOSEN:
-        fields = fields[:MOST_CHOSEN]
-        messages.warning(request, f"Only the first {MOST_CHOSEN} runs are compared.")
+        fields = [("runs", str(pk)) for pk in ids[: MAX_CHOSEN + 1]]
+    if len(fields) > MAX_CHOSEN:
+        fields = fields[:MAX_CHOSEN]
+        messages.warning(request, f"Only the first {MAX_CHOSEN} runs are compared.")
     return redirect(f"{reverse('compare', args=[project.slug])}?{urlencode(fields)}")
 
 
@@ -158,9 +158,9 @@ def _selected(project: Project, form: QueryDict, *, exact: bool = False) -> Quer
         SelectionError: nothing is selected, or the search is not understood.
     """
     if form.get("all") != "1":
-        ids = uuids_in(form.getlist("runs"), MOST_LISTED + 1)
-        if len(ids) > MOST_LISTED:
-            raise SelectionError(f"More than {MOST_LISTED} runs are selected: use “all that match”.")
+        ids = uuids_in(form.getlist("runs"), MAX_LISTED + 1)
+        if len(ids) > MAX_LISTED:
+            raise SelectionError(f"More than {MAX_LISTED} runs are selected: use “all that match”.")
         if not ids:
             raise SelectionError("Select runs first: tick their boxes, or press x on a row.")
         return Run.objects.filter(project=project, pk__in=ids)

@@ -19,7 +19,7 @@ from fp8scope_dashboard.pages.run.summary import ShownVerdict
 from fp8scope_dashboard.pages.runs.columns import RunColumn
 from fp8scope_dashboard.runs.models import Run, RunState
 
-MOST_TAGS: Final = 4
+MAX_TAGS: Final = 4
 # Characters of a name that is not cut in the middle, and of the end that a longer one keeps.
 WHOLE_NAME: Final = 44
 END_OF_NAME: Final = 18
@@ -124,9 +124,9 @@ def _kind(run: Run) -> SafeString:
     if run.archived_at:
         parts.append(mark_safe('<span class="badge">Archived</span>'))
     tags = run.tags or []
-    parts.append(format_html_join("", '<span class="tag">{}</span>', ((tag,) for tag in tags[:MOST_TAGS])))
-    if len(tags) > MOST_TAGS:
-        more = tags[MOST_TAGS:]
+    parts.append(format_html_join("", '<span class="tag">{}</span>', ((tag,) for tag in tags[:MAX_TAGS])))
+    if len(tags) > MAX_TAGS:
+        more = tags[MAX_TAGS:]
         parts.append(format_html('<span title="{}">+{}</span>', ", ".join(more), len(more)))
     return mark_safe("".join(parts))
 

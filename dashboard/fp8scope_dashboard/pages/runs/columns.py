@@ -15,7 +15,7 @@ from fp8scope_dashboard.runs.search.fields import duration_expression, text_of
 from fp8scope_dashboard.runs.search.json_paths import PathValue, entry_paths, finite_scalar
 
 # Columns beside the name; more do not fit on any screen.
-MOST_COLUMNS: Final = 16
+MAX_COLUMNS: Final = 16
 KEY_LENGTH: Final = 200
 # Characters of a value in a cell; the whole value is its tooltip.
 CELL_LENGTH: Final = 40
@@ -98,7 +98,7 @@ def columns_named(keys: Sequence[str]) -> list[RunColumn]:
     """The columns of an address in order; unknown and repeated ones are left out."""
     wanted = [key for key in dict.fromkeys(keys) if key != "name"]
     columns = [column for key in wanted if (column := column_named(key)) is not None]
-    return columns[:MOST_COLUMNS]
+    return columns[:MAX_COLUMNS]
 
 
 def entry_text(value: Any) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from django.utils import timezone
 from fp8scope_dashboard.runs.models import Run
 
 # The list says that runs have arrived while there are so few of them, and for so long.
-MOST_FIRST_RUNS: Final = 3
+MAX_FIRST_RUNS: Final = 3
 ANNOUNCED_FOR: Final = timedelta(minutes=10)
 
 
@@ -68,7 +68,7 @@ class Arrival:
 
 def arrival_of(total: int, runs: Sequence[Run]) -> Arrival | None:
     """The notice for the newest of a project's first runs; None if they are not new, or more than a few."""
-    if not runs or total > MOST_FIRST_RUNS:
+    if not runs or total > MAX_FIRST_RUNS:
         return None
     newest = max(runs, key=lambda run: run.created_at)
     if newest.created_at < timezone.now() - ANNOUNCED_FOR:

@@ -27,11 +27,11 @@ from fp8scope_dashboard.runs.search.language import term_text
 RUNS_A_PAGE: Final = 50
 # Never shown in a row, and possibly large.
 NOT_SHOWN: Final = ("config", "environment", "summary", "error")
-MOST_OPEN: Final = 8
+MAX_OPEN: Final = 8
 # Facets: fields with few values, one click each.
 FACETS: Final[Mapping[str, str]] = {"precision": "Precision", "state": "State", "recipe": "Recipe"}
 _FACET_COLUMNS: Final = {"precision": "precision", "state": "state", "recipe": "recipe_name"}
-MOST_FACET_VALUES: Final = 6
+MAX_FACET_VALUES: Final = 6
 # What runs can be grouped by, besides entries of the configuration and the recipe.
 GROUPS: Final[Mapping[str, str]] = {
     "group": "Seed group",
@@ -71,7 +71,7 @@ class ListState:
             search=text,
             sort=sort if _is_order(sort, by) else "-created",
             by=by if is_group(by) else "",
-            open=tuple(query.getlist("open")[:MOST_OPEN]),
+            open=tuple(query.getlist("open")[:MAX_OPEN]),
             columns=tuple(column.key for column in columns_named(query.getlist("col"))),
             page=query.get("page", ""),
             after=_id_in(query, "after"),
@@ -271,7 +271,7 @@ class Listing:
         }
         others = self.query.without(field)
         values = []
-        for value, count in self._values(field)[:MOST_FACET_VALUES]:
+        for value, count in self._values(field)[:MAX_FACET_VALUES]:
             active = value.lower() in chosen
             remaining = "" if active else term_text(field, value)
             address = self.state.address(search=f"{others.text} {remaining}".strip())

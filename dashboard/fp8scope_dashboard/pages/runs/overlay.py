@@ -17,9 +17,9 @@ from fp8scope_dashboard.pages.charts.run_colours import RunArms
 from fp8scope_dashboard.pages.charts.series import AXIS_TITLES, Options, scalar_curves
 from fp8scope_dashboard.runs.models import Run
 
-MOST_CURVES: Final = 30
+MAX_CURVES: Final = 30
 # Beyond this number, lines are not smoothed: a faint line for each run would hide the others.
-MOST_SMOOTHED: Final = 12
+MAX_SMOOTHED: Final = 12
 NAME_LENGTH: Final = 200
 NAMED_IN_SUMMARY: Final = 3
 
@@ -27,14 +27,14 @@ NAMED_IN_SUMMARY: Final = 3
 @figure_view
 def runs_figure(project: Project, query: QueryDict) -> AnyChart:
     """The curves of a metric of the runs of the query."""
-    ids = uuids_in(query.get("runs", "").split(","), MOST_CURVES)
+    ids = uuids_in(query.get("runs", "").split(","), MAX_CURVES)
     metric = query.get("metric", "").strip().removeprefix("scalar.")[:NAME_LENGTH] or "loss"
     runs = list(Run.objects.filter(project=project, pk__in=ids).order_by("created_at", "id"))
     if not runs:
         return EmptyChart("No run is chosen: the eye beside a run shows its curve.")
     options = Options.of(query)
     arms = RunArms(runs)
-    points = options.points if len(runs) > MOST_SMOOTHED or not options.smooth else None
+    points = options.points if len(runs) > MAX_SMOOTHED or not options.smooth else None
     curves = scalar_curves(runs, metric, arms, options, points=points)
     if not curves:
         return EmptyChart(f"None of the chosen runs has logged “{metric}”.")

@@ -18,7 +18,7 @@ NAME_LENGTH: Final = 60
 # Lines of parallel coordinates have as many colours, from the lowest result to the highest.
 SHADES: Final = 8
 # Of the lines of many runs.
-LEAST_ALPHA: Final = 0.18
+MIN_ALPHA: Final = 0.18
 # So many different numbers have a tick each.
 FEW_VALUES: Final = 8
 # Room at the top and the bottom of an axis, as a share.
@@ -103,7 +103,7 @@ def parallel_figure(
     drawn = [*axes, result]
     places = np.array([_places(axis) for axis in drawn])
     shades = _shades(result)
-    alpha = max(LEAST_ALPHA, min(0.75, 12.0 / max(1.0, float(np.count_nonzero(shades >= 0))) ** 0.7))
+    alpha = max(MIN_ALPHA, min(0.75, 12.0 / max(1.0, float(np.count_nonzero(shades >= 0))) ** 0.7))
     # The extremes last, so that they are in front.
     for shade in sorted(range(SHADES), key=lambda shade: (abs(2 * shade - SHADES + 1), -shade)):
         colour = _mixed(theme, shade / (SHADES - 1))

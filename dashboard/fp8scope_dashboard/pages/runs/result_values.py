@@ -18,8 +18,8 @@ from fp8scope_dashboard.runs.search.fields import text_of
 from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.text.numbers import NON_FINITE
 
-MOST_RUNS: Final = 1_000
-MOST_TEXTS: Final = 12
+MAX_RUNS: Final = 1_000
+MAX_TEXTS: Final = 12
 TEXT_LENGTH: Final = 24
 # The newest runs and configuration keys among which settings that differ are looked for.
 SAMPLED_RUNS: Final = 100
@@ -68,7 +68,7 @@ def plotted(key: str) -> RunColumn | None:
 
 def read_runs(listing: Listing, columns: Sequence[RunColumn]) -> list[Run]:
     """The newest runs of a search, with the entries of the columns."""
-    return list(with_entries(listing.runs, columns).order_by("-created_at", "id")[:MOST_RUNS])
+    return list(with_entries(listing.runs, columns).order_by("-created_at", "id")[:MAX_RUNS])
 
 
 def axis_of(runs: Sequence[Run], columns: Sequence[RunColumn], column: RunColumn) -> ValueAxis:
@@ -82,7 +82,7 @@ def axis_of(runs: Sequence[Run], columns: Sequence[RunColumn], column: RunColumn
         positions = [math.nan if x is None else x for x in numbers]
         return ValueAxis(title=_title(column), positions=np.array(positions, np.float64))
     texts = [None if value is None else text_of(value)[:TEXT_LENGTH] for value in values]
-    common = sorted({text for text in texts if text is not None}, key=_natural)[:MOST_TEXTS]
+    common = sorted({text for text in texts if text is not None}, key=_natural)[:MAX_TEXTS]
     order = {text: float(position) for position, text in enumerate(common)}
     positions = [math.nan if text is None else order.get(text, math.nan) for text in texts]
     return ValueAxis(title=_title(column), positions=np.array(positions, np.float64), texts=tuple(common))

@@ -19,7 +19,7 @@ from fp8scope_dashboard.pages.runs.columns import RunColumn, column_named
 from fp8scope_dashboard.pages.runs.listing import Listing, ListState
 from fp8scope_dashboard.pages.runs.result_figures import parallel_figure, scatter_figure
 from fp8scope_dashboard.pages.runs.result_values import (
-    MOST_RUNS,
+    MAX_RUNS,
     RESULTS,
     SETTINGS,
     axis_of,
@@ -29,10 +29,10 @@ from fp8scope_dashboard.pages.runs.result_values import (
 )
 from fp8scope_dashboard.runs.search import MAX_LENGTH
 
-MOST_AXES: Final = 8
+MAX_AXES: Final = 8
 FIRST_AXES: Final = 5
-MOST_SCALARS: Final = 60
-MOST_SETTINGS: Final = 40
+MAX_SCALARS: Final = 60
+MAX_SETTINGS: Final = 40
 NO_RUN: Final = "No run of the search has both values. Choose another setting or result, or search more runs."
 
 
@@ -42,16 +42,16 @@ def run_charts(request: HttpRequest, project: Project) -> HttpResponse:
     state = ListState.of(request.GET)
     listing = Listing(project, state)
     matching = listing.matching
-    settings = differing_settings(listing, MOST_SETTINGS)
-    scalars = [f"scalar.{name}" for name in listing.vocabulary.scalars if name != "loss"][:MOST_SCALARS]
+    settings = differing_settings(listing, MAX_SETTINGS)
+    scalars = [f"scalar.{name}" for name in listing.vocabulary.scalars if name != "loss"][:MAX_SCALARS]
     context: dict[str, Any] = {
         "state": state,
         "search": state.search[:MAX_LENGTH],
         "longest_search": MAX_LENGTH,
         "problems": listing.query.problems,
         "matching": matching,
-        "is_cut": matching > MOST_RUNS,
-        "most_runs": MOST_RUNS,
+        "is_cut": matching > MAX_RUNS,
+        "most_runs": MAX_RUNS,
         "results": _choices([*RESULTS, *scalars]),
         "settings": _choices([*settings, *SETTINGS]),
         "first_axes": ",".join(settings[:FIRST_AXES]),
@@ -89,7 +89,7 @@ def run_scatter(project: Project, query: QueryDict) -> AnyChart:
 def run_parallel(project: Project, query: QueryDict) -> AnyChart:
     """The settings of the runs of a search as parallel axes, and a result as the last one."""
     result = plotted(query.get("result", ""))
-    chosen = [plotted(key) for key in query.get("settings", "").split(",")[:MOST_AXES]]
+    chosen = [plotted(key) for key in query.get("settings", "").split(",")[:MAX_AXES]]
     settings: list[RunColumn] = [column for column in chosen if column is not None]
     if result is None or not settings:
         return EmptyChart("Choose a result, and the settings to show.")

@@ -14,7 +14,7 @@ from fp8scope_dashboard.accounts.models import Density, Project, Role
 from fp8scope_dashboard.pages.access import in_project, may, page, person
 from fp8scope_dashboard.pages.charts.run_colours import NAMES, colour_slot
 from fp8scope_dashboard.pages.charts.sparkline import COLOURS, WIDTH, sparkline
-from fp8scope_dashboard.pages.compare.runs import MOST_CHOSEN
+from fp8scope_dashboard.pages.compare.runs import MAX_CHOSEN
 from fp8scope_dashboard.pages.runs.columns import BUILT_IN, DEFAULT
 from fp8scope_dashboard.pages.runs.first_run import WAYS, arrival_of
 from fp8scope_dashboard.pages.runs.groups import groups_page
@@ -103,8 +103,8 @@ def _paging(listing: Listing, number: int, count: int) -> dict[str, Any]:
         "page_number": number,
         "page_count": count,
         "matching": matching,
-        "comparable": 1 < matching <= MOST_CHOSEN,
-        "most_compared": MOST_CHOSEN,
+        "comparable": 1 < matching <= MAX_CHOSEN,
+        "most_compared": MAX_CHOSEN,
     }
 
 

@@ -29,8 +29,8 @@ from fp8scope_dashboard.pages.scores.checkpoint_figures import (
 from fp8scope_dashboard.pages.scores.forest import comparisons_of, signed
 
 # The charts show the newest of each.
-MOST_RUNS: Final = 12
-MOST_CHECKPOINTS: Final = 12
+MAX_RUNS: Final = 12
+MAX_CHECKPOINTS: Final = 12
 
 
 @figure_view
@@ -41,9 +41,9 @@ def scores(project: Project, query: QueryDict) -> AnyChart:
     rows = Evaluation.objects.filter(
         run__project=project, run__deleted_at=None, name=name, metric=metric
     ).select_related("run")
-    steps = sorted(set(rows.order_by().values_list("step", flat=True).distinct()))[-MOST_CHECKPOINTS:]
+    steps = sorted(set(rows.order_by().values_list("step", flat=True).distinct()))[-MAX_CHECKPOINTS:]
     runs = list(rows.order_by().values_list("run_id", "run__created_at").distinct())
-    newest = [run_id for run_id, _ in sorted(runs, key=lambda pair: pair[1])[-MOST_RUNS:]]
+    newest = [run_id for run_id, _ in sorted(runs, key=lambda pair: pair[1])[-MAX_RUNS:]]
     shown = list(
         rows.filter(step__in=steps, run_id__in=newest).order_by("run__created_at", "run_id", "step", "seq")
     )
@@ -62,7 +62,7 @@ def differences(project: Project, query: QueryDict) -> AnyChart:
     """The paired differences of one task: `?name=...&metric=...`."""
     options = Options.of(query)
     name, metric = query.get("name", "")[:128], query.get("metric", "")[:64]
-    rows = list(comparisons_of(project, name, metric).order_by("-step")[: MOST_RUNS * MOST_CHECKPOINTS])
+    rows = list(comparisons_of(project, name, metric).order_by("-step")[: MAX_RUNS * MAX_CHECKPOINTS])
     points, margins = _differences(rows, Arms(project))
     if not points:
         return EmptyChart(

@@ -29,9 +29,9 @@ from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.text.numbers import count
 
 # The newest groups with a comparison, the runs that they are looked for among, and the rows of one plot.
-MOST_RUNS: Final = 12
-MOST_SEEDS: Final = 400
-MOST_ROWS: Final = 400
+MAX_RUNS: Final = 12
+MAX_SEEDS: Final = 400
+MAX_ROWS: Final = 400
 ORDER: Final = ("worse", "cannot_tell", "better", "equivalent")
 """Verdicts, those that need attention first."""
 
@@ -119,7 +119,7 @@ def latest_comparisons(
         order_by=[F("step").desc(), F("run__created_at").desc(), F("run_id").asc()],
     )
     last = rows.annotate(rank=rank).filter(rank=1)
-    return list(_by_id(last).order_by("name", "metric", "run__created_at", "run_id")[:MOST_ROWS])
+    return list(_by_id(last).order_by("name", "metric", "run__created_at", "run_id")[:MAX_ROWS])
 
 
 def newest_arms(project: Project) -> list[list[Run]]:
@@ -127,9 +127,9 @@ def newest_arms(project: Project) -> list[list[Run]]:
     rows = EvaluationComparison.objects.filter(run__project=project, run__deleted_at=None)
     newest = Run.objects.filter(pk__in=rows.values("run")).order_by("-created_at", "id")
     arms: dict[tuple[str, str], list[Run]] = {}
-    for run in newest.defer("config", "environment", "summary", "error")[:MOST_SEEDS]:
+    for run in newest.defer("config", "environment", "summary", "error")[:MAX_SEEDS]:
         arms.setdefault((run.group or str(run.pk), run.baseline), []).append(run)
-    return list(arms.values())[:MOST_RUNS]
+    return list(arms.values())[:MAX_RUNS]
 
 
 def _arm_key() -> Case:

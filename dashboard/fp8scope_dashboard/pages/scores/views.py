@@ -27,7 +27,7 @@ from fp8scope_dashboard.pages.charts.arms import Arm, Arms
 from fp8scope_dashboard.pages.formatting import count as count_text
 from fp8scope_dashboard.pages.formatting import number, percent, points
 from fp8scope_dashboard.pages.scores.forest import (
-    MOST_ROWS,
+    MAX_ROWS,
     ORDER,
     ForestRow,
     arm_name,
@@ -43,11 +43,11 @@ from fp8scope_dashboard.pages.scores.forest import (
 from fp8scope_dashboard.runs.models import Run
 
 # The page shows the newest of each.
-MOST_RUNS: Final = 12
-MOST_CHECKPOINTS: Final = 12
-MOST_TASKS: Final = 400
+MAX_RUNS: Final = 12
+MAX_CHECKPOINTS: Final = 12
+MAX_TASKS: Final = 400
 # Runs whose items are compared one by one with the baseline's.
-MOST_PAIRED: Final = 6
+MAX_PAIRED: Final = 6
 SEARCH_LENGTH: Final = 200
 SORTS: Final[Mapping[str, str]] = {
     "attention": "worst first",
@@ -216,8 +216,8 @@ def evaluations(request: HttpRequest, project: Project) -> HttpResponse:
             (run for members in newest_arms(project) for run in members), key=lambda run: run.created_at
         ),
         "steps": _steps(project),
-        "is_cut": len(comparisons) >= MOST_ROWS,
-        "most_rows": MOST_ROWS,
+        "is_cut": len(comparisons) >= MAX_ROWS,
+        "most_rows": MAX_ROWS,
         "query": chosen.query(),
     }
     is_part = request.headers.get("HX-Target") == "tasks"
@@ -233,7 +233,7 @@ def evaluations(request: HttpRequest, project: Project) -> HttpResponse:
 def _tasks(project: Project) -> dict[tuple[str, str], tuple[str, bool]]:
     """Kind and direction of every task of the project, by name and metric."""
     stored = Evaluation.objects.filter(run__project=project, run__deleted_at=None)
-    newest = stored.order_by("name", "metric", "-id").distinct("name", "metric")[:MOST_TASKS]
+    newest = stored.order_by("name", "metric", "-id").distinct("name", "metric")[:MAX_TASKS]
     fields = newest.values_list("name", "metric", "kind", "higher_is_better")
     return {(name, metric): (kind, higher) for name, metric, kind, higher in fields}
 
@@ -241,7 +241,7 @@ def _tasks(project: Project) -> dict[tuple[str, str], tuple[str, bool]]:
 def _steps(project: Project) -> list[int]:
     """The last checkpoints with a comparison, newest first."""
     rows = EvaluationComparison.objects.filter(run__project=project, run__deleted_at=None).order_by("-step")
-    return list(rows.values_list("step", flat=True).distinct()[:MOST_CHECKPOINTS])
+    return list(rows.values_list("step", flat=True).distinct()[:MAX_CHECKPOINTS])
 
 
 def _selected(rows: list[ForestRow], chosen: ScoreQuery) -> list[ForestRow]:
@@ -331,7 +331,7 @@ def _task(
     stored = comparisons_of(project, name, metric)
     if chosen.run is not None:
         stored = stored.filter(run=chosen.run)
-    listed = list(stored.order_by("-step", "-run__created_at")[: MOST_RUNS * MOST_CHECKPOINTS])
+    listed = list(stored.order_by("-step", "-run__created_at")[: MAX_RUNS * MAX_CHECKPOINTS])
     in_percent = kind == "proportion"
     return ShownTask(
         name=name,
@@ -380,7 +380,7 @@ def _pairs(rows: Sequence[EvaluationComparison]) -> list[Pairs]:
     """Each run's items at its last checkpoint against those of the first baseline run that has them."""
     pairs = []
     last = {row.run_id: row for row in reversed(rows)}
-    for row in list(last.values())[:MOST_PAIRED]:
+    for row in list(last.values())[:MAX_PAIRED]:
         baselines = comparison_runs.baseline_runs(row.run)
         stored = Evaluation.objects.filter(
             run__in=[row.run, *baselines], name=row.name, metric=row.metric, step=row.step

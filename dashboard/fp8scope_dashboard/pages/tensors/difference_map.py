@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from fp8scope_dashboard.pages import glossary
 from fp8scope_dashboard.pages.charts.theme import Theme, escaped, new_figure, scale_of
-from fp8scope_dashboard.pages.tensors.heat_map import LEAST_PIXELS, ROW_PIXELS, colour_bar, name_rows
+from fp8scope_dashboard.pages.tensors.heat_map import MIN_PIXELS, ROW_PIXELS, colour_bar, name_rows
 from fp8scope_dashboard.statistics.arrays import Floats
 
 # Differences of rates are shown from one in a million on, by their power of ten.
-SMALLEST_RATE: Final = 1e-6
+MIN_RATE: Final = 1e-6
 DECADES: Final = 6.0
 MARGIN_PIXELS: Final = 90
 
@@ -32,7 +32,7 @@ def difference_figure(
     compact: bool = False,
 ) -> go.Figure:
     """Draw float64[T, C]: red where the second run has more, blue where it has less, NaN blank."""
-    height = max(LEAST_PIXELS, ROW_PIXELS * len(names) + MARGIN_PIXELS)
+    height = max(MIN_PIXELS, ROW_PIXELS * len(names) + MARGIN_PIXELS)
     figure = new_figure(theme, compact=compact, height=height, x_title="step")
     z, limit, ticks, labels = _levels(values, is_rate)
     unit = "difference %{customdata:+.3~g}" if is_rate else "2^%{customdata:+.2f}"
@@ -75,7 +75,7 @@ def _levels(values: Floats, is_rate: bool) -> tuple[Floats, float, list[float], 
     """The colour level of each value, the end of the scale, and the ticks of the colour bar."""
     if is_rate:
         with np.errstate(divide="ignore"):
-            size = np.clip(np.log10(np.abs(values) / SMALLEST_RATE), 0.0, DECADES)
+            size = np.clip(np.log10(np.abs(values) / MIN_RATE), 0.0, DECADES)
         levels = np.where(np.isnan(values), np.nan, np.sign(values) * size)
         ticks = [-6.0, -4.0, -2.0, 0.0, 2.0, 4.0, 6.0]
         return levels, DECADES, ticks, ["−100 %", "−1 %", "−0.01 %", "0", "0.01 %", "1 %", "100 %"]

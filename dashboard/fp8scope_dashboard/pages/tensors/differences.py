@@ -16,7 +16,7 @@ from fp8scope_dashboard.telemetry import queries
 
 COLUMNS: Final = 160
 # Tensors in the map: those that differ most.
-MOST_ROWS: Final = 60
+MAX_ROWS: Final = 60
 # Statistics that are compared, the most telling first; others follow by name.
 PREFERRED: Final = ("overflow_rate", "underflow_rate", "amax", "scale", "noise_to_signal", "subnormal_rate")
 # Counts depend on the number of elements and ranks; their rates are compared instead.
@@ -24,7 +24,7 @@ LEFT_OUT: Final = frozenset(
     {"numel", "saturated", "nonfinite", "underflow", "subnormal", "blocks", "saturated_blocks"}
 )
 # To find the statistic that differs most: the most telling ones, in few columns.
-MOST_STATISTICS, FEW_COLUMNS = 8, 24
+MAX_STATISTICS, FEW_COLUMNS = 8, 24
 # The limit of the default rules of saturation.
 RATE: Final = 1e-3
 # A value that is zero in only one of two runs: as far as this many powers of two.
@@ -84,7 +84,7 @@ def difference_map(
     ours = maps[0].values[[rows[0][name] for name in names]]
     theirs = maps[1].values[[rows[1][name] for name in names]]
     values = compared(ours, theirs, subtract=is_rate(statistic))
-    chosen = most_different(values, MOST_ROWS)
+    chosen = most_different(values, MAX_ROWS)
     return DifferenceMap(
         names=[names[i] for i in chosen],
         step_edges=maps[0].step_edges,
@@ -103,7 +103,7 @@ def most_different_statistic(
     Rates are counted in the limit of the default rule, others in factors of two.
     """
     sizes: dict[str, float] = {}
-    for statistic in statistics[:MOST_STATISTICS]:
+    for statistic in statistics[:MAX_STATISTICS]:
         differs = difference_map(a, b, statistic, first=first, last=last, columns=FEW_COLUMNS)
         if differs is not None:
             sizes[statistic] = lasting_difference(differs.values) / (RATE if differs.is_rate else 1.0)

@@ -44,8 +44,8 @@ PARTS: Final[Mapping[str, str]] = {
     "16": "Blocks of 16",
 }
 # The steps of the form: sampled ones, newest first.
-MOST_STEPS: Final = 50
-MOST_RANKS: Final = 16
+MAX_STEPS: Final = 50
+MAX_RANKS: Final = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,7 +264,7 @@ def _ranks(ranks: Mapping[int, MergedHistogram]) -> list[dict[str, Any]]:
     """Each rank's share of its own elements by exponent; empty with a single rank."""
     if len(ranks) < 2:
         return []
-    shown = list(ranks.items())[:MOST_RANKS]
+    shown = list(ranks.items())[:MAX_RANKS]
     return [
         {"rank": rank, "total": part.total, "bins": _bins(part), "top": _top(part)} for rank, part in shown
     ]

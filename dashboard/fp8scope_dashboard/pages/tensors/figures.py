@@ -29,7 +29,7 @@ from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry.histograms import MIN_EXPONENT
 
 COLUMNS, COMPACT_COLUMNS = 400, 120
-MOST_TENSORS = 2_000
+MAX_TENSORS = 2_000
 FILTER_LENGTH = 200
 
 
@@ -81,7 +81,7 @@ def _chosen_tensors(query: QueryDict, run: Run) -> list[int]:
         tensors = tensors.filter(role=role)
     if text := query.get("filter", "").strip()[:FILTER_LENGTH]:
         tensors = tensors.filter(name__icontains=text)
-    return list(tensors.values_list("index", flat=True)[:MOST_TENSORS])
+    return list(tensors.values_list("index", flat=True)[:MAX_TENSORS])
 
 
 def _requested_tensor(query: QueryDict, run: Run) -> Tensor | None:

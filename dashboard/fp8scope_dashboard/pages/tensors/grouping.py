@@ -16,11 +16,11 @@ Fold = Literal["layer", "role", "kind"]
 FOLDS: Final = get_args(Fold)
 
 # The rows that are readable at once. Groups are opened level by level up to this number.
-MOST_ROWS: Final = 60
-# More neighbours than MOST_ROWS are put together into about this many ranges.
+MAX_ROWS: Final = 60
+# More neighbours than MAX_ROWS are put together into about this many ranges.
 RANGES: Final = 40
 # The most groups that an address opens, and the length of all their keys.
-MOST_OPEN, OPEN_LENGTH = 200, 6_000
+MAX_OPEN, OPEN_LENGTH = 200, 6_000
 # The address that opens no group.
 NONE: Final = "-"
 
@@ -96,11 +96,11 @@ def folded(names: Sequence[str], roles: Sequence[str], fold: Fold = "layer") -> 
 
 
 def visible(groups: Sequence[TensorGroup], opened: Collection[str] | None = None) -> list[VisibleRow]:
-    """The rows to show, parents before children. None opens whole levels while they fit in MOST_ROWS."""
+    """The rows to show, parents before children. None opens whole levels while they fit in MAX_ROWS."""
     return list(_rows(groups, fitting(groups) if opened is None else opened, 0))
 
 
-def fitting(groups: Sequence[TensorGroup], most: int = MOST_ROWS) -> set[str]:
+def fitting(groups: Sequence[TensorGroup], most: int = MAX_ROWS) -> set[str]:
     """The keys of the groups on the outer levels that can all be open in `most` rows."""
     opened: set[str] = set()
     level, rows = list(groups), len(groups)
@@ -117,7 +117,7 @@ def opened_in(text: str | None) -> set[str] | None:
     """The keys in the field `open` of an address; None if the address does not say."""
     if not text:
         return None
-    return set(text[:OPEN_LENGTH].split(",")[:MOST_OPEN]) - {NONE}
+    return set(text[:OPEN_LENGTH].split(",")[:MAX_OPEN]) - {NONE}
 
 
 def shortened(label: str, above: Sequence[str]) -> str:
@@ -214,13 +214,13 @@ def _stem(label: str) -> str:
 
 
 def _in_ranges(key: str, groups: tuple[TensorGroup, ...]) -> tuple[TensorGroup, ...]:
-    """Neighbours put together, if there are more than MOST_ROWS. Mostly those that differ only in numbers."""
-    if len(groups) <= MOST_ROWS:
+    """Neighbours put together, if there are more than MAX_ROWS. Mostly those that differ only in numbers."""
+    if len(groups) <= MAX_ROWS:
         return groups
     size = -(-len(groups) // RANGES)
     stems = [list(run) for _, run in groupby(groups, key=lambda group: _stem(group.label))]
     pieces = [run[i : i + size] for run in stems for i in range(0, len(run), size)]
-    if len(pieces) > MOST_ROWS:
+    if len(pieces) > MAX_ROWS:
         pieces = [list(groups[i : i + size]) for i in range(0, len(groups), size)]
     return tuple(_range(key, piece) if len(piece) > 1 else piece[0] for piece in pieces)
 

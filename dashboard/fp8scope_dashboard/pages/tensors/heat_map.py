@@ -27,7 +27,7 @@ from fp8scope_dashboard.pages.tensors.modes import decades_of, scale_of_values
 from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.text.ticks import ticks
 
-ROW_PIXELS, LEAST_PIXELS, MOST_PIXELS = 15, 260, 900
+ROW_PIXELS, MIN_PIXELS, MAX_PIXELS = 15, 260, 900
 # With more rows there is no space for names.
 NAMED_ROWS = 70
 LABEL_LENGTH, COMPACT_LABEL_LENGTH = 34, 20
@@ -48,7 +48,7 @@ def heatmap_figure(
     """
     centres = (step_edges[:-1] + step_edges[1:] - 1) / 2.0
     z, ticks, labels = _levels(values, statistic)
-    height = int(np.clip(ROW_PIXELS * len(names) + 90, LEAST_PIXELS, MOST_PIXELS))
+    height = int(np.clip(ROW_PIXELS * len(names) + 90, MIN_PIXELS, MAX_PIXELS))
     figure = new_figure(theme, compact=compact, height=height, x_title="step")
     colours = theme.heat if is_rate(statistic) or statistic in ("saturated", "nonfinite") else theme.cool
     title = glossary.title(statistic)

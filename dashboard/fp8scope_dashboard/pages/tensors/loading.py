@@ -23,9 +23,9 @@ from fp8scope_dashboard.telemetry.queries import Heatmap
 
 # Below this many cells (steps x tensors) a zoomed map reads rows; above it, the finest roll-ups.
 RAW_CELLS: Final = 3_000_000
-FEWEST_COLUMNS: Final = 60
+MIN_COLUMNS: Final = 60
 
-MOST_KEPT: Final = 4
+MAX_KEPT: Final = 4
 KEPT_BYTES: Final = 16 << 20
 
 _Key = tuple[object, ...]
@@ -67,7 +67,7 @@ def _remembered(run: Run, of: _Key, load: Callable[[], Heatmap]) -> Heatmap:
             with _lock:
                 if heatmap.values.nbytes <= KEPT_BYTES:
                     _kept[key] = heatmap
-                while len(_kept) > MOST_KEPT:
+                while len(_kept) > MAX_KEPT:
                     _kept.popitem(last=False)
             return heatmap
     finally:
@@ -89,7 +89,7 @@ def affordable_columns(steps: int, tensors: int, most: int = COLUMNS) -> int:
     """The columns of a range of steps: fewer than `most` where those would have to be read from rows."""
     if steps * tensors <= RAW_CELLS or steps >= FINEST * most:
         return most
-    return min(most, max(FEWEST_COLUMNS, steps // FINEST))
+    return min(most, max(MIN_COLUMNS, steps // FINEST))
 
 
 def of_tensors(heatmap: Heatmap, indices: list[int]) -> NDArray[np.float64]:

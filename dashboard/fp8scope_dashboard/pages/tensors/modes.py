@@ -26,7 +26,7 @@ MIDDLE: Final = 128
 # Of rates from one in a million to one, at every second power of ten.
 RATE_MARKS: Final = ("0.0001 %", "0.01 %", "1 %", "100 %")
 # The smallest and the largest ends of the scale of log2 changes.
-LEAST_CHANGE, MOST_CHANGE = 1.0, 16.0
+MIN_CHANGE, MAX_CHANGE = 1.0, 16.0
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ def scale_of_values(values: Floats, statistic: str) -> ColourScale:
 def scale_of_changes(values: Floats) -> ColourScale:
     """The scale of log2 changes, symmetric around no change."""
     size = np.abs(values[np.isfinite(values)])
-    reach = float(np.quantile(size, 0.995)) if len(size) else LEAST_CHANGE
-    high = float(np.clip(np.ceil(reach), LEAST_CHANGE, MOST_CHANGE))
+    reach = float(np.quantile(size, 0.995)) if len(size) else MIN_CHANGE
+    high = float(np.clip(np.ceil(reach), MIN_CHANGE, MAX_CHANGE))
     labels = (f"÷ {2**high:.0f}", "=", f"× {2**high:.0f}")
     return ColourScale(True, -high, high, tuple(zip((1, MIDDLE, HIGHEST), labels, strict=True)))
 

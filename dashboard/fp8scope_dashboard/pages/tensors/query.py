@@ -23,13 +23,13 @@ from fp8scope_dashboard.telemetry import queries
 
 FILTER_LENGTH: Final = 200
 NAME_LENGTH: Final = 512
-MOST_PAGES: Final = 10_000
+MAX_PAGES: Final = 10_000
 # Runs that the page offers to compare with.
-MOST_OTHERS: Final = 30
+MAX_OTHERS: Final = 30
 # Statistics that a sentence names.
-MOST_NAMED: Final = 12
+MAX_NAMED: Final = 12
 # The most tensors of a map.
-MOST_TENSORS: Final = 20_000
+MAX_TENSORS: Final = 20_000
 
 MODE_TITLES: Final[Mapping[Mode, str]] = {
     "value": "The value",
@@ -109,7 +109,7 @@ def no_values_of(statistic: str, statistics: Sequence[str]) -> str:
     """The sentence where a run with these statistics has nothing to draw."""
     if not statistics:
         return "No tensor telemetry yet. Convert the model and call run.watch(model)."
-    named = ", ".join(glossary.title(name).lower() for name in statistics[:MOST_NAMED])
+    named = ", ".join(glossary.title(name).lower() for name in statistics[:MAX_NAMED])
     return f"The run has no {glossary.title(statistic).lower()}. It has: {named}."
 
 
@@ -144,7 +144,7 @@ def chosen_tensors(run: Run, question: TensorQuery) -> list[Tensor]:
         tensors = tensors.filter(role=question.role)
     if question.filter:
         tensors = tensors.filter(name__icontains=question.filter)
-    return list(tensors[:MOST_TENSORS])
+    return list(tensors[:MAX_TENSORS])
 
 
 def others(run: Run) -> list[Run]:
@@ -152,7 +152,7 @@ def others(run: Run) -> list[Run]:
     baselines = [baseline for baseline in comparison_runs.baseline_runs(run) if baseline.pk != run.pk]
     readable = {baseline.pk for baseline in baselines} | {run.pk}
     rest = Run.objects.filter(project=run.project).exclude(pk__in=readable).exclude(statistics=[])
-    return [*baselines, *rest.order_by("-created_at")[:MOST_OTHERS]][:MOST_OTHERS]
+    return [*baselines, *rest.order_by("-created_at")[:MAX_OTHERS]][:MAX_OTHERS]
 
 
 def other_run(run: Run, question: TensorQuery) -> Run | None:
@@ -181,4 +181,4 @@ def _limit(text: str, statistic: str) -> float | None:
 
 
 def _page(text: str) -> int:
-    return min(max(whole_number(text, 8) or 1, 1), MOST_PAGES)
+    return min(max(whole_number(text, 8) or 1, 1), MAX_PAGES)

@@ -23,7 +23,7 @@ from fp8scope_dashboard.pages.charts.answers import EmptyChart, answer
 from fp8scope_dashboard.pages.charts.series import Options
 from fp8scope_dashboard.pages.charts.table import csv_of
 from fp8scope_dashboard.pages.tensors.exponent_picture import (
-    MOST_STEPS,
+    MAX_STEPS,
     PARTS,
     default_format,
     picture,
@@ -150,7 +150,7 @@ def tensor(request: HttpRequest, project: Project, run_id: UUID, index: int) -> 
         "chosen_part": chosen_part,
         "chosen_step": _step_of(request),
         "default_format": default_format(shown),
-        "steps": queries.sampled_steps(run.pk, MOST_STEPS)[::-1],
+        "steps": queries.sampled_steps(run.pk, MAX_STEPS)[::-1],
         "neighbours": _neighbours(run, shown),
         "is_drawer": request.GET.get("drawer") == "1",
         **_fallback(request, project, run, shown),

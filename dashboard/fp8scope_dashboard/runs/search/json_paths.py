@@ -16,7 +16,7 @@ from fp8scope_dashboard.runs.search.values import ValueProblem, number_of
 
 # A dotted name is an entry of nested objects, an entry whose name has dots, or both. With more parts, only
 # the first two ways are tried.
-MOST_PARTS: Final = 4
+MAX_PARTS: Final = 4
 _INDEX = re.compile(r"(.+)\[(\d{1,6})\]")
 # How scalars that are not finite are stored; see docs/wire.md.
 NOT_FINITE: Final = {
@@ -66,7 +66,7 @@ def scalar_path(name: str) -> str:
 def entry_paths(name: str) -> list[str]:
     """The paths at which the entry `name` of a configuration may be, nested objects first."""
     parts = name.split(".")
-    ways = list(_ways(parts)) if len(parts) <= MOST_PARTS else [parts, [name]]
+    ways = list(_ways(parts)) if len(parts) <= MAX_PARTS else [parts, [name]]
     return ["$" + "".join(f".{_step(key)}" for key in way) for way in ways]
 
 

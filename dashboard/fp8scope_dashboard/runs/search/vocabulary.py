@@ -16,10 +16,10 @@ from fp8scope_dashboard.runs.models import Run
 NEWEST_SCALARS: Final = 500
 NEWEST_CONFIGURATIONS: Final = 50
 # Bytes as stored: larger configurations have generated entries rather than settings.
-LARGEST_CONFIGURATION: Final = 200_000
-MOST_KEYS: Final = 2_000
+MAX_CONFIGURATION: Final = 200_000
+MAX_KEYS: Final = 2_000
 DEEPEST: Final = 8
-MOST_VALUES: Final = 50
+MAX_VALUES: Final = 50
 
 _SCALARS = """
     SELECT DISTINCT jsonb_object_keys(last_scalars) FROM (
@@ -66,11 +66,11 @@ class _OfProject(Vocabulary):
     def config(self) -> tuple[str, ...]:
         runs = Run.objects.filter(project=self._project).exclude(config={})
         newest = runs.order_by("-created_at").annotate(size=StoredBytes("config"))
-        readable = newest.filter(size__lt=LARGEST_CONFIGURATION)
+        readable = newest.filter(size__lt=MAX_CONFIGURATION)
         keys: set[str] = set()
         for config in readable.values_list("config", flat=True)[:NEWEST_CONFIGURATIONS]:
             keys.update(_keys("", config))
-        return tuple(sorted(keys)[:MOST_KEYS])
+        return tuple(sorted(keys)[:MAX_KEYS])
 
 
 class StoredBytes(Func):
@@ -89,7 +89,7 @@ def common_values(project: Project, column: str) -> list[str]:
     """The most common values of a text column of a project's runs, without the empty one."""
     runs = Run.objects.filter(project=project).exclude(**{column: ""}).order_by()
     counted = runs.values_list(column).annotate(runs=Count("pk")).order_by("-runs", column)
-    return [value for value, _ in counted[:MOST_VALUES]]
+    return [value for value, _ in counted[:MAX_VALUES]]
 
 
 def common_tags(project: Project) -> list[str]:
@@ -98,7 +98,7 @@ def common_tags(project: Project) -> list[str]:
         cursor.execute(
             "SELECT tag FROM runs_run, unnest(tags) AS tag WHERE project_id = %s AND deleted_at IS NULL "
             "GROUP BY tag ORDER BY count(*) DESC, tag LIMIT %s",
-            [project.pk, MOST_VALUES],
+            [project.pk, MAX_VALUES],
         )
         return [tag for (tag,) in cursor.fetchall()]
 

@@ -104,7 +104,7 @@ def test_charts_of_many_alerts_open_on_demand(
     admin: Visitor, seeded: Seeded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert 'class="event__chart"' in html(admin, "alerts/") and "<summary>Chart" not in html(admin, "alerts/")
-    monkeypatch.setattr("fp8scope_dashboard.pages.alerts.views.MOST_CHARTS", 1)
+    monkeypatch.setattr("fp8scope_dashboard.pages.alerts.views.MAX_CHARTS", 1)
     page = html(admin, "alerts/")
     charts = Event.objects.filter(run=seeded.faulty).count()
     assert page.count("<summary>Chart") == charts == page.count('/evidence.json?format=svg"')
@@ -210,7 +210,7 @@ def test_acknowledging_can_be_undone_for_some_time(member: Visitor) -> None:
 def test_too_many_alerts_are_not_acknowledged_at_once(
     member: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lifecycle, "MOST_AT_ONCE", 2)
+    monkeypatch.setattr(lifecycle, "MAX_AT_ONCE", 2)
     for _ in range(3):
         make_event(member)
     form = {"all": "1", "newest": str(newest_alert(member.project))}

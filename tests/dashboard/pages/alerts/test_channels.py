@@ -13,7 +13,7 @@ from django.utils import timezone
 from fp8scope_dashboard.alerts.delivery import outbox
 from fp8scope_dashboard.alerts.models import Channel, Delivery, Event
 from fp8scope_dashboard.db.encryption import UnreadableSecretError, encrypt_json
-from fp8scope_dashboard.pages.alerts.channels import MOST_CHANNELS
+from fp8scope_dashboard.pages.alerts.channels import MAX_CHANNELS
 
 
 def post(visitor: Visitor, rest: str, **data: str) -> str:
@@ -104,10 +104,10 @@ def test_an_unknown_kind_is_not_found(admin: Visitor) -> None:
 
 
 def test_limits_the_number_of_channels(admin: Visitor) -> None:
-    for i in range(MOST_CHANNELS):
+    for i in range(MAX_CHANNELS):
         Channel.objects.create(project=admin.project, name=str(i))
     assert "Remove one first" in post(admin, "new/webhook", name="x", url="https://x.test")
-    assert Channel.objects.count() == MOST_CHANNELS
+    assert Channel.objects.count() == MAX_CHANNELS
 
 
 def test_changes_the_options(admin: Visitor, hook: Channel) -> None:

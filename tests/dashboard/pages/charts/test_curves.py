@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 import pytest
 
 from fp8scope_dashboard.pages.charts.curves import Curve, curves_figure
-from fp8scope_dashboard.pages.charts.marks import MOST_MARKS, Mark
+from fp8scope_dashboard.pages.charts.marks import MAX_MARKS, Mark
 from fp8scope_dashboard.pages.charts.theme import THEMES
 
 LIGHT = THEMES["light"]
@@ -55,7 +55,7 @@ def test_does_not_mark_ordinary_values() -> None:
 def test_limits_the_number_of_marks() -> None:
     wild = np.where(np.arange(10_000) % 2, np.nan, 2.0).tolist()
     (crosses,) = traces_named(curves_figure([curve(wild)], LIGHT), "not finite")
-    assert len(crosses.x) <= 2 * MOST_MARKS
+    assert len(crosses.x) <= 2 * MAX_MARKS
 
 
 def test_seeds_of_an_arm_share_colour_and_legend() -> None:

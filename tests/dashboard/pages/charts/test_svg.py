@@ -23,7 +23,7 @@ from fp8scope_dashboard.pages.charts.axes import axis_of, formatted
 from fp8scope_dashboard.pages.charts.curves import Curve, curves_figure
 from fp8scope_dashboard.pages.charts.first_paint import THEME_COOKIE, figure_query
 from fp8scope_dashboard.pages.charts.marks import Mark
-from fp8scope_dashboard.pages.charts.svg import MOST_POINTS, svg_of
+from fp8scope_dashboard.pages.charts.svg import MAX_POINTS, svg_of
 from fp8scope_dashboard.pages.charts.theme import RUN_SLOTS, THEMES, escaped, new_figure, theme_named
 from fp8scope_dashboard.pages.tensors.heat_map import TensorLines, heatmap_figure, tensor_figure
 from fp8scope_dashboard.runs.models import Run
@@ -80,10 +80,10 @@ def test_a_line_has_a_gap_where_values_are_not_finite() -> None:
 
 
 def test_a_spike_of_one_step_is_drawn() -> None:
-    loss = [1.0] * 50 * MOST_POINTS
+    loss = [1.0] * 50 * MAX_POINTS
     loss[777] = 3.0
     (points,) = lines(parsed(curves_figure([a_curve(loss)], LIGHT, y_range=(0, 4))))
-    assert len(points) <= MOST_POINTS
+    assert len(points) <= MAX_POINTS
     base = points[0][1]
     assert min(y for _, y in points) == pytest.approx(base / 3, rel=0.01)
 
@@ -272,7 +272,7 @@ def test_the_page_brings_the_answer_of_its_first_chart(admin: Visitor, seeded: S
 def test_a_page_leaves_out_a_large_answer(
     admin: Visitor, seeded: Seeded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fp8scope_dashboard.pages.charts.first_paint.MOST_CHARACTERS", 1_000)
+    monkeypatch.setattr("fp8scope_dashboard.pages.charts.first_paint.MAX_CHARACTERS", 1_000)
     page = admin.client.get(admin.address(f"runs/{seeded.healthy.id}/")).content.decode()
     assert 'data-state="drawn"' in page and "data-answer" not in page
 

@@ -20,9 +20,9 @@ from fp8scope_dashboard.analysis.models import Comparison
 from fp8scope_dashboard.pages.charts.arms import FP8_SLOTS, Arms
 from fp8scope_dashboard.pages.charts.theme import THEMES
 from fp8scope_dashboard.pages.compare import runs as compared_runs
-from fp8scope_dashboard.pages.compare.figures import MOST_POINTS
-from fp8scope_dashboard.pages.compare.runs import FEW_RUNS, MOST_CHOSEN
-from fp8scope_dashboard.pages.compare.views import MAX_OWN, MOST_CARDS, MOST_OFFERED, Card
+from fp8scope_dashboard.pages.compare.figures import MAX_POINTS
+from fp8scope_dashboard.pages.compare.runs import FEW_RUNS, MAX_CHOSEN
+from fp8scope_dashboard.pages.compare.views import MAX_CARDS, MAX_OFFERED, MAX_OWN, Card
 from fp8scope_dashboard.pages.formatting import written
 from fp8scope_dashboard.pages.run.summary import verdict_of
 from fp8scope_dashboard.runs.models import Run
@@ -117,9 +117,9 @@ def test_an_arm_keeps_its_colour(admin: Visitor, seeded: Seeded) -> None:
 
 
 def test_limits_the_number_of_selected_runs(admin: Visitor) -> None:
-    runs = [make_run(admin.project, f"run {i}") for i in range(MOST_CHOSEN + 3)]
+    runs = [make_run(admin.project, f"run {i}") for i in range(MAX_CHOSEN + 3)]
     page = html(admin, "compare/?" + "&".join(f"runs={run.id}" for run in runs))
-    assert len(re.findall(r'name="runs" value="[^"]+" checked>', page)) == MOST_CHOSEN
+    assert len(re.findall(r'name="runs" value="[^"]+" checked>', page)) == MAX_CHOSEN
 
 
 def test_a_search_selects_the_runs(admin: Visitor, seeded: Seeded) -> None:
@@ -137,7 +137,7 @@ def test_a_search_without_a_match_says_so(admin: Visitor, seeded: Seeded) -> Non
 
 
 def test_says_how_many_of_a_search_are_compared(admin: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compared_runs, "MOST_CHOSEN", 3)
+    monkeypatch.setattr(compared_runs, "MAX_CHOSEN", 3)
     for i in range(5):
         make_run(admin.project, f"run {i}")
     page = html(admin, "compare/?q=run")
@@ -151,7 +151,7 @@ def test_says_how_many_of_a_search_are_compared(admin: Visitor, monkeypatch: pyt
 
 def test_the_chooser_searches_all_runs(admin: Visitor, seeded: Seeded) -> None:
     old = make_run(admin.project, "an old run", created_at=timezone.now() - timedelta(days=400), tags=["old"])
-    for i in range(MOST_OFFERED + 1):
+    for i in range(MAX_OFFERED + 1):
         make_run(admin.project, f"filler {i}")
     chosen = f"runs={seeded.healthy.id}"
     assert str(old.id) not in html(admin, f"compare/?{chosen}")
@@ -189,7 +189,7 @@ def test_shows_what_differs_in_the_configurations(admin: Visitor) -> None:
 
 
 def test_many_verdicts_take_a_line_each(admin: Visitor) -> None:
-    for i in range(MOST_CARDS + 1):
+    for i in range(MAX_CARDS + 1):
         run = make_run(admin.project, f"fp8 {i}", precision="fp8", baseline="bf16")
         costs = {"throughput": {"ratio": 1.31}, "memory": {"ratio": 0.8}, "tokens_cost": {"delta": 0.018}}
         Comparison.objects.create(
@@ -199,7 +199,7 @@ def test_many_verdicts_take_a_line_each(admin: Visitor) -> None:
     page = html(admin, "compare/?q=fp8")
     assert (
         'class="verdicts"' in page
-        and page.count("1.31\u202f× the speed · 0.80\u202f× the memory") == MOST_CARDS + 1
+        and page.count("1.31\u202f× the speed · 0.80\u202f× the memory") == MAX_CARDS + 1
     )
     assert "1.80\u202f% more tokens" in page
 
@@ -250,7 +250,7 @@ def test_many_lines_have_fewer_points(admin: Visitor) -> None:
     answer = admin.client.get(admin.address("compare/figures/loss.json"), {"q": "run"}).json()
     traces = [trace for trace in answer["figure"]["data"] if len(trace_values(trace.get("x", []))) > 1]
     assert len(traces) == FEW_RUNS + 1 and "and 1 more" in answer["summary"]
-    assert all(len(trace_values(trace["y"])) <= MOST_POINTS // (FEW_RUNS + 1) for trace in traces)
+    assert all(len(trace_values(trace["y"])) <= MAX_POINTS // (FEW_RUNS + 1) for trace in traces)
 
 
 def test_draws_the_differences_of_tensors(admin: Visitor, seeded: Seeded) -> None:

@@ -193,11 +193,11 @@ async def test_a_stream_above_the_limit_ends_the_oldest_of_the_session(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(event_stream, "WAKE_SECONDS", 0.02)
-    opened = [event_stream.stream("nothing", dict, "me") for _ in range(event_stream.MOST_PER_SESSION + 1)]
+    opened = [event_stream.stream("nothing", dict, "me") for _ in range(event_stream.MAX_PER_SESSION + 1)]
     other = event_stream.stream("nothing", dict, "somebody else")
     for stream in (other, *opened):
         await anext(stream)
-    assert event_stream.registry.count == event_stream.MOST_PER_SESSION + 1
+    assert event_stream.registry.count == event_stream.MAX_PER_SESSION + 1
     async with asyncio.timeout(SECONDS):
         async for _ in opened[0]:
             pass
@@ -208,7 +208,7 @@ async def test_a_stream_above_the_limit_ends_the_oldest_of_the_session(
 
 @in_loop
 async def test_a_full_process_answers_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_stream, "MOST_STREAMS", 0)
+    monkeypatch.setattr(event_stream, "MAX_STREAMS", 0)
     assert [chunk async for chunk in event_stream.stream("nothing", dict, "s")] == [
         b"event: busy\ndata: {}\n\n"
     ]

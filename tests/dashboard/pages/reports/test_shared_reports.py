@@ -14,7 +14,7 @@ from django.urls import set_script_prefix
 from django.utils import timezone
 
 from fp8scope_dashboard.analysis.models import Comparison
-from fp8scope_dashboard.pages.compare.runs import MOST_CHOSEN
+from fp8scope_dashboard.pages.compare.runs import MAX_CHOSEN
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.shared_reports.models import SharedReport, ShareLink
 from fp8scope_dashboard.text.run_summary import RunFacts, paragraph
@@ -184,11 +184,11 @@ def test_a_failed_run_is_not_called_good() -> None:
 
 def test_says_when_runs_are_left_out(member: Visitor) -> None:
     runs = Run.objects.bulk_create(
-        Run(project=member.project, name=f"r {number}") for number in range(MOST_CHOSEN + 1)
+        Run(project=member.project, name=f"r {number}") for number in range(MAX_CHOSEN + 1)
     )
     query = "&".join(f"runs={each.pk}" for each in runs)
     page = member.client.get(member.address(f"reports/new?{query}")).content.decode()
-    assert f"only {MOST_CHOSEN} of those chosen are taken" in page
+    assert f"only {MAX_CHOSEN} of those chosen are taken" in page
 
 
 def test_a_report_of_many_runs_has_a_line_for_each(member: Visitor, seeded: Seeded) -> None:

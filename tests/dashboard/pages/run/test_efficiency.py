@@ -92,7 +92,7 @@ def test_draws_a_range_of_steps(admin: Visitor, measured: Run) -> None:
 
 
 def test_reads_only_the_last_steps_of_a_long_run(measured: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(efficiency, "MOST_STEPS", 50)
+    monkeypatch.setattr(efficiency, "MAX_STEPS", 50)
     split = read_split(measured.id, first=None, last=None, points=1000)
     assert (split.x[0], split.x[-1]) == (STEPS - 50, STEPS - 1)
     assert read_split(measured.id, first=None, last=99, points=1000).x.tolist() == list(range(50, 100))

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from fp8scope_dashboard.pages.run.onset_strip import (
-    LEAST_ZOOM,
-    MOST_FOLDED,
-    MOST_SHOWN,
+    MAX_FOLDED,
+    MAX_SHOWN,
+    MIN_ZOOM,
     AlertFact,
     ChangeFact,
     DepartureFact,
@@ -53,7 +53,7 @@ def test_it_works() -> None:
         ("339", "loss diverges"),
     ]
     first, *_ = strip_of(facts).shown
-    assert first.zoom == (240 - LEAST_ZOOM, 240 + LEAST_ZOOM)
+    assert first.zoom == (240 - MIN_ZOOM, 240 + MIN_ZOOM)
     assert (first.address, first.label, first.detail) == ("/alert", "Alert", "A sentence.")
 
 
@@ -173,8 +173,8 @@ def test_folds_the_least_serious_and_is_bounded() -> None:
     own = [alert("threshold", i, name=f"rule {i}") for i in range(300)]
     facts = StripFacts(last_step=999, alerts=[*own, alert("loss_divergence", 500, severity="critical")])
     strip = strip_of(facts)
-    assert len(strip.shown) == MOST_SHOWN and len(strip.folded) == MOST_FOLDED
-    assert strip.more == 301 - MOST_SHOWN - MOST_FOLDED
+    assert len(strip.shown) == MAX_SHOWN and len(strip.folded) == MAX_FOLDED
+    assert strip.more == 301 - MAX_SHOWN - MAX_FOLDED
     assert "loss diverges" in [onset.title for onset in strip.shown]
     assert [onset.step for onset in strip.shown] == sorted(onset.step for onset in strip.shown)
 

@@ -12,9 +12,9 @@ from dashboard.helpers.visitors import Visitor, html
 
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.pages import saved_views as common_views
-from fp8scope_dashboard.pages.compare.runs import MOST_CHOSEN
+from fp8scope_dashboard.pages.compare.runs import MAX_CHOSEN
 from fp8scope_dashboard.pages.runs import saved_views
-from fp8scope_dashboard.pages.runs.actions import MOST_LISTED
+from fp8scope_dashboard.pages.runs.actions import MAX_LISTED
 from fp8scope_dashboard.runs.models import BulkAction, Run, SavedView
 
 
@@ -94,8 +94,8 @@ def test_says_what_is_missing(
 
 
 def test_bounds_the_runs_of_a_form(member: Visitor) -> None:
-    ids = [str(uuid.uuid4()) for _ in range(MOST_LISTED + 1)]
-    assert f"More than {MOST_LISTED} runs" in post(member, "find/change", action="archive", runs=ids)
+    ids = [str(uuid.uuid4()) for _ in range(MAX_LISTED + 1)]
+    assert f"More than {MAX_LISTED} runs" in post(member, "find/change", action="archive", runs=ids)
 
 
 def test_ignores_runs_of_another_project(member: Visitor, stranger: Visitor) -> None:
@@ -122,12 +122,12 @@ def test_compares_the_selected_runs(viewer: Visitor, runs: list[Run]) -> None:
 
 
 def test_says_if_not_all_selected_runs_are_compared(admin: Visitor) -> None:
-    names = (f"run {i}" for i in range(MOST_CHOSEN + 1))
+    names = (f"run {i}" for i in range(MAX_CHOSEN + 1))
     made = Run.objects.bulk_create(Run(project=admin.project, name=name) for name in names)
     fields = {"runs": [str(run.pk) for run in made]}
     answer = admin.client.post(admin.address("find/compare"), fields)
-    assert answer["Location"].count("runs=") == MOST_CHOSEN
-    assert f"Only the first {MOST_CHOSEN} runs" in html(admin)
+    assert answer["Location"].count("runs=") == MAX_CHOSEN
+    assert f"Only the first {MAX_CHOSEN} runs" in html(admin)
 
 
 def test_saves_a_view_with_search_order_and_columns(member: Visitor, runs: list[Run]) -> None:

@@ -14,7 +14,7 @@ from django.utils.html import escape
 
 from fp8scope_dashboard.alerts.models import Event
 from fp8scope_dashboard.analysis.models import Comparison
-from fp8scope_dashboard.pages.runs.columns import MOST_COLUMNS, column_named
+from fp8scope_dashboard.pages.runs.columns import MAX_COLUMNS, column_named
 from fp8scope_dashboard.pages.runs.listing import ListState
 from fp8scope_dashboard.runs.models import Run
 
@@ -84,7 +84,7 @@ def test_shows_chosen_columns(admin: Visitor, runs: dict[str, Run]) -> None:
 
 def test_bounds_the_columns(admin: Visitor, runs: dict[str, Run]) -> None:
     state = ListState.of(QueryDict("&".join(f"col=config.k{i}" for i in range(40))))
-    assert len(state.columns) == MOST_COLUMNS
+    assert len(state.columns) == MAX_COLUMNS
     assert column_named("config." + "x" * 300) is None and column_named("config.\0") is None
     html(admin, col=list(state.columns), sort="config.k3")
 

@@ -12,7 +12,7 @@ from dashboard.helpers.visitors import Visitor, get_json, html
 from fp8scope_dashboard.audit.models import Entry
 from fp8scope_dashboard.pages.charts.run_colours import NAMES, RunArms, colour_number, colour_slot
 from fp8scope_dashboard.pages.charts.theme import RUN_SLOTS, THEMES
-from fp8scope_dashboard.pages.runs.overlay import MOST_CURVES
+from fp8scope_dashboard.pages.runs.overlay import MAX_CURVES
 from fp8scope_dashboard.runs.models import Run
 
 CURVES = "find/curves.json"
@@ -60,7 +60,7 @@ def test_only_runs_of_the_project(viewer: Visitor, stranger: Visitor) -> None:
 
 
 def test_the_number_of_curves_is_bounded(viewer: Visitor) -> None:
-    runs = [make_run(viewer.project, str(number)) for number in range(MOST_CURVES)]
+    runs = [make_run(viewer.project, str(number)) for number in range(MAX_CURVES)]
     beyond = logged(viewer, "beyond")
     ids = ",".join(str(run.pk) for run in (*runs, beyond))
     assert "logged" in get_json(viewer, CURVES, runs=ids)["empty"]

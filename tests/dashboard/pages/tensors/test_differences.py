@@ -82,7 +82,7 @@ def test_offers_rates_instead_of_counts(pair: tuple[Run, Run]) -> None:
 
 def test_shows_the_tensors_that_differ_most(pair: tuple[Run, Run], monkeypatch: pytest.MonkeyPatch) -> None:
     assert difference_map(*pair, "nonfinite_rate").names == []  # type: ignore[union-attr]
-    monkeypatch.setattr(differences, "MOST_ROWS", 0)
+    monkeypatch.setattr(differences, "MAX_ROWS", 0)
     found = difference_map(*pair, "amax")
     assert found is not None and found.names == [] and (found.compared, found.different) == (2, 1)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fp8scope_dashboard.pages.tensors.grouping import (
-    MOST_OPEN,
-    MOST_ROWS,
+    MAX_OPEN,
+    MAX_ROWS,
     TensorGroup,
     fitting,
     folded,
@@ -77,12 +77,12 @@ def every_key(groups: tuple[TensorGroup, ...]) -> set[str]:
 @pytest.mark.parametrize("blocks", [1, 3, 12, 24, 48, 96, 168, 500])
 def test_the_first_view_has_few_rows(fold: str, blocks: int) -> None:
     groups = folded(*model(blocks), fold)  # type: ignore[arg-type]
-    assert len(visible(groups)) <= MOST_ROWS
+    assert len(visible(groups)) <= MAX_ROWS
 
 
 def test_2000_tensors_become_readable_rows() -> None:
     rows = visible(folded(*model(166)))
-    assert 30 <= len(rows) <= MOST_ROWS
+    assert 30 <= len(rows) <= MAX_ROWS
     assert "blocks.0–4" in [row.group.label for row in rows]
 
 
@@ -170,7 +170,7 @@ def test_reads_open_groups_from_the_address(text: str | None, opened: set[str] |
 
 
 def test_an_address_opens_a_limited_number_of_groups() -> None:
-    assert len(opened_in(",".join(map(str, range(1_000)))) or ()) == MOST_OPEN
+    assert len(opened_in(",".join(map(str, range(1_000)))) or ()) == MAX_OPEN
 
 
 def test_unknown_keys_open_nothing() -> None:

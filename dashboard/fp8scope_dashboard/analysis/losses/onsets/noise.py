@@ -40,14 +40,14 @@ from fp8scope_dashboard.text.numbers import LARGEST
 MEMORY = 64
 # The most degrees of freedom of an average: one of gain 1 / n knows as much as 2 n equal pairs. Of the run's
 # own pairs half count, those that fall; of K seeds' pairs K - 1 times as many.
-MOST_OWN, MOST_SEEDS = 0.5 * 2.0 * MEMORY, 2.0 * MEMORY
+MAX_OWN, MAX_SEEDS = 0.5 * 2.0 * MEMORY, 2.0 * MEMORY
 # A length with fewer degrees of freedom shows nothing.
-LEAST_FREEDOM = 3.0
+MIN_FREEDOM = 3.0
 # Values further from the centre than this many mean absolute deviations are clipped: single outliers would
 # hide all other noise. The centre is known after so many points.
 CLIP, CENTRE_POINTS, CENTRE_MEMORY = 8.0, 64, 64.0
 # The most that a pair counts, in variances, once the variance is known from so many pairs.
-MOST_VARIANCES, KNOWN_PAIRS = 16.0, 8
+MAX_VARIANCES, KNOWN_PAIRS = 16.0, 8
 # Level of the means whose wander is measured: 2^6 = 64 points.
 WANDER_LEVEL = 6
 OWN_RANGE = 0.5
@@ -59,7 +59,7 @@ WALK_LENGTH = 16
 # Degrees of freedom from which on a length may be that of the blocks.
 ENOUGH_FREEDOM = 8.0
 # The most that the variance of noise which still grows does with each doubling: that of a random walk.
-MOST_GROWTH = 2.0
+MAX_GROWTH = 2.0
 
 
 @dataclass(frozen=True)
@@ -179,10 +179,10 @@ def scales(state: State, seeds: int, runs: float = 1.0) -> list[Scale]:
         here = [
             Scale(2**level, weight * sums[level]["variance"], min(sums[level]["freedom"], most))
             for sums, weight, most in (
-                (state["own"], 1.0, MOST_OWN),
-                (state["seeds"], factor, MOST_SEEDS * max(seeds - 1, 1)),
+                (state["own"], 1.0, MAX_OWN),
+                (state["seeds"], factor, MAX_SEEDS * max(seeds - 1, 1)),
             )
-            if level < len(sums) and sums[level]["freedom"] >= LEAST_FREEDOM
+            if level < len(sums) and sums[level]["freedom"] >= MIN_FREEDOM
         ]
         if not here:
             break
@@ -240,7 +240,7 @@ def _add_pair(scale: State, values: Sequence[float | None], *, falls_only: bool)
         return
     square = min(square, LARGEST)
     if scale["pairs"] >= KNOWN_PAIRS and scale["variance"] > 0.0:
-        square = min(square, MOST_VARIANCES * scale["variance"])
+        square = min(square, MAX_VARIANCES * scale["variance"])
     scale["pairs"] += 1
     scale["freedom"] += freedom
     scale["variance"] += (square - scale["variance"]) / min(scale["pairs"], MEMORY)
@@ -298,7 +298,7 @@ def _whole(well_known: Sequence[Scale], covered: Callable[[int], float], count: 
     """The noise of a block as long as the run, from the growth over the last two doublings of the length."""
     *_, last = latest = well_known[-3:]
     growth = last.variance / latest[0].variance if latest[0].variance > 0.0 else 1.0
-    doubling = min(growth ** (1.0 / max(len(latest) - 1, 1)), MOST_GROWTH)
+    doubling = min(growth ** (1.0 / max(len(latest) - 1, 1)), MAX_GROWTH)
     doublings = math.log2(max(count / last.length, 1.0))
     variance = last.variance * doubling**doublings - covered(last.length)
     return Scale(count, max(variance, 0.0), last.freedom)

@@ -19,7 +19,7 @@ from fp8scope_dashboard.statistics.student import upper_quantile
 # The rise that is gross, relative to the loss: no healthy runs of one configuration differ by so much.
 LIMIT = 0.2
 # Points that must be above it, and before them.
-POINTS, LEAST_BEFORE = 5, 5
+POINTS, MIN_BEFORE = 5, 5
 # Share of alpha of one look: there are fewer than 64.
 LEVEL = 1e-3
 # Relative differences that are larger are from a reference of (nearly) 0.
@@ -44,9 +44,9 @@ def rise(points: Sequence[tuple[int, float]], limit: float, alpha: float) -> Ris
     since = len(differences) - begin
     if since < POINTS or max(abs(difference) for difference in differences) > UNUSABLE:
         return None
-    judged = since if begin >= LEAST_BEFORE else POINTS
+    judged = since if begin >= MIN_BEFORE else POINTS
     before, latest = differences[:-judged], differences[-judged:]
-    if len(before) < LEAST_BEFORE:
+    if len(before) < MIN_BEFORE:
         return None
     quantile = upper_quantile(LEVEL * alpha, len(before) - 1)
     noise = statistics.stdev(before) * math.sqrt(1.0 + 1.0 / len(before))

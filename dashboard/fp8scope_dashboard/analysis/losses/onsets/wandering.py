@@ -56,13 +56,13 @@ Indices = NDArray[np.int64]
 # Blocks of the history before they are merged, and the seeds whose deviations it has.
 BLOCKS, SEEDS = 128, 4
 # The blocks before an onset of which the recent half shows how the difference wanders.
-LEAST_BLOCKS = 8
+MIN_BLOCKS = 8
 # Deviations that a rise must exceed, and the probability that their estimate is too low: of the run alone,
 # and with several seeds.
 QUANTILE, UNCERTAIN_ALONE, UNCERTAIN = 3.8, 0.07, 0.1
 # Degrees of freedom of a variance that counts: of the run alone, and with several seeds. Several lengths are
 # known well with seeds, and the least of their variances is too low by chance.
-LEAST_FREEDOM_ALONE, LEAST_FREEDOM = 3.0, 5.0
+MIN_FREEDOM_ALONE, MIN_FREEDOM = 3.0, 5.0
 
 
 # The prior of a walk: by so many spreads between seeds one seed has walked by now, at most. The variance
@@ -185,7 +185,7 @@ def _stretch(
     rows = state["rows"]
     count = len(rows) * state["length"] + state["block"][0]
     last = min((count - points) // state["length"], len(rows))
-    if last < LEAST_BLOCKS:
+    if last < MIN_BLOCKS:
         return None
     # From a deviation from the mean of K runs to a difference to the mean of K others.
     factor = (1.0 / runs + 1.0 / seeds) / (1.0 - 1.0 / seeds) if seeds > 1 else 0.0
@@ -278,7 +278,7 @@ class _Known:
 def _known(record: _Record, begin: Indices, end: Indices) -> _Known:
     variances = _variances(record, begin, end)
     several = len(record.deviations) > 0
-    least, uncertain = (LEAST_FREEDOM, UNCERTAIN) if several else (LEAST_FREEDOM_ALONE, UNCERTAIN_ALONE)
+    least, uncertain = (MIN_FREEDOM, UNCERTAIN) if several else (MIN_FREEDOM_ALONE, UNCERTAIN_ALONE)
     single, freedom = variances[1]
     surely, most = single * _ratio(freedom, 1.0 - uncertain), single * _ratio(freedom, uncertain)
     steps = [np.where(freedom >= least, 3.0 * most, np.inf)]
@@ -325,9 +325,9 @@ def _exceeds_since_start(record: _Record, mean: float) -> bool:
 def _exceeds(record: _Record, mean: float, last: int) -> bool:
     """Return whether the mean is further above the blocks before some onset than wandering explains.
 
-    Onsets are at LEAST_BLOCKS to `last` blocks.
+    Onsets are at MIN_BLOCKS to `last` blocks.
     """
-    onsets = np.arange(LEAST_BLOCKS, last + 1)
+    onsets = np.arange(MIN_BLOCKS, last + 1)
     history = _known(record, onsets // 2, onsets)
     for before, blocks, rise, since in _rises(record, mean, onsets):
         noise = history.noise[before] * (1.0 / record.window + 1.0 / blocks)
@@ -346,7 +346,7 @@ def _surely_exceeds(record: _Record, mean: float, last: int) -> bool:
     if not len(onsets):
         return False
     histories, variances = _known(record, onsets // 2, onsets), _variances(record, onsets // 3, onsets)
-    enough = {m: freedom >= LEAST_FREEDOM_ALONE for m, (_, freedom) in variances.items()}
+    enough = {m: freedom >= MIN_FREEDOM_ALONE for m, (_, freedom) in variances.items()}
     seen = [np.where(enough[m], variance, 0.0) for m, (variance, _) in variances.items()]
     longest = seen[0]
     for variance, is_known in zip(seen, enough.values(), strict=True):

@@ -8,7 +8,7 @@ in quadrature: sqrt(T^2 + q^2 V_w), with T the tolerance of offsets, V_w the var
 q the quantile of Student's t at the degrees of freedom with which V_w is known.
 
 An offset is not constant either: a run that has varied varies a little further, and comes back. So the noise
-counts as LEAST_NOISE of T at least. That changes nothing where the noise is visible.
+counts as MIN_NOISE of T at least. That changes nothing where the noise is visible.
 
 **Outliers.** A point counts as at most CLIP times the limit of the shortest window: four in five of its
 points must be high. Healthy runs have bursts of some points.
@@ -35,7 +35,7 @@ FIRST_EPOCH = 6
 BLOCKS = 16
 CLIP = 1.25
 # The least share of the tolerance that counts as noise.
-LEAST_NOISE = 0.42
+MIN_NOISE = 0.42
 
 
 def fresh() -> State:
@@ -54,12 +54,12 @@ def limits(model: Model, tolerance: float, count: int, alpha: float) -> list[flo
     if model.whole is not None:
         # Noise that outlasts the run has one value in all windows.
         whole = math.sqrt(model.whole.variance) * _quantile(model.whole.freedom, share)
-    return [math.hypot(tolerance, max(reach, whole, LEAST_NOISE * tolerance)) for reach in reaches]
+    return [math.hypot(tolerance, max(reach, whole, MIN_NOISE * tolerance)) for reach in reaches]
 
 
 def lasting(tolerance: float) -> float:
     """The limit of the longest windows, in which no noise is left."""
-    return math.hypot(tolerance, LEAST_NOISE * tolerance)
+    return math.hypot(tolerance, MIN_NOISE * tolerance)
 
 
 def _reach(model: Model, window: int, level: float) -> float:

@@ -26,12 +26,12 @@ from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.telemetry import queries
 
 # Baseline seeds in the band: the newest.
-MOST_SEEDS: Final = 8
+MAX_SEEDS: Final = 8
 # Buckets of steps whose means are the smooth lines, at most twice as many.
 BUCKETS: Final = 256
 COLUMNS, COMPACT_COLUMNS = 240, 100
 # The delta's panel shows this many tolerances, and more only if the last looks need them.
-LEAST_TOLERANCES, MOST_TOLERANCES = 1.8, 40.0
+MIN_TOLERANCES, MAX_TOLERANCES = 1.8, 40.0
 # A norm that spans more than this factor is drawn on a log axis.
 LOG_FROM: Final = 30.0
 # Scalars that have a panel of their own, or that are an axis.
@@ -64,7 +64,7 @@ def load_panels(run: Run, options: Options, also: str = "") -> Loaded:
     arms = Arms(run.project)
     result = _result(run)
     on_tokens = result.get("aligned_on") == "tokens"
-    baselines = comparison_runs.baseline_runs(run)[-MOST_SEEDS:]
+    baselines = comparison_runs.baseline_runs(run)[-MAX_SEEDS:]
     window = _window(run, baselines, options)
     names = ("loss", "grad_norm")
     own = _smoothed(run.id, names, window)
@@ -310,7 +310,7 @@ def _delta_range(values: Sequence[Floats], tolerance: float) -> Range:
     """Some tolerances on both sides of zero; more where the later half of the values needs them."""
     later = np.concatenate([value[len(value) // 2 :] for value in values]) if values else np.zeros(0)
     later = later[np.isfinite(later)]
-    least, most = LEAST_TOLERANCES * tolerance, MOST_TOLERANCES * tolerance
+    least, most = MIN_TOLERANCES * tolerance, MAX_TOLERANCES * tolerance
     low, high = (float(later.min()), float(later.max())) if len(later) else (0.0, 0.0)
     return -float(np.clip(-1.1 * low, least, most)), float(np.clip(1.1 * high, least, most))
 

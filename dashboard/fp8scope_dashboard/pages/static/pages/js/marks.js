@@ -9,7 +9,7 @@ const LONG = 700;
 const DOUBLE = 300;
 // How far from a mark a click still means it; a finger is less exact.
 const NEAR = { mouse: 8, pen: 10, touch: 18 };
-const MOST_LISTED = 6;
+const MAX_LISTED = 6;
 
 const plain = (html) => new DOMParser().parseFromString(html.replaceAll("<br>", "\n"), "text/html").body.textContent;
 const plotOf = (figure) => figure.querySelector(".figure__plot");
@@ -93,11 +93,11 @@ const openCallout = (figure, step, place, { focus = false, near = NEAR.mouse } =
   callout = element("div", { className: "figure__callout", role: "group", ariaLabel: title },
     element("div", { className: "figure__callout-head" }, element("strong", {}, title), close));
   callout.dataset.step = step;
-  const entries = marks.slice(0, MOST_LISTED).map((mark) => {
+  const entries = marks.slice(0, MAX_LISTED).map((mark) => {
     const text = mark.text.split("\n")[0];
     return element("li", {}, mark.address ? element("a", { href: mark.address }, text) : text);
   });
-  if (marks.length > MOST_LISTED) entries.push(element("li", {}, `and ${marks.length - MOST_LISTED} more`));
+  if (marks.length > MAX_LISTED) entries.push(element("li", {}, `and ${marks.length - MAX_LISTED} more`));
   if (entries.length) callout.append(element("ul", {}, ...entries));
   if (address) {
     const link = element("a", { className: "button button--small", href: address }, "Add a note here");

@@ -5,10 +5,10 @@ import { percent, plain, superscript, wholeNumber } from "./tensor_words.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 const [HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [250, 46, 10, 34, 40];
-const [LEAST_WIDTH, MOST_WIDTH] = [280, 760];
+const [MIN_WIDTH, MAX_WIDTH] = [280, 760];
 const ZONES = ["saturates", "normal", "subnormal", "flushes to zero"];
 const NAMES = { saturates: "saturates", normal: "normal", subnormal: "subnormal", "flushes to zero": "flushes" };
-const LEAST_SPAN = 16;
+const MIN_SPAN = 16;
 
 const make = (name, attributes, text) => {
   const element = document.createElementNS(SVG, name);
@@ -48,13 +48,13 @@ class Chart {
     this.svg = svg;
     this.picture = picture;
     // One unit is one pixel, so that text has its size on every screen.
-    this.width = Math.min(MOST_WIDTH, Math.max(LEAST_WIDTH, svg.clientWidth));
+    this.width = Math.min(MAX_WIDTH, Math.max(MIN_WIDTH, svg.clientWidth));
     const exponents = picture.bins.map(([exponent]) => exponent);
     const limits = [picture.current, picture.proposed].filter(Boolean).flatMap((side) => side.zones[side.zones.length >> 1]);
     const finite = limits.filter(Number.isFinite);
     let low = Math.floor(Math.min(...exponents, ...finite)) - 2;
     let high = Math.ceil(Math.max(...exponents, ...finite)) + 4;
-    const missing = Math.max(0, LEAST_SPAN - (high - low));
+    const missing = Math.max(0, MIN_SPAN - (high - low));
     low -= Math.floor(missing / 2);
     high += Math.ceil(missing / 2);
     [this.low, this.high] = [low, high];
