@@ -41,6 +41,7 @@ from fp8scope_dashboard.runs.models import (
     Note,
     Run,
     SavedView,
+    StepNote,
     Writer,
 )
 from fp8scope_dashboard.shared_reports.models import SharedReport, ShareLink
@@ -107,6 +108,7 @@ def fill_every_table() -> Run:
     Choice.objects.create(run=run, field="baseline", value="bf16", chosen_by=user)
     DeletedRun.objects.create(run_id=uuid.uuid4(), project=project)
     Note.objects.create(run=run, text="Frozen.", version=1, edited_by=user)
+    StepNote.objects.create(run=run, step=300, text="Warmer.", written_by=user)
     Artefact.objects.create(run=run, name="log", address="s3://bucket/log", added_by=user)
     BulkAction.objects.create(project=project, kind="archive", runs=[run.pk], done_by=user)
     SavedView.objects.create(project=project, owner=user, name="mine", query="q=x")
@@ -144,7 +146,7 @@ def test_it_works() -> None:
 
     state = migrate(*PREVIOUS).loader.project_state(list(PREVIOUS))
     previous = rows_by_table()
-    new_tables = {"analysis_jobprogress", "diagnosis_diagnosis", "runs_consoleline"}
+    new_tables = {"analysis_jobprogress", "diagnosis_diagnosis", "runs_consoleline", "runs_stepnote"}
     assert before.keys() - previous.keys() <= new_tables and previous.keys() <= before.keys()
     kept = without_new_columns(before, previous)
     assert without_new_columns(previous, previous) == kept
