@@ -1,4 +1,4 @@
-"""Where an alert begins, from the evidence that it stores: one reading for pages, messages and the API."""
+"""The beginning of an alert, from the evidence that it stores: the same for pages, messages and API."""
 
 from __future__ import annotations
 

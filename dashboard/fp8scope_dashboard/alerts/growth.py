@@ -21,7 +21,7 @@ from fp8scope_dashboard.analysis.onset_search import (
     RANKED,
     Columns,
     FirstOnsets,
-    Onset,
+    TensorOnset,
     first_onsets,
 )
 from fp8scope_dashboard.analysis.tensor_onsets import SUSTAINED, WINDOW, default_limit, over_limit
@@ -38,10 +38,10 @@ def since_it_grew(run: Run, rule: Rule, finding: ConditionChange) -> ConditionCh
     if rule.kind != AMAX_GROWTH.name or not finding.opened or not finding.evidence.get("tensors"):
         return finding
     named = [*finding.evidence["tensors"], finding.evidence["first"]]
-    found = _onsets(run, {str(entry["name"]) for entry in named}, finding.step, _warmup(run, rule))
-    tensors = [_earlier(entry, found) for entry in finding.evidence["tensors"]]
+    onsets = _onsets(run, {str(entry["name"]) for entry in named}, finding.step, _warmup(run, rule))
+    tensors = [_earlier(entry, onsets) for entry in finding.evidence["tensors"]]
     before = finding.evidence["first"]
-    first = min([_earlier(before, found), *tensors], key=lambda entry: int(entry["onset_step"]))
+    first = min([_earlier(before, onsets), *tensors], key=lambda entry: int(entry["onset_step"]))
     first = {name: first[name] for name in ("name", "onset_step", "after_step", RANKED) if name in first}
     message = finding.message.replace(_since(before), _since(first), 1)
     return replace(
@@ -60,8 +60,8 @@ def _since(first: Mapping[str, Any]) -> str:
     return f"step {words}"
 
 
-def _earlier(entry: Mapping[str, Any], found: Mapping[str, Onset]) -> dict[str, Any]:
-    onset = found.get(str(entry["name"]))
+def _earlier(entry: Mapping[str, Any], onsets: Mapping[str, TensorOnset]) -> dict[str, Any]:
+    onset = onsets.get(str(entry["name"]))
     if onset is None or onset.step > int(entry["onset_step"]):
         return dict(entry)
     statistic = AMAX_GROWTH.shows
@@ -69,12 +69,14 @@ def _earlier(entry: Mapping[str, Any], found: Mapping[str, Onset]) -> dict[str, 
     return {**entry, **since, RANKED: [statistic, default_limit(statistic)]}
 
 
-def _onsets(run: Run, names: set[str], last: int, begins: int) -> dict[str, Onset]:
+def _onsets(run: Run, names: set[str], last: int, begins: int) -> dict[str, TensorOnset]:
     """The onsets of tensors in the ranking, as of step `last`, of changes that have lasted since."""
     statistic = AMAX_GROWTH.shows
     by_index = dict(Tensor.objects.filter(run=run, name__in=names).values_list("index", "name"))
     read = queries.heatmap(run.pk, statistic, tensors=sorted(by_index), last=last, columns=COLUMNS)
-    columns = Columns(run.pk, statistic, read.indices, read.step_edges, read.values)
+    columns = Columns(
+        run_id=run.pk, statistic=statistic, indices=read.indices, edges=read.step_edges, values=read.values
+    )
     first = first_onsets(columns, default_limit(statistic))
     return {
         by_index[columns.indices[position]]: onset
@@ -84,7 +86,7 @@ def _onsets(run: Run, names: set[str], last: int, begins: int) -> dict[str, Onse
 
 
 def _lasts(columns: Columns, first: FirstOnsets, position: int) -> bool:
-    """Whether a tensor has stayed over the limit since its onset."""
+    """True if a tensor has stayed over the limit since its onset."""
     row = columns.values[position : position + 1, first.facts.onset[position] :]
     seen = ~np.isnan(row)
     over = over_limit(

@@ -189,7 +189,7 @@ class Event(models.Model):
 
     @property
     def further(self) -> list[dict[str, Any]]:
-        """What other rules found about the same tensors, each with its onset in words, `since`."""
+        """The findings of other rules about the same tensors, each with its onset in words, `since`."""
         entries = self.evidence.get("further", [])
         return [{**entry, "since": beginnings.further_in_words(entry)} for entry in entries]
 

@@ -32,7 +32,7 @@ RANKED: Final = "ranked_by"
 
 
 @dataclass(frozen=True)
-class Onset:
+class TensorOnset:
     """The first step over the limit, and the last one before it that was looked at; see `text.onsets`.
 
     Where a step is not searched, they are the last step of its column and the last one before the column.
@@ -52,7 +52,7 @@ class Onset:
         return steps_in_words(self.step, self.after)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Columns:
     """Tensors of a run over its columns.
 
@@ -94,10 +94,10 @@ class Columns:
 
 @dataclass(frozen=True)
 class FirstOnsets:
-    """What tensors are ranked by, and the onset of each position that has one."""
+    """The values that tensors are ranked by, and the onset of each position that has one."""
 
     facts: Ranked
-    onsets: Mapping[int, Onset]
+    onsets: Mapping[int, TensorOnset]
 
 
 def first_onsets(columns: Columns, limit: float, recent: int = 1) -> FirstOnsets:
@@ -108,28 +108,30 @@ def first_onsets(columns: Columns, limit: float, recent: int = 1) -> FirstOnsets
         recent: the number of last columns that are `Ranked.now`.
     """
     facts = ranked(columns.values, columns.statistic, limit, recent, counted=_settled(columns))
-    onsets: dict[int, Onset] = {}
+    onsets: dict[int, TensorOnset] = {}
     edges = columns.edges
     for number, column in enumerate(np.unique(facts.onset[facts.onset >= 0]).tolist()):
         positions = np.flatnonzero(facts.onset == column).tolist()
         exact = _exact(columns, facts, limit, column, positions) if number < EXACT_COLUMNS else {}
-        whole = Onset(int(edges[column + 1]) - 1, int(edges[column]) - 1)
+        whole = TensorOnset(int(edges[column + 1]) - 1, int(edges[column]) - 1)
         onsets |= {position: exact.get(position, whole) for position in positions}
     return FirstOnsets(facts, onsets)
 
 
-def told_onsets(run: Run, statistic: str, limit: float) -> dict[str, Onset]:
+def told_onsets(run: Run, statistic: str, limit: float) -> dict[str, TensorOnset]:
     """By name, the onsets that an alert of the run has told, by the same statistic and limit.
 
     Rows that arrive later move the median of a tensor's beginning, and so its onset, by some steps.
     """
-    told: dict[str, Onset] = {}
+    told: dict[str, TensorOnset] = {}
     # The events of the alerts' app, which is above this one.
     for evidence in run.events.filter(evidence__first__has_key=RANKED).values_list("evidence", flat=True):
         for entry in (evidence["first"], *evidence.get("tensors", [])):
             if entry.get(RANKED) == [statistic, limit]:
-                onset = Onset(int(entry["onset_step"]), int(entry["after_step"]))
-                told[entry["name"]] = min(told.get(entry["name"], onset), onset, key=lambda each: each.step)
+                onset = TensorOnset(int(entry["onset_step"]), int(entry["after_step"]))
+                told[entry["name"]] = min(
+                    told.get(entry["name"], onset), onset, key=lambda told_onset: told_onset.step
+                )
     return told
 
 
@@ -151,7 +153,7 @@ def _settled(columns: Columns) -> Floats:
 
 def _exact(
     columns: Columns, facts: Ranked, limit: float, column: int, positions: Sequence[int]
-) -> dict[int, Onset]:
+) -> dict[int, TensorOnset]:
     """The onsets of some positions in one column, from its rows and those of what was observed before it."""
     edges = columns.edges
     begin, last = max(int(edges[column]), columns.settled_from), int(edges[column + 1]) - 1
@@ -166,14 +168,14 @@ def _exact(
     steps, rows = columns.rows(chosen, first, last)
     over = over_limit(rows, facts.before[chosen], columns.statistic, limit)
     over[:, steps < begin] = False
-    exact: dict[int, Onset] = {}
+    exact: dict[int, TensorOnset] = {}
     for i, position in enumerate(chosen):
         hits = np.flatnonzero(over[i])
         # A bucket of several steps is no step.
         if len(hits) and int(steps[hits[0]]) - (int(steps[hits[0] - 1]) if hits[0] else first - 1) == 1:
             step = int(steps[hits[0]])
             seen = steps[: hits[0]][~np.isnan(rows[i, : hits[0]])]
-            exact[position] = Onset(step, _after(step, seen, before[i], columns.settled_from))
+            exact[position] = TensorOnset(step, _after(step, seen, before[i], columns.settled_from))
     return exact
 
 

@@ -91,7 +91,7 @@ def tensor_limits(before: Floats, statistic: str, limit: float) -> Floats:
 
 
 def over_limit(values: Floats, before: Floats, statistic: str, limit: float) -> Mask:
-    """Where values are over the limit of their tensor, bool[T, C].
+    """The values over the limit of their tensor, bool[T, C].
 
     Args:
         values: float64[T, C]; before: float64[T], the early median of each tensor.

@@ -157,8 +157,8 @@ def _scaling(
     norms = reading.gradient_norms(run, baselines[0] if baselines else None)
     onset = shared.own[0].onset if shared.own else None
     training = scaling.Training(
-        norms.bits,
-        norms.steps,
+        norm_bits=norms.bits,
+        norm_steps=norms.steps,
         is_worse=shared.is_worse,
         trouble_at=onset,
         last_step=reading.last_step_of(run),

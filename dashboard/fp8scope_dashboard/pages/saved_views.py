@@ -1,4 +1,4 @@
-"""What saved views of all pages have in common: who sees and deletes them, their bounds, and their menu."""
+"""Saved views of all pages: who sees and deletes them, their bounds, and their menu."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def check_room(names: Collection[str], name: str = "") -> None:
 
 
 def asks_to_share(request: HttpRequest, project: Project) -> bool:
-    """Whether a form shares the view. Only members can."""
+    """True if a form shares the view. Only members can."""
     shared = request.POST.get("shared") == "1"
     if shared and not may(request, project, Role.MEMBER):
         raise PermissionDenied("Only members can share views.")

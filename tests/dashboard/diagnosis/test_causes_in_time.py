@@ -142,7 +142,7 @@ def test_a_cause_is_new_or_recent(cause: str, onset: int | None, trouble: int, e
 
 
 RECIPE = {"recipe": "CurrentScaling", "margin": 0, "power_of_two": False}
-CALM = scaling.Training(np.zeros(0), np.zeros(0, np.int64), last_step=1000)
+CALM = scaling.Training(norm_bits=np.zeros(0), norm_steps=np.zeros(0, np.int64), last_step=1000)
 
 
 def test_clear_says_what_was_observed() -> None:

@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 N, LAYERS, NUMEL = 120, 5, 1000.0
 ROLES = ("input", "weight", "grad_output")
 CURRENT = {"recipe": "CurrentScaling", "margin": 0}
-CALM = Training(np.zeros(0), np.zeros(0, np.int64))
+CALM = Training(norm_bits=np.zeros(0), norm_steps=np.zeros(0, np.int64))
 
 
 def rows(seed: int = 0) -> TensorSeries:
@@ -125,7 +125,7 @@ def test_harmless_saturation_is_no_cause_unless_the_run_is_worse() -> None:
     table = with_counts(rows(), "saturated", of(rows(), "input"), 50, 0.004)
     finding = look(table)
     assert finding.outcome == "clear" and "Up to 0.4% of the elements of 5 input tensors" in finding.sentence
-    worse = Training(np.zeros(0), np.zeros(0, np.int64), is_worse=True)
+    worse = Training(norm_bits=np.zeros(0), norm_steps=np.zeros(0, np.int64), is_worse=True)
     finding = look(table, training=worse)
     assert (finding.cause, finding.onset) == ("margin", 50)
 
@@ -187,7 +187,7 @@ def test_a_constant_loss_scale_is_a_cause_only_if_it_does_harm() -> None:
     scaled = replace(table, amax=amax, scale=448.0 / amax)
     finding = look(scaled, reference=rows())
     assert finding.outcome == "clear" and "does no harm" in finding.sentence
-    norms = Training(np.full(N, 16.0), np.arange(1, N + 1))
+    norms = Training(norm_bits=np.full(N, 16.0), norm_steps=np.arange(1, N + 1))
     assert look(scaled, reference=rows(), training=norms).cause == "loss_scale"
 
 

@@ -69,7 +69,7 @@ def amax_growth(
         limit=f"above the limit of {rounded(2.0 ** parameters['octaves'], 3)}, relative to its role",
         unit="octaves",
     )  # fmt: skip
-    observed = ConditionRows(rows.steps, over, seen, growth.astype(np.float64))
+    observed = ConditionRows(steps=rows.steps, over=over, seen=seen, values=growth.astype(np.float64))
     after, findings = tensor_alarm(state, observed, rows.facts.names, parameters, wording)
     arrays = {"level": level, "lowest": lowest, "count": count}
     return after | {name: pack(array.astype(np.float32)) for name, array in arrays.items()}, findings

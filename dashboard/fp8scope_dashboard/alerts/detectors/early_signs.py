@@ -96,7 +96,8 @@ def sign(state: State, rows: TensorRows, values: Floats, parameters: Parameters,
     past = PastAverages.restored(state, len(rows.facts.names))
     # Of sampled statistics only the sampled steps are rows, so that `recover` counts them.
     has_value = ~np.isnan(values).all(axis=1)
-    observed = ConditionRows(rows.steps[has_value], *past.exceeded(values[has_value], parameters))
+    over, seen, growth = past.exceeded(values[has_value], parameters)
+    observed = ConditionRows(steps=rows.steps[has_value], over=over, seen=seen, values=growth)
     after, findings = tensor_alarm(state, observed, rows.facts.names, parameters, wording)
     return after | past.as_state(), findings
 

@@ -66,7 +66,7 @@ def scale_disagreement(
         amount=lambda octaves, name: f"those of {name} differ by a factor of {as_factor(octaves)}",
         limit="after they agreed", unit="octaves",
     )  # fmt: skip
-    observed = ConditionRows(steps, over, ~np.isnan(spread), spread)
+    observed = ConditionRows(steps=steps, over=over, seen=~np.isnan(spread), values=spread)
     after, findings = tensor_alarm(state, observed, names, parameters, wording)
     packed = {
         str(rank): {

@@ -130,7 +130,9 @@ def _above(
     with np.errstate(invalid="ignore"):
         over = (rates > parameters["rate"]) & late
     seen = ~np.isnan(rates)
-    observed = ConditionRows(rows.steps, over, seen & late, rates, gains, observed=seen)
+    observed = ConditionRows(
+        steps=rows.steps, over=over, seen=seen & late, values=rates, gains=gains, observed=seen
+    )
     return tensor_alarm(state, observed, rows.facts.names, parameters, wording, intermittent=True)
 
 
@@ -176,7 +178,7 @@ def _rise(state: State, rows: TensorRows, rates: Floats, parameters: Parameters,
         # Counts may come from any client: a rate beyond 0 to 1 must not become the past.
         logs = np.log(np.where(seen, np.clip(rates, 0.0, 1.0) + least, 1.0).astype(np.float32))
     over = past.exceeded(logs, seen, parameters)
-    observed = ConditionRows(rows.steps, over, seen, rates)
+    observed = ConditionRows(steps=rows.steps, over=over, seen=seen, values=rates)
     after, findings = tensor_alarm(state, observed, rows.facts.names, parameters, wording)
     return after | past.as_state(), findings
 

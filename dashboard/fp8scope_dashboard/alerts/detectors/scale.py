@@ -178,7 +178,9 @@ def scale_jump(state: State, rows: TensorRows, parameters: Parameters) -> Result
         amount=lambda octaves, name: f"that of {name} by a factor of {as_factor(octaves)}",
         limit=f"above the limit of {as_factor(parameters['octaves'])}", unit="octaves",
     )  # fmt: skip
-    observed = ConditionRows(rows.steps, over, settled, jumps.astype(np.float64), observed=scales.seen)
+    observed = ConditionRows(
+        steps=rows.steps, over=over, seen=settled, values=jumps.astype(np.float64), observed=scales.seen
+    )
     after, findings = tensor_alarm(state, observed, rows.facts.names, parameters, wording)
     return after | {"scale": pack(last.astype(np.float32))} | presence.as_state(), findings
 
@@ -225,7 +227,9 @@ class _Since:
 
     def observed(self, rows: TensorRows, over: Bools, seen: Bools, values: Floats) -> ConditionRows:
         """The rows of a condition that begins where the state of its tensor does."""
-        return ConditionRows(rows.steps, over, seen, values, began=self.steps, before=self.befores)
+        return ConditionRows(
+            steps=rows.steps, over=over, seen=seen, values=values, began=self.steps, before=self.befores
+        )
 
 
 @dataclass

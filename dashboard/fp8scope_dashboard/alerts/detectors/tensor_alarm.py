@@ -54,7 +54,7 @@ class Wording:
     unit: str = "rate"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ConditionRows:
     """Rows of a condition.
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from fp8scope_dashboard.analysis.onset_search import Onset
+from fp8scope_dashboard.analysis.onset_search import TensorOnset
 from fp8scope_dashboard.analysis.tensor_onsets import first_sustained
 from fp8scope_dashboard.diagnosis.findings import EvidenceLink, Finding
 from fp8scope_dashboard.diagnosis.scaling.loss_scale import CommonFactor, amax_ratios, common_factor
@@ -43,7 +43,7 @@ NAMED: Final = 10
 SHOWN: Final = 3
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Training:
     """The other steps' knowledge about the training, which some rules need.
 
@@ -60,7 +60,7 @@ class Training:
     is_worse: bool = False
     trouble_at: int | None = None
     last_step: int | None = None
-    grown: Mapping[str, Onset] = field(default_factory=dict)
+    grown: Mapping[str, TensorOnset] = field(default_factory=dict)
 
 
 def examine(
@@ -348,7 +348,7 @@ def _of_forward(
 
 
 def _of_one_layer(
-    rows: TensorSeries, reference: TensorSeries | None, grown: Mapping[str, Onset]
+    rows: TensorSeries, reference: TensorSeries | None, grown: Mapping[str, TensorOnset]
 ) -> Finding | None:
     """A layer whose weights are not BF16's, or whose error stands out."""
     apart = _apart_weights(rows, reference) if reference is not None else []
@@ -356,7 +356,7 @@ def _of_one_layer(
         position, bits, onset = apart[0]
         size = "larger" if bits > 0 else "smaller"
         # An alert may have told since when it grows.
-        since = grown.get(rows.tensors[position].name, Onset(onset, onset - 1))
+        since = grown.get(rows.tensors[position].name, TensorOnset(onset, onset - 1))
         what = f"its weight is {as_factor(abs(bits))} times {size} than in BF16, since step {since.in_words}"
         bad = _bad_layer(rows.tensors[position].module, since.step, what, [position], rows, "amax")
         return replace(bad, earliest=since.earliest)

@@ -138,7 +138,7 @@ def _diagnosis(run: Run) -> DiagnosisFact | None:
     if stored is None or not stored.cause or onset is None:
         return None
     decided_by = stored.result.get("decided_by")
-    decisive = [each for each in stored.result.get("findings", []) if each["step"] == decided_by]
+    decisive = [finding for finding in stored.result.get("findings", []) if finding["step"] == decided_by]
     return DiagnosisFact(
         cause=CAUSES.get(stored.cause, stored.cause),
         outcome=stored.outcome,

@@ -77,7 +77,7 @@ class AlertFact:
     is_resolved: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DiagnosisFact:
     """The decisive finding of the diagnosis."""
 

@@ -10,7 +10,7 @@ import numpy as np
 from django.utils.safestring import SafeString
 from numpy.typing import NDArray
 
-from fp8scope_dashboard.analysis.onset_search import Columns, Onset, first_onsets, told_onsets
+from fp8scope_dashboard.analysis.onset_search import Columns, TensorOnset, first_onsets, told_onsets
 from fp8scope_dashboard.analysis.tensor_onsets import Ranked, is_rate
 from fp8scope_dashboard.pages import formatting
 from fp8scope_dashboard.pages.charts.sparkline import row_sparkline
@@ -57,7 +57,7 @@ class TensorRanking:
     values: Floats
     facts: Ranked
     order: NDArray[np.intp]
-    onsets: Mapping[int, Onset]
+    onsets: Mapping[int, TensorOnset]
 
     def __len__(self) -> int:
         return len(self.order)
@@ -113,7 +113,9 @@ def rank(
     values = of_tensors(heatmap, indices)
     edges = heatmap.step_edges
     width = max(1, int(edges[-1] - edges[0]) // max(1, len(edges) - 1))
-    columns = Columns(run.pk, statistic, indices, edges, values, left_out)
+    columns = Columns(
+        run_id=run.pk, statistic=statistic, indices=indices, edges=edges, values=values, left_out=left_out
+    )
     first = first_onsets(columns, limit, recent=-(-RECENT_STEPS // width))
     told = told_onsets(run, statistic, limit)
     onsets = {**first.onsets, **{i: told[name] for i, name in enumerate(names) if name in told}}
@@ -167,12 +169,12 @@ def _thinned(values: Floats) -> Floats:
 
 
 def _order(
-    facts: Ranked, onsets: Mapping[int, Onset], observed: NDArray[np.intp], sort: str
+    facts: Ranked, onsets: Mapping[int, TensorOnset], observed: NDArray[np.intp], sort: str
 ) -> NDArray[np.intp]:
     """Positions in `observed`. Ties keep the order of the model."""
     worst = -np.nan_to_num(facts.ever[observed], nan=-np.inf)
     if sort == "onset":
-        none = Onset(np.iinfo(np.int64).max, None)
+        none = TensorOnset(np.iinfo(np.int64).max, None)
         step = [onsets.get(position, none).step for position in observed.tolist()]
         return np.lexsort((worst, np.array(step, np.int64)))
     key = {"now": facts.now, "ever": facts.ever, "change": np.abs(facts.change)}[sort][observed]

@@ -44,7 +44,13 @@ def test_it_works() -> None:
             alert("saturation_rate", 240, tensors=gradients(8), tensors_over=8),
         ],
         departure=DepartureFact(284, True, "Outside.", "/compare"),
-        diagnosis=DiagnosisFact("Frozen scale", "cause", 240, "It is the scale.", "/diagnosis"),
+        diagnosis=DiagnosisFact(
+            cause="Frozen scale",
+            outcome="cause",
+            onset=240,
+            sentence="It is the scale.",
+            address="/diagnosis",
+        ),
     )
     assert titles(facts) == [
         ("240", "grad_output of 8 layers overflow"),
