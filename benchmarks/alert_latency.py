@@ -94,15 +94,15 @@ print(json.dumps(tokens))
 STORED = """
 import json
 import django; django.setup()
-from fp8scope_dashboard.alerts.models import Event
+from fp8scope_dashboard.alerts.models import Alert
 from fp8scope_dashboard.receipts.models import Receipt
 from fp8scope_dashboard.telemetry.models import Chunk
-events = {}
-for event in Event.objects.order_by("-id"):
-    holding = Chunk.objects.filter(run=event.run_id, first_step__lte=event.step, last_step__gte=event.step)
+alerts = {}
+for alert in Alert.objects.order_by("-id"):
+    holding = Chunk.objects.filter(run=alert.run_id, first_step__lte=alert.step, last_step__gte=alert.step)
     received = [chunk.received_at.timestamp() for chunk in holding if chunk.rows < 100]
-    events[str(event.run_id)] = [event.step, event.opened_at.timestamp(), min(received, default=None)]
-print(json.dumps([Receipt.objects.count(), events]))
+    alerts[str(alert.run_id)] = [alert.step, alert.opened_at.timestamp(), min(received, default=None)]
+print(json.dumps([Receipt.objects.count(), alerts]))
 """
 
 

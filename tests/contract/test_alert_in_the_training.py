@@ -15,7 +15,7 @@ from helpers.waiting import wait_until
 
 import fp8scope
 from fp8scope_dashboard.accounts.models import Role
-from fp8scope_dashboard.alerts.models import Channel, Event, Rule, RuleAction
+from fp8scope_dashboard.alerts.models import Alert, Channel, Rule, RuleAction
 from fp8scope_dashboard.control.models import CommandResult
 from fp8scope_dashboard.db.encryption import encrypt_json
 from fp8scope_dashboard.receipts.models import Receipt
@@ -55,7 +55,7 @@ def test_it_works(server: Server, worker: Worker, tmp_path: Path) -> None:
     assert (alert.kind, alert.severity, alert.onset_step) == ("loss_not_finite", "critical", 31)
     assert stored - stored_when_notified[0] <= 1
     assert len(checkpoints) == 1
-    event = Event.objects.get(run=UUID(run.id), kind="loss_not_finite")
+    event = Alert.objects.get(run=UUID(run.id), kind="loss_not_finite")
     wait_until(lambda: CommandResult.objects.filter(command__event=event).exists(), "the result")
     viewer = visitor_of(server.project, "ada", Role.VIEWER)
     page = viewer.client.get(viewer.address(f"alerts/{event.pk}/")).content.decode()

@@ -185,14 +185,14 @@ def test_a_run_finishes_with_its_last_writer(client: WireClient) -> None:
 
 
 def test_answers_carry_the_alerts_that_the_client_has_not_seen(client: WireClient, server: Server) -> None:
-    from fp8scope_dashboard.alerts.models import Event
+    from fp8scope_dashboard.alerts.models import Alert
 
     client.register()
     for step in (3, 4):
-        Event.objects.create(
+        Alert.objects.create(
             run_id=client.run, kind="loss_spike", severity="critical", onset_step=step, step=step, message="!"
         )
-    first, second = Event.objects.order_by("id").values_list("id", flat=True)
+    first, second = Alert.objects.order_by("id").values_list("id", flat=True)
     body = client.batch(0, [1], scalars={"loss": [1.0]})
     alerts = client.send(body).json["alerts"]
     assert [alert["id"] for alert in alerts] == [first, second]

@@ -13,7 +13,7 @@ from helpers.live_servers import Server, Worker
 from helpers.waiting import wait_until
 
 import fp8scope
-from fp8scope_dashboard.alerts.models import Event
+from fp8scope_dashboard.alerts.models import Alert
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import queries
 
@@ -48,6 +48,6 @@ def test_it_works(factor: float, server: Server, worker: Worker, tmp_path: Path)
     assert np.flatnonzero(~np.isfinite(stored.values)).tolist() == [BAD_STEP - 1]
     bad_loss = stored.values[BAD_STEP - 1]
     assert math.isnan(bad_loss) if math.isnan(factor) else bad_loss == factor
-    events = Event.objects.filter(run=run, kind="loss_not_finite")
+    events = Alert.objects.filter(run=run, kind="loss_not_finite")
     wait_until(events.exists, "the alert")
     assert [event.onset_step for event in events] == [BAD_STEP]

@@ -23,7 +23,7 @@ from fp8scope_dashboard.accounts.services import (
     create_sign_in_link,
     create_token,
 )
-from fp8scope_dashboard.alerts.models import Channel, Delivery, DetectorState, Event, Rule, RuleTrial
+from fp8scope_dashboard.alerts.models import Alert, Channel, Delivery, DetectorState, Rule, RuleTrial
 from fp8scope_dashboard.analysis.models import Comparison, JobProgress
 from fp8scope_dashboard.audit.log import Actor, record
 from fp8scope_dashboard.audit.models import Action
@@ -112,7 +112,7 @@ def fill_every_table() -> Run:
     Artefact.objects.create(run=run, name="log", address="s3://bucket/log", added_by=user)
     BulkAction.objects.create(project=project, kind="archive", runs=[run.pk], done_by=user)
     SavedView.objects.create(project=project, owner=user, name="mine", query="q=x")
-    event = Event.objects.filter(run=run).first() or Event.objects.create(
+    event = Alert.objects.filter(run=run).first() or Alert.objects.create(
         run=run, kind="loss_not_finite", severity="critical", step=1, onset_step=1
     )
     channel = Channel.objects.create(

@@ -12,7 +12,7 @@ from e2e.helpers.tabs import OpenTab, Tab
 from helpers.live_servers import Server, Worker
 from playwright.sync_api import expect
 
-from fp8scope_dashboard.alerts.models import Event, Rule
+from fp8scope_dashboard.alerts.models import Alert, Rule
 from fp8scope_dashboard.alerts.services import evaluate
 from fp8scope_dashboard.runs.models import Run
 
@@ -39,7 +39,7 @@ def diverge(server: Server, name: str = "a live run") -> Run:
     Recorder(run=run).rows(np.arange(60), {"loss": loss})
     # A worker may have evaluated it already.
     evaluate(run.id)
-    assert Event.objects.filter(run=run).exists()
+    assert Alert.objects.filter(run=run).exists()
     return run
 
 
@@ -70,7 +70,7 @@ def test_a_notification_of_the_browser(open_tab: OpenTab, server: Server) -> Non
     tab.wait(lambda: any("a live run" in each["title"] for each in shown(tab)), "A notification")
     (notification,) = (each for each in shown(tab) if "a live run" in each["title"])
     assert notification["title"] == "Loss not finite in a live run"
-    assert notification["body"] == Event.objects.get(run=run, kind="loss_not_finite").message
+    assert notification["body"] == Alert.objects.get(run=run, kind="loss_not_finite").message
     button = tab.page.get_by_role("button", name="Notifications are on")
     button.click()
     tab.page.get_by_role("button", name="Notify me in this browser").wait_for()
@@ -91,7 +91,7 @@ def test_a_message_on_an_open_page_leads_to_the_alert(open_tab: OpenTab, server:
     tab.page.get_by_text("It was the data.").wait_for()
     tab.page.get_by_role("button", name="Acknowledge").click()
     tab.page.get_by_text("acknowledged").first.wait_for()
-    assert Event.objects.get(run=run, kind="loss_not_finite").state == "acknowledged"
+    assert Alert.objects.get(run=run, kind="loss_not_finite").state == "acknowledged"
 
 
 def test_the_list_is_worked_through_with_the_keyboard(open_tab: OpenTab, server: Server) -> None:
@@ -112,7 +112,7 @@ def many_alerts(server: Server, count: int) -> None:
     run = make_run(server.project, "a run in trouble")
     for number in range(count):
         severity = "warning" if number % 3 else "critical"
-        Event.objects.create(
+        Alert.objects.create(
             run=run, kind="loss_spike", severity=severity, onset_step=number, step=number, message="Up."
         )
 
@@ -133,11 +133,11 @@ def test_acknowledges_all_that_match_and_undoes_it(open_tab: OpenTab, server: Se
     tab.screenshot("alerts-selected")
     page.get_by_role("button", name="Acknowledge all 100 that match").click()
     expect(page.locator("form.undo")).to_contain_text("Acknowledged 100 alerts, just now.")
-    assert Event.objects.filter(state="open").count() == 50
+    assert Alert.objects.filter(state="open").count() == 50
     expect(page.get_by_role("link", name="Acknowledged 100")).to_be_visible()
     page.get_by_role("button", name="Undo").click()
     expect(page.locator(".notice--success")).to_contain_text("100 alerts are open again.")
-    assert Event.objects.filter(state="open").count() == 150
+    assert Alert.objects.filter(state="open").count() == 150
 
 
 def test_a_button_that_cannot_work_is_hidden(open_tab: OpenTab, server: Server) -> None:

@@ -23,7 +23,7 @@ from helpers.live_servers import Server
 
 from fp8scope_dashboard.accounts.models import Role, User
 from fp8scope_dashboard.accounts.services import create_project
-from fp8scope_dashboard.alerts.models import Event, Rule
+from fp8scope_dashboard.alerts.models import Alert, Rule
 from fp8scope_dashboard.shared_reports.models import SharedReport
 from fp8scope_dashboard.shared_reports.services import create_link
 
@@ -71,7 +71,7 @@ def values_of(server: Server, seeded: Seeded) -> dict[str, Any]:
         "slug": server.project.slug,
         "run_id": seeded.faulty.pk,
         "index": 0,
-        "event_id": Event.objects.filter(run=seeded.faulty).earliest("id").pk,
+        "event_id": Alert.objects.filter(run=seeded.faulty).earliest("id").pk,
         "rule_id": Rule.objects.filter(project=server.project, kind="loss_spike").earliest("id").pk,
         "report_id": report.pk,
         "secret": create_link(report, report.created_by, None)[1],

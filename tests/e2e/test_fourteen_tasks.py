@@ -18,7 +18,7 @@ from e2e.helpers.tabs import OpenTab, Tab
 from helpers.live_servers import Server
 from playwright.sync_api import Locator, Page, expect
 
-from fp8scope_dashboard.alerts.models import Channel, Delivery, Event, EventState, Reason
+from fp8scope_dashboard.alerts.models import Alert, AlertState, Channel, Delivery, Reason
 from fp8scope_dashboard.runs.models import Run, SavedView, StepNote
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
@@ -142,7 +142,7 @@ def silence_for_two_hours(person: Person) -> None:
     person.choose(person.page.get_by_role("combobox", name="Mute", exact=True), "for 2 hours")
     person.click(person.page.get_by_role("button", name="Mute", exact=True))
     expect(person.page.get_by_role("button", name="Unmute")).to_be_visible()
-    event = Event.objects.get(state=EventState.MUTED)
+    event = Alert.objects.get(state=AlertState.MUTED)
     assert event.kind == "run_failed" and event.muted_until is not None
     assert 7_000 < (event.muted_until - event.opened_at).total_seconds() < 8_000
 

@@ -11,7 +11,7 @@ from helpers.live_servers import Server
 from playwright.sync_api import Route, expect
 
 from fp8scope_dashboard import notifications
-from fp8scope_dashboard.alerts.models import Event
+from fp8scope_dashboard.alerts.models import Alert
 from fp8scope_dashboard.runs import console
 from fp8scope_dashboard.runs.console import NewLine
 from fp8scope_dashboard.runs.models import Run, Writer
@@ -143,7 +143,7 @@ def test_a_change_before_the_page_is_connected(tab: Tab, run: Run, server: Serve
     tab.page.route("**/events?*", lambda route: waiting.append(route))
     tab.open(f"/p/{server.project.slug}/alerts/")
     tab.wait(lambda: bool(waiting), "Asking for events")
-    Event.objects.create(
+    Alert.objects.create(
         run=run, kind="loss_spike", severity="warning", onset_step=1, step=2, message="It rises."
     )
     notifications.run_changed(run.id, run.project_id, "alert", 2)

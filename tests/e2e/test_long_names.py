@@ -7,7 +7,7 @@ from dashboard.helpers.recording import Recorder, make_run
 from e2e.helpers.tabs import OpenTab
 from helpers.live_servers import Server
 
-from fp8scope_dashboard.alerts.models import Event, Rule
+from fp8scope_dashboard.alerts.models import Alert, Rule
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
@@ -25,7 +25,7 @@ def test_it_works(open_tab: OpenTab, server: Server) -> None:
         range(30), {"loss": [3.0] * 30}, {"amax": [[1.0]] * 30, "saturated": [[0.0]] * 30}
     )
     rule = Rule.objects.filter(project=server.project).earliest("id")
-    event = Event.objects.create(
+    event = Alert.objects.create(
         run=run, rule=rule, kind=rule.kind, severity="warning", onset_step=1, step=2, message=f"{NAME} is up."
     )
     slug = server.project.slug

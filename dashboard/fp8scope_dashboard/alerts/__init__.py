@@ -1,1 +1,1 @@
-"""Detectors, rules, alert events and their delivery to channels."""
+"""Detectors, rules, alerts and their delivery to channels."""

@@ -11,7 +11,7 @@ from fp8scope_dashboard.text.onsets import steps_in_words
 def first_tensor(evidence: Mapping[str, Any], onset: int) -> dict[str, Any]:
     """The entry of the tensor with which a condition begins; empty if it is not known.
 
-    Events of earlier versions name only their worst tensors.
+    Alerts of earlier versions name only their worst tensors.
     """
     listed = [*([evidence["first"]] if evidence.get("first") else []), *evidence.get("tensors", [])]
     return next((dict(tensor) for tensor in listed if tensor.get("onset_step") == onset), {})

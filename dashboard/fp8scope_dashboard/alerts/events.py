@@ -1,7 +1,7 @@
-"""Open, complete and resolve events from findings: one unresolved event per run and cause.
+"""Open, complete and resolve alerts from findings: one unresolved alert per run and cause.
 
-Findings of one rule that belong together are one event. So are findings of several rules about the same
-tensors: the first one opens the event, the others become further evidence of it.
+Findings of one rule that belong together are one alert. So are findings of several rules about the same
+tensors: the first one opens the alert, the others become further evidence of it.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from fp8scope_dashboard.alerts.detectors import SAME_CAUSE, ConditionChange
 from fp8scope_dashboard.alerts.detectors.base import began
 from fp8scope_dashboard.alerts.growth import since_it_grew
 from fp8scope_dashboard.alerts.models import (
+    Alert,
+    AlertState,
     EntryKind,
-    Event,
-    EventState,
     Reason,
     Rule,
     RuleKind,
     Severity,
 )
-from fp8scope_dashboard.alerts.run_events import RunAlerts
+from fp8scope_dashboard.alerts.run_alerts import RunAlerts
 from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import queries
 
-# Findings that wait for the end of an event that outranks them; further ones are dropped.
+# Findings that wait for the end of an alert that outranks them; further ones are dropped.
 MAX_WAITING = 64
-# An event is the beginning of another one if it began at most SAME_CAUSE steps before that, or this many
+# An alert is the beginning of another one if it began at most SAME_CAUSE steps before that, or this many
 # times the steps that it took to find that. A loss may be above its baseline for long before it diverges.
 TIMES = 2
 
@@ -47,7 +47,7 @@ class Detection:
 
     Attributes:
         stream: the sequence of rows that the detector reads. Each has a name of its own.
-        generation: the start of the training that an event belongs to; see generations.py.
+        generation: the start of the training that an alert belongs to; see generations.py.
     """
 
     rule: Rule
@@ -57,20 +57,20 @@ class Detection:
 
     @property
     def holder(self) -> list[Any]:
-        """The entry in `Event.seen_by` of the rule's own event."""
+        """The entry in `Alert.seen_by` of the rule's own alert."""
         return [self.stream, self.finding.onset_step]
 
     @property
     def further_holder(self) -> list[Any]:
-        """The entry in `Event.seen_by` of another rule's event, whose further evidence this is."""
+        """The entry in `Alert.seen_by` of another rule's alert, whose further evidence this is."""
         return [*self.holder, self.rule.pk]
 
 
 @dataclass(frozen=True)
 class Applied:
-    """The opened events, and the findings that wait for the end of another event, as JSON types."""
+    """The opened alerts, and the findings that wait for the end of another alert, as JSON types."""
 
-    opened: list[Event]
+    opened: list[Alert]
     waiting: list[dict[str, Any]]
 
 
@@ -82,12 +82,12 @@ def apply(
     ended: Mapping[str, str] | None = None,
     continued: Collection[str] = (),
 ) -> Applied:
-    """Open, complete and resolve the events of a run. The deliveries of opened events are queued.
+    """Open, complete and resolve the alerts of a run. The deliveries of opened alerts are queued.
 
     Call it under the run's lock, in the transaction that stores the states of the detectors. Generations are
-    independent: an event of one holds no finding of another. Within a generation, a finding opens no event
-    while its rule has an unresolved one of the same cause; it is added to that event. While an event of a
-    kind that outranks it is unresolved, it waits. If another rule has an unresolved event about the same
+    independent: an alert of one holds no finding of another. Within a generation, a finding opens no alert
+    while its rule has an unresolved one of the same cause; it is added to that alert. While an alert of a
+    kind that outranks it is unresolved, it waits. If another rule has an unresolved alert about the same
     tensors, it becomes further evidence of that: its channels are notified again only if it is more severe.
 
     Args:
@@ -96,7 +96,7 @@ def apply(
         continued: streams that another start of the training continues. What a person has resolved in them,
             and still lasts, opens again.
     """
-    opened: list[Event] = []
+    opened: list[Alert] = []
     live = RunAlerts(run)
     # The end of a stream is not the moment to open what has waited in it.
     restored = [detection for detection in _restored(run, waiting) if detection.stream not in (ended or {})]
@@ -112,13 +112,13 @@ def apply(
     remaining = [detection for detection in remaining if detection.stream not in (ended or {})]
     _end_streams(live, ended or {})
     opened += _continue_streams(live, continued)
-    # What waited for events that have just been resolved.
+    # What waited for alerts that have just been resolved.
     still_kept: list[Detection] = []
     for detection in remaining:
         _opened_or_kept(live, detection, opened, still_kept)
     for event in opened:
         routing.notify(event, Reason.REOPENED if event.reopened else Reason.OPENED)
-        signals.event_opened.send(sender=Event, event=event)
+        signals.event_opened.send(sender=Alert, event=event)
     if detections or opened:
         step = max(
             (detection.finding.step for detection in detections), default=opened[-1].step if opened else 0
@@ -137,7 +137,7 @@ def _is_end_of(end: Detection, waiting: Detection) -> bool:
 
 
 def _opened_or_kept(
-    live: RunAlerts, detection: Detection, opened: list[Event], remaining: list[Detection]
+    live: RunAlerts, detection: Detection, opened: list[Alert], remaining: list[Detection]
 ) -> None:
     same = _same_cause(live, detection)
     if same is not None:
@@ -148,11 +148,11 @@ def _opened_or_kept(
             opened.append(same)
         return
     if detection.finding.update:
-        # Its event waits or was resolved by a person.
+        # Its alert waits or was resolved by a person.
         remaining[:] = [_completed(other, detection) for other in remaining]
         return
     outranking = [kind.name for kind in rules.KINDS.values() if detection.rule.kind in kind.outranks]
-    # No detector sees imported events any more.
+    # No detector sees imported alerts any more.
     seen = [event for event in live.unresolved(detection.generation) if event.seen_by]
     if any(_covers(event, detection.finding) for event in seen if event.kind in outranking):
         remaining.append(detection)
@@ -170,8 +170,8 @@ def _opened_or_kept(
         opened.append(event)
 
 
-def _covers(event: Event, finding: ConditionChange) -> bool:
-    """Return whether an event of a kind that outranks a finding's has its cause."""
+def _covers(event: Alert, finding: ConditionChange) -> bool:
+    """Return whether an alert of a kind that outranks a finding's has its cause."""
     return not rules.kind_of(event.kind).names_tensors or evidence.overlaps(event, finding)
 
 
@@ -182,8 +182,8 @@ def _completed(waiting: Detection, update: Detection) -> Detection:
     return Detection(waiting.rule, finding, waiting.stream, waiting.generation)
 
 
-def _same_cause(live: RunAlerts, detection: Detection) -> Event | None:
-    """The unresolved event that a finding belongs to.
+def _same_cause(live: RunAlerts, detection: Detection) -> Alert | None:
+    """The unresolved alert that a finding belongs to.
 
     A kind that names tensors may have several causes at once, told apart by their onsets.
     """
@@ -204,8 +204,8 @@ def _same_cause(live: RunAlerts, detection: Detection) -> Event | None:
     return None
 
 
-def _cause_seen_by_another_rule(live: RunAlerts, detection: Detection) -> Event | None:
-    """The unresolved event of another rule about the same tensors, whose onset is near.
+def _cause_seen_by_another_rule(live: RunAlerts, detection: Detection) -> Alert | None:
+    """The unresolved alert of another rule about the same tensors, whose onset is near.
 
     A rule of a person has alerts of its own. So has one that orders something, or whose alerts go elsewhere
     or escalate differently: that would not happen otherwise.
@@ -224,11 +224,11 @@ def _cause_seen_by_another_rule(live: RunAlerts, detection: Detection) -> Event 
     return None
 
 
-def _add_evidence(event: Event, detection: Detection, *, notifies: bool = True) -> None:
-    """Make a finding of another rule further evidence of an event, and the event as severe as that rule.
+def _add_evidence(event: Alert, detection: Detection, *, notifies: bool = True) -> None:
+    """Make a finding of another rule further evidence of an alert, and the alert as severe as that rule.
 
     Args:
-        notifies: whether a more severe event is sent again; false if it has not been sent yet.
+        notifies: whether a more severe alert is sent again; false if it has not been sent yet.
     """
     is_new = detection.further_holder not in event.seen_by
     if is_new:
@@ -249,8 +249,8 @@ def _add_evidence(event: Event, detection: Detection, *, notifies: bool = True) 
         routing.notify(event, Reason.WORSE)
 
 
-def _join(event: Event, detection: Detection) -> None:
-    """Add the finding to an event: another rank that sees the same, or more tensors."""
+def _join(event: Alert, detection: Detection) -> None:
+    """Add the finding to an alert: another rank that sees the same, or more tensors."""
     if detection.further_holder in event.seen_by:
         _add_evidence(event, detection)
         return
@@ -266,13 +266,13 @@ def _join(event: Event, detection: Detection) -> None:
         lifecycle.write(event, EntryKind.UPDATED, text=event.message)
 
 
-def _come_back(live: RunAlerts, detection: Detection) -> Event | None:
-    """The rule's last event, reopened, if its condition ended shortly before."""
+def _come_back(live: RunAlerts, detection: Detection) -> Alert | None:
+    """The rule's last alert, reopened, if its condition ended shortly before."""
     if not live.has_any:
         return None
     last = (
-        Event.objects.filter(
-            run=live.run, rule=detection.rule, generation=detection.generation, state=EventState.RESOLVED
+        Alert.objects.filter(
+            run=live.run, rule=detection.rule, generation=detection.generation, state=AlertState.RESOLVED
         )
         .exclude(resolved_step=None)
         .select_related("run")
@@ -287,7 +287,7 @@ def _come_back(live: RunAlerts, detection: Detection) -> Event | None:
     return _reopened(last, detection)
 
 
-def _reopened(event: Event, detection: Detection) -> Event | None:
+def _reopened(event: Alert, detection: Detection) -> Alert | None:
     if not lifecycle.reopen(event, text=_came_back(detection)):
         return None
     event.seen_by, event.severity = [detection.holder], detection.rule.severity
@@ -299,7 +299,7 @@ def _came_back(detection: Detection) -> str:
     return f"The condition came back at step {detection.finding.onset_step:,}: {detection.finding.message}"
 
 
-def _create(live: RunAlerts, detection: Detection) -> Event | None:
+def _create(live: RunAlerts, detection: Detection) -> Alert | None:
     run = live.run
     same = {
         "run": run,
@@ -309,15 +309,15 @@ def _create(live: RunAlerts, detection: Detection) -> Event | None:
     }
     finding = _since_its_beginning(run, detection)
     if not live.has_any:
-        first = Event.objects.create(
+        first = Alert.objects.create(
             **same, onset_step=finding.onset_step, **_fields(run, detection, finding)
         )
         lifecycle.note_opened(first)
         return first
-    event = Event.objects.filter(**same, evidence__own_onset=detection.finding.onset_step).first()
+    event = Alert.objects.filter(**same, evidence__own_onset=detection.finding.onset_step).first()
     created = False
     if event is None:
-        event, created = Event.objects.get_or_create(
+        event, created = Alert.objects.get_or_create(
             **same, onset_step=finding.onset_step, defaults=_fields(run, detection, finding)
         )
     if created:
@@ -335,7 +335,7 @@ def _create(live: RunAlerts, detection: Detection) -> Event | None:
 
 
 def _fields(run: Run, detection: Detection, finding: ConditionChange) -> dict[str, Any]:
-    """The fields of a new event, beside those that identify it."""
+    """The fields of a new alert, beside those that identify it."""
     return {
         "rule": detection.rule,
         "severity": detection.rule.severity,
@@ -350,13 +350,13 @@ def _fields(run: Run, detection: Detection, finding: ConditionChange) -> dict[st
 
 
 def _since_its_beginning(run: Run, detection: Detection) -> ConditionChange:
-    """A finding that opens an event, from the earliest step at which its condition was seen.
+    """A finding that opens an alert, from the earliest step at which its condition was seen.
 
     That is the onset of its first tensor, or of a condition that was its beginning (`Kind.begins_as`) and
     still lasted. The finding's own onset, by which its detector knows it, is kept as `own_onset`.
     """
     finding, kind = detection.finding, rules.kind_of(detection.rule.kind)
-    earlier = Event.objects.filter(
+    earlier = Alert.objects.filter(
         Q(resolved_step__gte=finding.onset_step) | ~Q(seen_by=[]),
         run=run,
         kind__in=kind.begins_as,
@@ -377,12 +377,12 @@ def _since_its_beginning(run: Run, detection: Detection) -> ConditionChange:
     return replace(finding, onset_step=onset, message=message, evidence=own)
 
 
-def _begin_earlier(event: Event, finding: ConditionChange) -> None:
-    """Let an event begin at a finding's onset if that is earlier. The caller saves it."""
+def _begin_earlier(event: Alert, finding: ConditionChange) -> None:
+    """Let an alert begin at a finding's onset if that is earlier. The caller saves it."""
     onset = evidence.first_onset(finding)
     if onset >= event.onset_step:
         return
-    same = Event.objects.filter(
+    same = Alert.objects.filter(
         run=event.run_id, kind=event.kind, rule_name=event.rule_name, generation=event.generation
     )
     if same.filter(onset_step=onset).exists():
@@ -392,7 +392,7 @@ def _begin_earlier(event: Event, finding: ConditionChange) -> None:
 
 
 def _leave(live: RunAlerts, end: Detection) -> None:
-    """The detector no longer sees the condition; the event is resolved when none does."""
+    """The detector no longer sees the condition; the alert is resolved when none does."""
     for event in live.lasting():
         holders = [end.further_holder, *([end.holder] if event.rule_id == end.rule.pk else [])]
         gone = [other for other in holders if other in event.seen_by]
@@ -402,8 +402,8 @@ def _leave(live: RunAlerts, end: Detection) -> None:
             lifecycle.write(event, EntryKind.UPDATED, text=text)
 
 
-def held_by(event: Event, rule: int) -> list[Any]:
-    """The entries of `Event.seen_by` of a rule's detectors."""
+def held_by(event: Alert, rule: int) -> list[Any]:
+    """The entries of `Alert.seen_by` of a rule's detectors."""
     own = [holder for holder in event.seen_by if len(holder) == 2 and event.rule_id == rule]
     return own + [holder for holder in event.seen_by if len(holder) > 2 and holder[2] == rule]
 
@@ -414,19 +414,19 @@ def _end_streams(live: RunAlerts, ended: Mapping[str, str]) -> None:
         _without(event, gone, ended[gone[0][0]] if gone else "")
 
 
-def _continue_streams(live: RunAlerts, continued: Collection[str]) -> list[Event]:
-    """Open what a person has resolved, and lasts in the next start of the training. Returns these events."""
+def _continue_streams(live: RunAlerts, continued: Collection[str]) -> list[Alert]:
+    """Open what a person has resolved, and lasts in the next start of the training. Returns these alerts."""
     return [
         event
         for event in (live.lasting() if continued else ())
-        if event.state == EventState.RESOLVED
+        if event.state == AlertState.RESOLVED
         and any(holder[0] in continued for holder in event.seen_by)
         and lifecycle.reopen(event, text="The training was continued, and the condition lasts.")
     ]
 
 
 def _without(
-    event: Event, holders: Collection[Sequence[Any]], reason: str = "", step: int | None = None
+    event: Alert, holders: Collection[Sequence[Any]], reason: str = "", step: int | None = None
 ) -> None:
     if not holders:
         return

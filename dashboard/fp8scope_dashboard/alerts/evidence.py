@@ -1,4 +1,4 @@
-"""The data that is stored with an event, so that its page does not depend on the run's telemetry."""
+"""The data that is stored with an alert, so that its page does not depend on the run's telemetry."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from fp8scope_dashboard.alerts import rules
 from fp8scope_dashboard.alerts.detectors import NAMED, SAME_CAUSE, ConditionChange
-from fp8scope_dashboard.alerts.models import Event, Rule
+from fp8scope_dashboard.alerts.models import Alert, Rule
 from fp8scope_dashboard.analysis import comparison_runs
 from fp8scope_dashboard.runs.models import Run, Tensor
 from fp8scope_dashboard.telemetry import queries
@@ -63,8 +63,8 @@ def first_onset(finding: ConditionChange) -> int:
     return finding.onset_step if first is None else min(finding.onset_step, int(first["onset_step"]))
 
 
-def overlaps(event: Event, finding: ConditionChange) -> bool:
-    """Return whether a finding of tensors has the cause of an event.
+def overlaps(event: Alert, finding: ConditionChange) -> bool:
+    """Return whether a finding of tensors has the cause of an alert.
 
     It began at most SAME_CAUSE steps apart.
     """
@@ -72,19 +72,19 @@ def overlaps(event: Event, finding: ConditionChange) -> bool:
     return event.onset_step - SAME_CAUSE <= finding.onset_step <= last + SAME_CAUSE
 
 
-def shares_tensors(event: Event, finding: ConditionChange) -> bool:
-    """Return whether a finding names a tensor of an event; true if it names none at all."""
+def shares_tensors(event: Alert, finding: ConditionChange) -> bool:
+    """Return whether a finding names a tensor of an alert; true if it names none at all."""
     if "tensors" not in finding.evidence:
         return True
     names = {tensor["name"] for tensor in event.evidence.get("tensors", [])}
     return any(tensor["name"] in names for tensor in finding.evidence["tensors"])
 
 
-def is_about(event: Event, finding: ConditionChange) -> bool:
-    """Return whether a finding names largely the tensors of an event: half of its modules are the event's.
+def is_about(event: Alert, finding: ConditionChange) -> bool:
+    """Return whether a finding names largely the tensors of an alert: half of its modules are the alert's.
 
     Input, weight and gradient of one module leave their ranges together. Of many tensors the evidence names
-    only the worst; then half of the layers must be the event's.
+    only the worst; then half of the layers must be the alert's.
     """
     ours, theirs = event.evidence, finding.evidence
     if all(int(tensors.get("tensors_over", 0)) > NAMED for tensors in (ours, theirs)):
@@ -99,7 +99,7 @@ def _modules(named: Mapping[str, Any]) -> set[Any]:
     return {tensor["name"].rpartition(".")[0] for tensor in named.get("tensors", [])}
 
 
-def add_further(event: Event, rule: Rule, finding: ConditionChange) -> None:
+def add_further(event: Alert, rule: Rule, finding: ConditionChange) -> None:
     """Keep what another rule found about the same tensors: one entry for each rule, the latest."""
     entry: dict[str, Any] = {
         "kind": rule.kind,
@@ -132,8 +132,8 @@ def _earlier_first(before: Mapping[str, Any], other: Mapping[str, Any]) -> dict[
     return {"first": min(named, key=lambda first: int(first["onset_step"]))} if named else {}
 
 
-def complete(event: Event, finding: ConditionChange) -> None:
-    """Add the tensors of a finding to an event that has the same cause; other findings change nothing."""
+def complete(event: Alert, finding: ConditionChange) -> None:
+    """Add the tensors of a finding to an alert that has the same cause; other findings change nothing."""
     tensors = finding.evidence.get("tensors")
     if tensors is None:
         return

@@ -23,10 +23,10 @@ from fp8scope_dashboard.accounts.models import Project, User
 from fp8scope_dashboard.alerts.delivery import routing
 from fp8scope_dashboard.alerts.models import (
     RUN_WIDE,
+    Alert,
+    AlertState,
     DetectorState,
     EntryKind,
-    Event,
-    EventState,
     HistoryEntry,
     Reason,
 )
@@ -43,8 +43,8 @@ UNDO_FOR: Final = timedelta(minutes=10)
 # A condition that comes back within so many steps of its end reopens the alert instead of opening another.
 REOPEN_STEPS: Final = 100
 
-OPEN, ACKNOWLEDGED = EventState.OPEN, EventState.ACKNOWLEDGED
-MUTED, RESOLVED = EventState.MUTED, EventState.RESOLVED
+OPEN, ACKNOWLEDGED = AlertState.OPEN, AlertState.ACKNOWLEDGED
+MUTED, RESOLVED = AlertState.MUTED, AlertState.RESOLVED
 UNRESOLVED: Final = (OPEN, ACKNOWLEDGED, MUTED)
 
 
@@ -56,8 +56,8 @@ class LifecycleError(ValueError):
 class Transition:
     """The states that a change may start from, and the state it leads to."""
 
-    sources: tuple[EventState, ...]
-    target: EventState
+    sources: tuple[AlertState, ...]
+    target: AlertState
 
 
 TRANSITIONS: Final[Mapping[EntryKind, Transition]] = {
@@ -69,13 +69,13 @@ TRANSITIONS: Final[Mapping[EntryKind, Transition]] = {
 }
 
 
-def note_opened(event: Event) -> None:
-    """Begin the history of a new event."""
+def note_opened(event: Alert) -> None:
+    """Begin the history of a new alert."""
     write(event, EntryKind.OPENED, text=event.message)
 
 
-def acknowledge(event: Event, user: User) -> bool:
-    """Record that a person takes care of an event. False if somebody did before, or if it is resolved."""
+def acknowledge(event: Alert, user: User) -> bool:
+    """Record that a person takes care of an alert. False if somebody did before, or if it is resolved."""
     now = timezone.now()
     return _move(
         event, EntryKind.ACKNOWLEDGED, user, acknowledged_by=user, acknowledged_at=now, muted_until=None
@@ -83,8 +83,8 @@ def acknowledge(event: Event, user: User) -> bool:
 
 
 @transaction.atomic
-def acknowledge_all(events: QuerySet[Event], user: User) -> int:
-    """Acknowledge the open ones of these events, at one moment, by which they can be undone together.
+def acknowledge_all(events: QuerySet[Alert], user: User) -> int:
+    """Acknowledge the open ones of these alerts, at one moment, by which they can be undone together.
 
     Returns:
         How many were open.
@@ -92,7 +92,7 @@ def acknowledge_all(events: QuerySet[Event], user: User) -> int:
     Raises:
         LifecycleError: more than MAX_AT_ONCE are open.
     """
-    chosen = Event.objects.filter(pk__in=events.order_by().values("pk"), state=OPEN)
+    chosen = Alert.objects.filter(pk__in=events.order_by().values("pk"), state=OPEN)
     locked = chosen.select_for_update().order_by("pk").values_list("pk", flat=True)
     ids = list(locked[: MAX_AT_ONCE + 1])
     if len(ids) > MAX_AT_ONCE:
@@ -114,7 +114,7 @@ def acknowledged_lately(project: Project, user: User) -> tuple[datetime, int] | 
     None if UNDO_FOR is over.
     """
     latest = (
-        Event.objects.filter(
+        Alert.objects.filter(
             run__project=project,
             run__deleted_at=None,
             state=ACKNOWLEDGED,
@@ -138,7 +138,7 @@ def undo_acknowledgement(project: Project, user: User, at: datetime) -> int:
     """
     if at < timezone.now() - UNDO_FOR:
         return 0
-    done = Event.objects.filter(
+    done = Alert.objects.filter(
         run__project=project, state=ACKNOWLEDGED, acknowledged_by=user, acknowledged_at=at
     )
     ids = list(done.select_for_update(of=("self",)).order_by("pk").values_list("pk", flat=True))
@@ -147,20 +147,20 @@ def undo_acknowledgement(project: Project, user: User, at: datetime) -> int:
 
 
 def _set_all(ids: list[int], kind: EntryKind, user: User, **fields: Any) -> None:
-    """Set the fields of events that are locked, write their histories, and refresh open pages."""
-    Event.objects.filter(pk__in=ids).update(**fields)
+    """Set the fields of alerts that are locked, write their histories, and refresh open pages."""
+    Alert.objects.filter(pk__in=ids).update(**fields)
     HistoryEntry.objects.bulk_create(
         [HistoryEntry(event_id=pk, kind=kind, user=user, user_name=user.username) for pk in ids],
         batch_size=1_000,
     )
-    # The step of one event for each run: pages ask for the rest.
-    first = Event.objects.filter(pk__in=ids).order_by("run_id", "-step").distinct("run_id")
+    # The step of one alert for each run: pages ask for the rest.
+    first = Alert.objects.filter(pk__in=ids).order_by("run_id", "-step").distinct("run_id")
     for event in first.select_related("run")[:MAX_ANNOUNCED]:
         _announce(event)
 
 
-def mute(event: Event, user: User, until: datetime) -> bool:
-    """Silence an event until a time; then it is open again, unless its condition has ended.
+def mute(event: Alert, user: User, until: datetime) -> bool:
+    """Silence an alert until a time; then it is open again, unless its condition has ended.
 
     Returns:
         False if it is resolved.
@@ -175,15 +175,15 @@ def mute(event: Event, user: User, until: datetime) -> bool:
     return _move(event, EntryKind.MUTED, user, text, muted_until=until)
 
 
-def unmute(event: Event, user: User | None = None) -> bool:
-    """End the silence of an event before its time, or, without a user, because its time is over."""
+def unmute(event: Alert, user: User | None = None) -> bool:
+    """End the silence of an alert before its time, or, without a user, because its time is over."""
     text = "" if user is not None else "The time is over, and the condition lasts."
     now = timezone.now()
     return _move(event, EntryKind.UNMUTED, user, text, muted_until=None, waiting_since=now, escalated_at=None)
 
 
-def resolve(event: Event, user: User | None = None, *, step: int | None = None, reason: str = "") -> bool:
-    """Close an event, by hand or, without a user, because its condition has ended at `step`.
+def resolve(event: Alert, user: User | None = None, *, step: int | None = None, reason: str = "") -> bool:
+    """Close an alert, by hand or, without a user, because its condition has ended at `step`.
 
     Returns:
         False if it was closed before.
@@ -207,20 +207,20 @@ def resolve(event: Event, user: User | None = None, *, step: int | None = None, 
 
 
 @transaction.atomic
-def reopen(event: Event, user: User | None = None, *, text: str = "") -> bool:
-    """Open a resolved event again, by hand or, without a user, because its condition came back.
+def reopen(event: Alert, user: User | None = None, *, text: str = "") -> bool:
+    """Open a resolved alert again, by hand or, without a user, because its condition came back.
 
     Without a user, the training process gets the alert again. Call it under the run's lock then.
 
     Returns:
-        False if the event is not resolved.
+        False if the alert is not resolved.
 
     Raises:
         LifecycleError: with a user, if a newer alert of the same rule is unresolved. Detection knows that it
             has another cause: a rule about tensors may have several alerts at once.
     """
     if user is not None:
-        # The lock of the evaluation, which opens events.
+        # The lock of the evaluation, which opens alerts.
         DetectorState.objects.get_or_create(run_id=event.run_id, writer=RUN_WIDE)
         DetectorState.objects.select_for_update().get(run_id=event.run_id, writer=RUN_WIDE)
         if same_condition(event).filter(state__in=UNRESOLVED).exclude(pk=event.pk).exists():
@@ -229,8 +229,8 @@ def reopen(event: Event, user: User | None = None, *, text: str = "") -> bool:
 
 
 @transaction.atomic
-def open_again(event: Event, text: str) -> bool:
-    """Raise an unresolved event again, because its condition came back after a person had opened it.
+def open_again(event: Alert, text: str) -> bool:
+    """Raise an unresolved alert again, because its condition came back after a person had opened it.
 
     The training process gets the alert again. Call it under the run's lock.
 
@@ -240,7 +240,7 @@ def open_again(event: Event, text: str) -> bool:
     return _open_again(event, Transition((OPEN, ACKNOWLEDGED), OPEN), None, text)
 
 
-def _open_again(event: Event, transition: Transition, user: User | None, text: str) -> bool:
+def _open_again(event: Alert, transition: Transition, user: User | None, text: str) -> bool:
     fields: dict[str, Any] = {"sent_again_as": _next_number()} if user is None else {}
     return _move(
         event,
@@ -259,17 +259,17 @@ def _open_again(event: Event, transition: Transition, user: User | None, text: s
     )
 
 
-def send_again(event: Event) -> None:
-    """Give the event to the training process once more. Call it under the run's lock."""
+def send_again(event: Alert) -> None:
+    """Give the alert to the training process once more. Call it under the run's lock."""
     event.sent_again_as = _next_number()
     event.save(update_fields=["sent_again_as"])
 
 
-def comment(event: Event, user: User, text: str) -> None:
+def comment(event: Alert, user: User, text: str) -> None:
     """Add a person's comment.
 
     Raises:
-        LifecycleError: if it is empty or too long, or the event has too many.
+        LifecycleError: if it is empty or too long, or the alert has too many.
     """
     text = text.strip()
     if not text or len(text) > LONGEST_COMMENT or "\0" in text:
@@ -282,20 +282,20 @@ def comment(event: Event, user: User, text: str) -> None:
 
 
 def unmute_due() -> int:
-    """Open the muted events whose time is over. Returns their number."""
-    over = Event.objects.filter(state=MUTED, muted_until__lte=timezone.now()).select_related("run")
+    """Open the muted alerts whose time is over. Returns their number."""
+    over = Alert.objects.filter(state=MUTED, muted_until__lte=timezone.now()).select_related("run")
     return sum(unmute(event) for event in over)
 
 
-def same_condition(event: Event) -> Any:
-    """The events of the same run, rule and generation."""
-    return Event.objects.filter(
+def same_condition(event: Alert) -> Any:
+    """The alerts of the same run, rule and generation."""
+    return Alert.objects.filter(
         run_id=event.run_id, kind=event.kind, rule_name=event.rule_name, generation=event.generation
     )
 
 
-def write(event: Event, kind: EntryKind, user: User | None = None, text: str = "") -> None:
-    """Add an entry to the history of an event."""
+def write(event: Alert, kind: EntryKind, user: User | None = None, text: str = "") -> None:
+    """Add an entry to the history of an alert."""
     HistoryEntry.objects.create(
         event=event,
         kind=kind,
@@ -307,7 +307,7 @@ def write(event: Event, kind: EntryKind, user: User | None = None, text: str = "
 
 @transaction.atomic
 def _move(
-    event: Event,
+    event: Alert,
     kind: EntryKind,
     user: User | None,
     text: str = "",
@@ -316,7 +316,7 @@ def _move(
     **fields: Any,
 ) -> bool:
     transition = transition or TRANSITIONS[kind]
-    allowed = Event.objects.filter(pk=event.pk, state__in=transition.sources)
+    allowed = Alert.objects.filter(pk=event.pk, state__in=transition.sources)
     if allowed.update(state=transition.target, **fields) != 1:
         return False
     event.refresh_from_db()
@@ -325,12 +325,12 @@ def _move(
     return True
 
 
-def _announce(event: Event, step: int | None = None) -> None:
+def _announce(event: Alert, step: int | None = None) -> None:
     run_changed(event.run_id, event.run.project_id, "alert", event.step if step is None else step)
 
 
 def _next_number() -> int:
-    """A number above all ids of events, from the sequence of these ids."""
+    """A number above all ids of alerts, from the sequence of these ids."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT nextval(pg_get_serial_sequence('alerts_event', 'id'))")
         number: int = cursor.fetchone()[0]

@@ -1,4 +1,4 @@
-"""Alert rules, their events, and the outbox that delivers events to channels."""
+"""Alert rules, their alerts, and the outbox that delivers alerts to channels."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -90,7 +90,7 @@ class Rule(models.Model):
     severity = models.CharField(max_length=16, choices=Severity.choices, default=Severity.CRITICAL)
     parameters = models.JSONField(default=dict, blank=True)
     enabled = models.BooleanField(default=True)
-    # The command to give when the rule opens an event. A fallback is for the layers that its evidence names.
+    # The command to give when the rule opens an alert. A fallback is for the layers that its evidence names.
     action = models.CharField(max_length=16, choices=RuleAction, default=RuleAction.NOTHING, blank=True)
     channels: "models.ManyToManyField[Channel, Any]" = models.ManyToManyField(
         "Channel", blank=True, related_name="+", help_text="None: all channels of the project."
@@ -118,28 +118,28 @@ class Rule(models.Model):
         return self.name or str(self.get_kind_display())
 
 
-class EventState(models.TextChoices):
+class AlertState(models.TextChoices):
     OPEN = "open"
     ACKNOWLEDGED = "acknowledged"
     MUTED = "muted"
     RESOLVED = "resolved"
 
 
-class Event(models.Model):
+class Alert(models.Model):
     """One alert with its evidence. lifecycle.py has its states, and the only functions that change them."""
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="events")
     rule = models.ForeignKey(Rule, null=True, on_delete=models.SET_NULL, related_name="events")
     kind = models.CharField(max_length=32, choices=RuleKind.choices)
     severity = models.CharField(max_length=16, choices=Severity.choices)
-    state = models.CharField(max_length=16, choices=EventState.choices, default=EventState.OPEN)
+    state = models.CharField(max_length=16, choices=AlertState.choices, default=AlertState.OPEN)
     rule_name = models.CharField(max_length=128, blank=True, default="", help_text="Kept if the rule goes.")
-    # The number under which a reopened event is sent to the training process again; without it, the id.
+    # The number under which a reopened alert is sent to the training process again; without it, the id.
     sent_again_as = models.BigIntegerField(null=True, blank=True)
     # The start of the training that it belongs to (see generations.py); empty if imported.
     generation = models.CharField(max_length=32, blank=True, default="")
     # The detectors that still see the condition: the stream (a writer, or 'run') and its onset step; with the
-    # rule's id, if it is not the event's own.
+    # rule's id, if it is not the alert's own.
     seen_by = models.JSONField(default=list, blank=True)
     onset_step = models.BigIntegerField(help_text="The first step of the problem.")
     step = models.BigIntegerField(help_text="The step at which the problem was detected.")
@@ -165,6 +165,7 @@ class Event(models.Model):
     escalated_at = models.DateTimeField(null=True, blank=True)
 
     class Meta:
+        db_table = "alerts_event"
         ordering: ClassVar = ["-opened_at"]
         constraints: ClassVar = [
             models.UniqueConstraint(
@@ -209,9 +210,9 @@ class EntryKind(models.TextChoices):
 
 
 class HistoryEntry(models.Model):
-    """The audit trail of an event: who did what, and when. Entries are never changed."""
+    """The audit trail of an alert: who did what, and when. Entries are never changed."""
 
-    event = models.ForeignKey(Event, on_delete=models.CASCADE, related_name="history")
+    event = models.ForeignKey(Alert, on_delete=models.CASCADE, related_name="history")
     kind = models.CharField(max_length=16, choices=EntryKind.choices)
     at = models.DateTimeField(default=timezone.now)
     # None: the change was automatic, or the user was deleted; `user_name` tells which.
@@ -332,13 +333,13 @@ class Reason(models.TextChoices):
 
 
 class Delivery(models.Model):
-    """The outbox: one row per event, channel and reason. A worker claims it by setting `claimed_at`.
+    """The outbox: one row per alert, channel and reason. A worker claims it by setting `claimed_at`.
 
-    A test of a channel has no event. Deliveries above the channel's limit are sent with another one, their
+    A test of a channel has no alert. Deliveries above the channel's limit are sent with another one, their
     `leader`, as one digest.
     """
 
-    event = models.ForeignKey(Event, null=True, on_delete=models.CASCADE, related_name="deliveries")
+    event = models.ForeignKey(Alert, null=True, on_delete=models.CASCADE, related_name="deliveries")
     channel = models.ForeignKey(Channel, on_delete=models.CASCADE, related_name="deliveries")
     reason = models.CharField(max_length=16, choices=Reason.choices, default=Reason.OPENED)
     occurrence = models.PositiveIntegerField(

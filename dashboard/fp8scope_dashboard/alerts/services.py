@@ -1,4 +1,4 @@
-"""Rules and events: the interface for the rest of the dashboard."""
+"""Rules and alerts: the interface for the rest of the dashboard."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.alerts import rules
 from fp8scope_dashboard.alerts.detection.baselines import few_points
 from fp8scope_dashboard.alerts.detection.run_detection import evaluate, state_of
-from fp8scope_dashboard.alerts.models import RUN_WIDE, DetectorState, Event, Rule
+from fp8scope_dashboard.alerts.models import RUN_WIDE, Alert, DetectorState, Rule
 from fp8scope_dashboard.analysis import comparison_runs
 from fp8scope_dashboard.runs.models import Run, RunState
 
@@ -23,13 +23,13 @@ __all__ = [
     "alerts_after",
     "create_default_rules",
     "evaluate",
-    "events_of",
+    "alerts_of",
     "numbered",
     "unjudged",
     "unread_runs",
 ]
 
-# Events in one response; the training process gets the others with its next message.
+# Alerts in one response; the training process gets the others with its next message.
 EVENTS_AT_ONCE = 1_000
 # The sweeper looks this far back for runs whose change of state was not announced.
 STATE_IS_NEWS = timedelta(hours=1)
@@ -52,21 +52,21 @@ def create_default_rules(project: Project) -> None:
     )
 
 
-def events_of(project: Project) -> QuerySet[Event]:
+def alerts_of(project: Project) -> QuerySet[Alert]:
     """The alerts of a project, without those of deleted runs, which are hidden everywhere."""
-    return Event.objects.filter(run__project=project, run__deleted_at=None)
+    return Alert.objects.filter(run__project=project, run__deleted_at=None)
 
 
-def numbered(events: QuerySet[Event]) -> Any:
-    """The events with their `number`; see `alerts_after`."""
+def numbered(events: QuerySet[Alert]) -> Any:
+    """The alerts with their `number`; see `alerts_after`."""
     return events.annotate(number=Coalesce("sent_again_as", "id", output_field=BigIntegerField()))
 
 
 def alerts_after(run_id: UUID, after: int) -> list[dict[str, Any]]:
     """The run's alerts with a number greater than `after`, oldest first, in the form of docs/wire.md.
 
-    The number of an alert, `id` in the response, is that of its event, until the condition comes back: then
-    the event gets a new number, so that the training process gets it again. Numbers of a run are taken and
+    The number of an alert, `id` in the response, is its own id, until the condition comes back: then
+    the alert gets a new number, so that the training process gets it again. Numbers of a run are taken and
     committed under one lock, so that they appear in ascending order.
     """
     fields = (
@@ -80,7 +80,7 @@ def alerts_after(run_id: UUID, after: int) -> list[dict[str, Any]]:
         "message",
         "opened_at",
     )
-    events = numbered(Event.objects.filter(run_id=run_id)).filter(number__gt=after).order_by("number")
+    events = numbered(Alert.objects.filter(run_id=run_id)).filter(number__gt=after).order_by("number")
     events = events[:EVENTS_AT_ONCE]
     return [
         {"id": event.pop("number"), "rule": event.pop("rule_name"), **event}

@@ -3,4 +3,4 @@
 from django.dispatch import Signal
 
 event_opened = Signal()
-"""Sent when a detector opens an event, within its transaction. Argument: `event`."""
+"""Sent when a detector opens an alert, within its transaction. Argument: `event`."""

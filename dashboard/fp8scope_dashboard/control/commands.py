@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import User
 from fp8scope_dashboard.alerts import lifecycle
-from fp8scope_dashboard.alerts.models import EntryKind, Event, RuleAction
+from fp8scope_dashboard.alerts.models import Alert, EntryKind, RuleAction
 from fp8scope_dashboard.control.models import Command, CommandKind, CommandResult, Listener, ResultState
 from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.runs.models import Run, RunState, Writer
@@ -59,7 +59,7 @@ def give(
     arguments: Mapping[str, Any] | None = None,
     *,
     user: User | None = None,
-    event: Event | None = None,
+    event: Alert | None = None,
     reason: str = "",
 ) -> Command:
     """Give a command to the run's processes; they receive it with the next response to one of their messages.
@@ -100,7 +100,7 @@ HOW_TO_ALLOW: Mapping[str, str] = {
 }
 
 
-def carry_out_rule_action(event: Event) -> None:
+def carry_out_rule_action(event: Alert) -> None:
     """Give the command that the rule of an event asks for, if any, and note it in the event's history.
 
     Call it when the event opens, and when it opens again.
@@ -120,7 +120,7 @@ def carry_out_rule_action(event: Event) -> None:
         lifecycle.write(event, EntryKind.ORDERED, text=f"{label}{f': {layers}' if layers else ''}")
 
 
-def fall_back(event: Event) -> Command:
+def fall_back(event: Alert) -> Command:
     """Ask for BF16 in the layers that an alert's evidence names.
 
     Raises:

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, AwareDatetime, Field, FiniteFloat
 
 from fp8scope_dashboard.accounts.models import User
 from fp8scope_dashboard.alerts.lifecycle import LONGEST_COMMENT
-from fp8scope_dashboard.alerts.models import EntryKind, Event, EventState, HistoryEntry, RuleKind, Severity
+from fp8scope_dashboard.alerts.models import Alert, AlertState, EntryKind, HistoryEntry, RuleKind, Severity
 from fp8scope_dashboard.control.models import Command, CommandKind, CommandResult, ResultState
 from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.runs import notes
@@ -79,7 +79,7 @@ class PastAlert(Schema):
     kind: RuleKind
     rule_name: Annotated[Text, Field(max_length=128)] = ""
     severity: Severity
-    state: EventState
+    state: AlertState
     generation: Annotated[Text, Field(max_length=32)] = ""
     onset_step: Natural
     step: Natural
@@ -133,7 +133,7 @@ class PastCommand(Schema):
 
 def alerts_of(run_id: UUID) -> Iterator[tuple[int, dict[str, Any]]]:
     """The run's alerts, oldest first, each with its step, in the form of PastAlert."""
-    events = Event.objects.filter(run_id=run_id).select_related("acknowledged_by").order_by("id")
+    events = Alert.objects.filter(run_id=run_id).select_related("acknowledged_by").order_by("id")
     for event in events.prefetch_related("history").iterator(100):
         yield (
             event.step,
@@ -181,14 +181,14 @@ def store_alert(run: Run, alert: PastAlert) -> None:
     Raises:
         InvalidError: if the run has too many.
     """
-    _check_room(Event.objects.filter(run=run).count(), "alerts")
+    _check_room(Alert.objects.filter(run=run).count(), "alerts")
     fields = alert.model_dump(exclude={*ALERT_KEY, "acknowledged_by", "history"})
     fields["waiting_since"] = alert.waiting_since or alert.opened_at
     for name in ("value", "threshold"):
         fields[name] = NON_FINITE.get(fields[name], fields[name])
     fields["acknowledged_by"] = _person(run, alert.acknowledged_by)
     key = {name: getattr(alert, name) for name in ALERT_KEY}
-    event, created = Event.objects.get_or_create(run=run, **key, defaults=fields)
+    event, created = Alert.objects.get_or_create(run=run, **key, defaults=fields)
     if created:
         HistoryEntry.objects.bulk_create(
             HistoryEntry(event=event, user=_person(run, entry.user_name), **entry.model_dump())
@@ -208,7 +208,7 @@ def store_command(run: Run, command: PastCommand) -> None:
     fields["expires_at"] = min(command.expires_at, timezone.now())
     fields["given_by"] = _person(run, command.given_by)
     if command.alert is not None:
-        fields["event"] = Event.objects.filter(run=run, **command.alert.model_dump()).first()
+        fields["event"] = Alert.objects.filter(run=run, **command.alert.model_dump()).first()
     stored = Command.objects.create(run=run, **fields)
     CommandResult.objects.bulk_create(
         CommandResult(command=stored, **result.model_dump()) for result in command.results

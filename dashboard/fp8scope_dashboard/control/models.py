@@ -38,7 +38,7 @@ class Command(models.Model):
     given_by = models.ForeignKey(User, null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
     # The event whose rule gave the command, if any.
     event = models.ForeignKey(
-        "alerts.Event", null=True, blank=True, on_delete=models.SET_NULL, related_name="commands"
+        "alerts.Alert", null=True, blank=True, on_delete=models.SET_NULL, related_name="commands"
     )
     given_at = models.DateTimeField(default=timezone.now)
     expires_at = models.DateTimeField()

@@ -16,7 +16,7 @@ import pyarrow as pa
 from django.db.models import Count
 from numpy.typing import NDArray
 
-from fp8scope_dashboard.alerts.models import Event
+from fp8scope_dashboard.alerts.models import Alert
 from fp8scope_dashboard.control import imported_history
 from fp8scope_dashboard.control.models import Command, Report
 from fp8scope_dashboard.evaluations.models import Evaluation
@@ -37,10 +37,10 @@ REGISTRATION = (
     "seed", "summary",
 )  # fmt: skip
 TENSOR_FIELDS = ("name", "module", "role", "format", "shape", "numel")
-DOCUMENTS: Final[tuple[type[Evaluation | Report | Event | Command], ...]] = (
+DOCUMENTS: Final[tuple[type[Evaluation | Report | Alert | Command], ...]] = (
     Evaluation,
     Report,
-    Event,
+    Alert,
     Command,
 )
 REPORT = ("step", "kind", "document")

@@ -19,8 +19,8 @@ from django.views.decorators.http import require_http_methods
 
 from fp8scope_dashboard.accounts.models import Project, Role, User
 from fp8scope_dashboard.accounts.services import projects_of, require_project, role_in
-from fp8scope_dashboard.alerts.models import Event, EventState
-from fp8scope_dashboard.alerts.services import events_of, numbered
+from fp8scope_dashboard.alerts.models import Alert, AlertState
+from fp8scope_dashboard.alerts.services import alerts_of, numbered
 from fp8scope_dashboard.runs.models import Run
 
 P = ParamSpec("P")
@@ -136,20 +136,20 @@ def changes_since(request: HttpRequest) -> str:
 
 def open_alerts(project: Project) -> int:
     """The number of open alerts of a project."""
-    return events_of(project).filter(state=EventState.OPEN).count()
+    return alerts_of(project).filter(state=AlertState.OPEN).count()
 
 
 def open_alerts_by_project(projects: Iterable[int]) -> dict[int, int]:
     """The number of open alerts of each project that has any."""
-    opened = Event.objects.filter(
-        state=EventState.OPEN, run__project__in=list(projects), run__deleted_at=None
+    opened = Alert.objects.filter(
+        state=AlertState.OPEN, run__project__in=list(projects), run__deleted_at=None
     ).order_by()
     return dict(opened.values_list("run__project").annotate(Count("id")))
 
 
 def newest_alert(project: Project) -> int:
     """The number of the project's newest alert, 0 without any. Open pages ask for those after it."""
-    events = numbered(events_of(project))
+    events = numbered(alerts_of(project))
     return events.aggregate(newest=Max("number"))["newest"] or 0
 
 

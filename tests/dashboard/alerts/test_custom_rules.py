@@ -15,7 +15,7 @@ from fp8scope_dashboard.accounts.services import create_project
 from fp8scope_dashboard.alerts.custom_rules import documents as rule_documents
 from fp8scope_dashboard.alerts.custom_rules import store as rule_store
 from fp8scope_dashboard.alerts.detection import custom_rules
-from fp8scope_dashboard.alerts.models import Event, Rule
+from fp8scope_dashboard.alerts.models import Alert, Rule
 from fp8scope_dashboard.alerts.services import evaluate
 from fp8scope_dashboard.runs.models import Run
 
@@ -136,7 +136,7 @@ def test_alerts_outlive_their_rule(project: Project) -> None:
     rule_store.remove(rule)
     event.refresh_from_db()
     assert event.rule is None and event.title == "mine" and event.state == "resolved"
-    assert not Event.objects.exclude(seen_by=[]).exists()
+    assert not Alert.objects.exclude(seen_by=[]).exists()
 
 
 def test_two_rules_about_the_same_step_open_two_alerts(project: Project) -> None:

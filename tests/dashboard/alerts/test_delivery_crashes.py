@@ -22,7 +22,7 @@ from helpers.live_servers import process_environment
 
 from fp8scope_dashboard.accounts.services import create_project
 from fp8scope_dashboard.alerts.delivery import outbox
-from fp8scope_dashboard.alerts.models import Channel, Delivery, Event
+from fp8scope_dashboard.alerts.models import Alert, Channel, Delivery
 from fp8scope_dashboard.db.encryption import encrypt_json
 from fp8scope_dashboard.runs.models import Run
 
@@ -39,12 +39,12 @@ def run(receiver: Receiver) -> Run:
     return make_run(project, "gpt")
 
 
-def open_events(run: Run, count: int, channels: Sequence[Channel] | None = None) -> list[Event]:
-    first = Event.objects.count()
+def open_events(run: Run, count: int, channels: Sequence[Channel] | None = None) -> list[Alert]:
+    first = Alert.objects.count()
     with transaction.atomic():
         fields = {"kind": "loss_spike", "severity": "critical", "message": "Up."}
         events = [
-            Event.objects.create(run=run, onset_step=first + i, step=1000, **fields) for i in range(count)
+            Alert.objects.create(run=run, onset_step=first + i, step=1000, **fields) for i in range(count)
         ]
         for event in events:
             outbox.enqueue(event, channels)

@@ -12,7 +12,7 @@ from django.apps import apps
 
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.alerts.kinds.early_signs import EARLY_SIGNS
-from fp8scope_dashboard.alerts.models import Event, EventState, Rule
+from fp8scope_dashboard.alerts.models import Alert, AlertState, Rule
 from fp8scope_dashboard.alerts.services import evaluate
 
 pytestmark = pytest.mark.django_db
@@ -42,10 +42,10 @@ def test_it_works(project: Project, rows_per_batch: int) -> None:
     recorder.rows(steps, {"loss": np.full(len(steps), 2.0)}, statistics, rows_per_batch=rows_per_batch)
     evaluate(run.id)
     # Both rules see the same tensor at the same step, so they are one alert.
-    (event,) = Event.objects.filter(run=run)
+    (event,) = Alert.objects.filter(run=run)
     onset = ONSET * EVERY + 1
     assert (event.kind, event.onset_step, event.step) == ("noise_growth", onset, onset + 2 * EVERY)
-    assert event.state == EventState.RESOLVED
+    assert event.state == AlertState.RESOLVED
     assert f"{NAMES[1]} " in event.message and f"since step {onset - EVERY + 1}–{onset}" in event.message
     series = event.evidence["series"][0]
     assert series["name"] == f"{NAMES[1]} noise_to_signal"

@@ -23,7 +23,7 @@ from fp8scope_dashboard import notifications
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.alerts.delivery import outbox
 from fp8scope_dashboard.alerts.detection import evaluator
-from fp8scope_dashboard.alerts.models import RUN_WIDE, Channel, Delivery, DetectorState, Event
+from fp8scope_dashboard.alerts.models import RUN_WIDE, Alert, Channel, Delivery, DetectorState
 from fp8scope_dashboard.alerts.services import unread_runs
 from fp8scope_dashboard.alerts.tasks import sweep
 from fp8scope_dashboard.db.encryption import encrypt_json
@@ -80,7 +80,7 @@ def test_it_works(project: Project, client: redis.Redis, monkeypatch: pytest.Mon
     runs = faulty_runs(project, evaluator.RUNS_AT_ONCE + 5)
     assert client.zcard(notifications.WAITING_RUNS) == len(runs)
     assert evaluator.work(0) == len(runs)
-    assert set(Event.objects.values_list("run", flat=True)) == {run.pk for run in runs}
+    assert set(Alert.objects.values_list("run", flat=True)) == {run.pk for run in runs}
     assert unread_runs() == []
     assert client.zcard(notifications.WAITING_RUNS) == 0
     assert client.get(notifications.evaluator_key(0)) is None
@@ -155,7 +155,7 @@ def test_opening_an_alert_takes_few_queries(
         with CaptureQueriesContext(connection) as queries:
             evaluator.evaluate_all([run.pk for run in runs])
         counts.append(len(queries))
-    assert Event.objects.count() == 8
+    assert Alert.objects.count() == 8
     # Its run's events, twice; itself; its history; the rule's and the project's channels; the delivery.
     assert (counts[1] - counts[0]) / 4 == 7
 
@@ -180,7 +180,7 @@ def test_a_run_that_cannot_be_evaluated_holds_up_no_other(
     runs = faulty_runs(project, 3)
     Chunk.objects.filter(run=runs[1]).update(body=b"damaged")
     evaluator.work(0)
-    assert set(Event.objects.values_list("run", flat=True)) == {runs[0].pk, runs[2].pk}
+    assert set(Alert.objects.values_list("run", flat=True)) == {runs[0].pk, runs[2].pk}
     assert f"Run {runs[1].pk} could not be evaluated." in caplog.messages
 
 
@@ -207,7 +207,7 @@ def test_sends_by_a_task_while_too_many_are_being_sent(
     evaluator.work(0)
     assert client.llen("deliveries") == 2
     wait_until(lambda: len(receiver.requests) == outbox.MAX_AT_ONCE, "sending")
-    assert Event.objects.exists() and len(outbox.due()) == 2
+    assert Alert.objects.exists() and len(outbox.due()) == 2
 
 
 def test_a_sweep_finds_runs_that_redis_has_lost(project: Project, client: redis.Redis) -> None:
@@ -216,7 +216,7 @@ def test_a_sweep_finds_runs_that_redis_has_lost(project: Project, client: redis.
     assert evaluator.work(0) == 0
     sweep()
     assert evaluator.work(0) == 1
-    assert Event.objects.filter(run=run).exists()
+    assert Alert.objects.filter(run=run).exists()
 
 
 def test_an_evaluator_ends_when_another_has_its_slot(project: Project, client: redis.Redis) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.alerts.detection.generations import GenerationRows, segments, streams_of
 from fp8scope_dashboard.alerts.detectors import State
-from fp8scope_dashboard.alerts.models import Event, EventState, Rule
+from fp8scope_dashboard.alerts.models import Alert, AlertState, Rule
 from fp8scope_dashboard.alerts.services import evaluate
 from fp8scope_dashboard.runs.models import Run
 
@@ -60,7 +60,7 @@ class Training:
 
 
 def events_of(run: Run) -> list[tuple[str, str, int, str]]:
-    rows = Event.objects.filter(run=run).order_by("kind", "generation", "onset_step")
+    rows = Alert.objects.filter(run=run).order_by("kind", "generation", "onset_step")
     return list(rows.values_list("kind", "generation", "onset_step", "state"))
 
 
@@ -72,7 +72,7 @@ def test_it_works(project: Project) -> None:
     training.train()
     assert evaluate(training.run.id) == []
     first.refresh_from_db()
-    assert (first.onset_step, first.state) == (faulty[0], EventState.RESOLVED)
+    assert (first.onset_step, first.state) == (faulty[0], AlertState.RESOLVED)
     assert first.history.values_list("text", flat=True).last() == "The training continued from step 21."
 
 
@@ -115,7 +115,7 @@ def test_processes_that_do_not_know_their_rank_do_not_end_each_other(project: Pr
         one.rows(steps[part], {"loss": np.where(steps > 50, np.nan, 2.0)[part]})
         two.rows(steps[part], {"loss": np.full(100, 2.0)[part]})
     evaluate(run.id)
-    assert [event[3] for event in events_of(run)] == [EventState.OPEN]
+    assert [event[3] for event in events_of(run)] == [AlertState.OPEN]
 
 
 def test_what_an_event_outranked_opens_when_that_event_ends(project: Project) -> None:
@@ -131,8 +131,8 @@ def test_what_an_event_outranked_opens_when_that_event_ends(project: Project) ->
         recorder.rows(steps[part], {"loss": loss[part]}, counts)
         evaluate(run.id)
     assert [(kind, onset, state) for kind, _, onset, state in events_of(run)] == [
-        ("loss_not_finite", 56, EventState.RESOLVED),
-        ("saturation_rate", 61, EventState.OPEN),
+        ("loss_not_finite", 56, AlertState.RESOLVED),
+        ("saturation_rate", 61, AlertState.OPEN),
     ]
 
 
@@ -148,7 +148,7 @@ def test_a_run_above_its_baseline_is_found_again_after_a_return(project: Project
     Recorder(run=run, attempt=1).rows(steps[50:], {"loss": high[50:]})
     (second,) = evaluate(run.id)
     first.refresh_from_db()
-    assert first.state == EventState.RESOLVED and second.generation == "1"
+    assert first.state == AlertState.RESOLVED and second.generation == "1"
     assert 100 < second.onset_step <= 105
 
 
@@ -164,7 +164,7 @@ def test_an_alert_above_the_baseline_stays_open_over_a_resume_that_repeats_nothi
     Recorder(run=run, attempt=1).rows(steps[200:], {"loss": high[200:]})
     assert evaluate(run.id) == []
     event.refresh_from_db()
-    assert event.state == EventState.OPEN
+    assert event.state == AlertState.OPEN
 
 
 Part = tuple[Literal["resume", "restart", "rewind"], int, str, bool]
@@ -199,7 +199,7 @@ def test_no_order_of_resumes_restarts_and_rewinds_mutes_an_alarm(
     events = events_of(training.run)
     assert {event[:3] for event in events} >= expected
     live = f"{attempt}.{returns}" if returns else str(attempt)
-    assert all(generation == live for _, generation, _, state in events if state != EventState.RESOLVED)
+    assert all(generation == live for _, generation, _, state in events if state != AlertState.RESOLVED)
     assert events == _seen_at_once(project, first, parts)
 
 
@@ -260,7 +260,7 @@ def test_an_upgrade_keeps_what_resolves_an_open_event(project: Project) -> None:
     training.train("nan")
     (event,) = evaluate(training.run.id)
     before = event.seen_by
-    Event.objects.update(generation="", seen_by=[])
+    Alert.objects.update(generation="", seen_by=[])
     import_module("fp8scope_dashboard.alerts.migrations.0004_generations").note_who_sees_it(apps, None)
     event.refresh_from_db()
     assert (event.generation, event.seen_by) == ("0", before)
@@ -268,7 +268,7 @@ def test_an_upgrade_keeps_what_resolves_an_open_event(project: Project) -> None:
     training.train()
     evaluate(training.run.id)
     event.refresh_from_db()
-    assert event.state == EventState.RESOLVED
+    assert event.state == AlertState.RESOLVED
 
 
 def test_an_attempt_without_rows_ends_nothing(project: Project) -> None:

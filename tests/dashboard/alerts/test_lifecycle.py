@@ -17,11 +17,11 @@ from fp8scope_dashboard.accounts.models import Project, User
 from fp8scope_dashboard.alerts import lifecycle
 from fp8scope_dashboard.alerts.delivery import routing
 from fp8scope_dashboard.alerts.models import (
+    Alert,
+    AlertState,
     Channel,
     Delivery,
     EntryKind,
-    Event,
-    EventState,
     HistoryEntry,
     Reason,
     Rule,
@@ -37,13 +37,13 @@ def ada(db: None) -> User:
     return User.objects.create_user("ada")
 
 
-def make_event(project: Project, **fields: Any) -> Event:
+def make_event(project: Project, **fields: Any) -> Alert:
     rule = Rule.objects.get(project=project, kind="loss_spike")
     fields = {"run": make_run(project), "rule": rule, "severity": "warning", "onset_step": 1} | fields
-    return Event.objects.create(**({"kind": "loss_spike", "step": 4, "message": "up"} | fields))
+    return Alert.objects.create(**({"kind": "loss_spike", "step": 4, "message": "up"} | fields))
 
 
-def kinds(event: Event) -> list[str]:
+def kinds(event: Alert) -> list[str]:
     return list(event.history.values_list("kind", flat=True))
 
 
@@ -53,11 +53,11 @@ def in_an_hour() -> datetime:
 
 def test_it_works(project: Project, ada: User) -> None:
     event = make_event(project)
-    assert lifecycle.acknowledge(event, ada) and event.state == EventState.ACKNOWLEDGED
-    assert lifecycle.mute(event, ada, in_an_hour()) and event.state == EventState.MUTED
-    assert lifecycle.unmute(event, ada) and event.state == EventState.OPEN
-    assert lifecycle.resolve(event, ada) and event.state == EventState.RESOLVED
-    assert lifecycle.reopen(event, ada) and event.state == EventState.OPEN and event.reopened == 1
+    assert lifecycle.acknowledge(event, ada) and event.state == AlertState.ACKNOWLEDGED
+    assert lifecycle.mute(event, ada, in_an_hour()) and event.state == AlertState.MUTED
+    assert lifecycle.unmute(event, ada) and event.state == AlertState.OPEN
+    assert lifecycle.resolve(event, ada) and event.state == AlertState.RESOLVED
+    assert lifecycle.reopen(event, ada) and event.state == AlertState.OPEN and event.reopened == 1
     lifecycle.comment(event, ada, "  Seen in the last run too. ")
     assert kinds(event) == ["acknowledged", "muted", "unmuted", "resolved", "reopened", "comment"]
     last = event.history.last()
@@ -121,7 +121,7 @@ def test_a_silence_ends_by_itself(project: Project, ada: User) -> None:
     event, other = make_event(project), make_event(project)
     for each in (event, other):
         lifecycle.mute(each, ada, in_an_hour())
-    Event.objects.filter(pk=event.pk).update(muted_until=timezone.now() - timedelta(seconds=1))
+    Alert.objects.filter(pk=event.pk).update(muted_until=timezone.now() - timedelta(seconds=1))
     assert lifecycle.unmute_due() == 1
     event.refresh_from_db()
     other.refresh_from_db()
@@ -131,7 +131,7 @@ def test_a_silence_ends_by_itself(project: Project, ada: User) -> None:
 
 def test_two_people_acknowledge_at_the_same_time(project: Project, ada: User) -> None:
     event = make_event(project)
-    same = Event.objects.get(pk=event.pk)
+    same = Alert.objects.get(pk=event.pk)
     assert lifecycle.acknowledge(event, ada)
     assert not lifecycle.acknowledge(same, User.objects.create_user("ben"))
     assert kinds(event) == ["acknowledged"]
@@ -169,7 +169,7 @@ def test_a_condition_that_comes_back_reopens_its_alert(project: Project) -> None
     (event,) = evaluate(run.id)
     (sent,) = alerts_after(run.id, 0)
     event.refresh_from_db()
-    assert event.state == EventState.RESOLVED and alerts_after(run.id, sent["id"]) == []
+    assert event.state == AlertState.RESOLVED and alerts_after(run.id, sent["id"]) == []
     recorder.rows(np.arange(140, 300), {"loss": loss[140:300]})
     assert evaluate(run.id) == [event]
     (again,) = alerts_after(run.id, sent["id"])
@@ -183,7 +183,7 @@ def test_a_condition_that_comes_back_reopens_its_alert(project: Project) -> None
     assert later != event and later.id > again["id"] and later.onset_step == 350
 
 
-def escalating(project: Project, **fields: Any) -> tuple[Event, Channel]:
+def escalating(project: Project, **fields: Any) -> tuple[Alert, Channel]:
     channel = make_hook(project, "phone")
     rule = Rule.objects.get(project=project, kind="loss_spike")
     rule.escalate_minutes = 10
@@ -219,7 +219,7 @@ def test_escalates_again_after_it_was_reopened(project: Project, ada: User) -> N
     lifecycle.resolve(event, ada)
     lifecycle.reopen(event, ada)
     assert routing.escalate_due() == 0
-    Event.objects.filter(pk=event.pk).update(waiting_since=timezone.now() - timedelta(minutes=11))
+    Alert.objects.filter(pk=event.pk).update(waiting_since=timezone.now() - timedelta(minutes=11))
     assert routing.escalate_due() == 1 and Delivery.objects.filter(reason="escalated").count() == 2
 
 

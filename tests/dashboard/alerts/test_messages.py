@@ -14,7 +14,7 @@ from fp8scope_dashboard.accounts.services import create_project
 from fp8scope_dashboard.alerts import lifecycle
 from fp8scope_dashboard.alerts.channels import Notice, wording
 from fp8scope_dashboard.alerts.delivery import message
-from fp8scope_dashboard.alerts.models import Channel, Delivery, EntryKind, Event
+from fp8scope_dashboard.alerts.models import Alert, Channel, Delivery, EntryKind
 from fp8scope_dashboard.alerts.services import evaluate
 from fp8scope_dashboard.diagnosis.models import Diagnosis
 
@@ -29,7 +29,7 @@ def project(db: None) -> Project:
     return project
 
 
-def event_of(project: Project, kind: str) -> Event:
+def event_of(project: Project, kind: str) -> Alert:
     """The alert of a run at fault."""
     recorder = Recorder(run=make_run(project, "gpt-7b", recipe=RECIPE), tensors=TENSORS)
     recorder.rows(range(1, LENGTH + 1), *part(kind), rows_per_batch=LENGTH)
@@ -37,7 +37,7 @@ def event_of(project: Project, kind: str) -> Event:
     return event
 
 
-def notice_of(event: Event, reason: str = "opened") -> Notice:
+def notice_of(event: Alert, reason: str = "opened") -> Notice:
     delivery = Delivery.objects.filter(event=event, reason=reason).latest("id")
     (notice,) = message.compose(delivery).notices
     return notice
@@ -46,7 +46,7 @@ def notice_of(event: Event, reason: str = "opened") -> Notice:
 def test_it_works(project: Project) -> None:
     event = event_of(project, "saturation_rate")
     opened = datetime(2026, 3, 1, 2, 3, 4, tzinfo=UTC)
-    Event.objects.filter(pk=event.pk).update(opened_at=opened)
+    Alert.objects.filter(pk=event.pk).update(opened_at=opened)
     composed = message.compose(Delivery.objects.get(event=event))
     assert wording.title(composed) == "Saturation rate in gpt-7b [warning]"
     lines = wording.text(composed).splitlines()

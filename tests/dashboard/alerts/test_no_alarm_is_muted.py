@@ -26,7 +26,7 @@ from fp8scope_dashboard.accounts.services import create_project
 from fp8scope_dashboard.alerts import lifecycle
 from fp8scope_dashboard.alerts.custom_rules import store as rule_store
 from fp8scope_dashboard.alerts.custom_rules.documents import document_of, parse
-from fp8scope_dashboard.alerts.models import Delivery, Event, Rule
+from fp8scope_dashboard.alerts.models import Alert, Delivery, Rule
 from fp8scope_dashboard.alerts.rules import KINDS
 from fp8scope_dashboard.alerts.services import alerts_after, evaluate, unread_runs
 from fp8scope_dashboard.runs.models import Run
@@ -78,7 +78,7 @@ class Training:
         """The kind and the onset, in steps of the part, of what has been found in this part."""
         begin = self.step - LENGTH
         found = set()
-        for event in Event.objects.filter(run=self.run, generation=self.generation):
+        for event in Alert.objects.filter(run=self.run, generation=self.generation):
             found.add((event.kind, _rounded(event.onset_step - begin)))
             further = event.evidence.get("further", [])
             found |= {(each["kind"], _rounded(each["onset_step"] - begin)) for each in further}
@@ -93,7 +93,7 @@ def _rounded(onset: int) -> int:
 def change_by_hand(run: Run, how: str) -> None:
     """Do to every alert of a run what people can do to it."""
     ada, _ = User.objects.get_or_create(username="ada")
-    for event in Event.objects.filter(run=run).select_related("run"):
+    for event in Alert.objects.filter(run=run).select_related("run"):
         if how == "acknowledge":
             lifecycle.acknowledge(event, ada)
         elif how == "mute":
@@ -136,11 +136,11 @@ def test_every_kind_is_raised_again_whatever_became_of_its_earlier_alerts(
     assert kind in {each for each, _ in expected(kind)}
     training = Training(project)
     for i, hand in enumerate(HANDS, list(FAULTS).index(kind)):
-        newest = max(Event.objects.values_list("id", flat=True), default=0)
+        newest = max(Alert.objects.values_list("id", flat=True), default=0)
         training.train(kind)
         evaluate(training.run.id)
         assert training.alarms() >= expected(kind)
-        events = Event.objects.filter(run=training.run, generation=training.generation)
+        events = Alert.objects.filter(run=training.run, generation=training.generation)
         # To people and to the training, and nothing else with them.
         assert Delivery.objects.filter(event__in=events, reason="opened").count() == len(events)
         assert len(alerts_after(training.run.id, newest)) == len(events)
@@ -194,7 +194,7 @@ def test_a_resume_that_fails_before_anybody_looks_is_another_alert(project: Proj
     fail(training)
     assert training.run.id in unread_runs()
     assert [event.kind for event in evaluate(training.run.id)] == ["run_failed"]
-    assert list(Event.objects.order_by("id").values_list("state", flat=True)) == ["resolved", "open"]
+    assert list(Alert.objects.order_by("id").values_list("state", flat=True)) == ["resolved", "open"]
     assert training.run.id not in unread_runs() and evaluate(training.run.id) == []
 
 
@@ -257,7 +257,7 @@ def test_a_run_that_continues_above_its_baseline_has_an_alert(
     change_by_hand(run, hand)
     Recorder(run=run, attempt=1).rows(np.arange(201, 301), {"loss": losses[200:300]})
     assert [event.kind for event in evaluate(run.id)] == ["above_baseline"] * again
-    event = Event.objects.get()
+    event = Alert.objects.get()
     assert event.state == ("acknowledged" if hand == "acknowledge" else "open")
     assert Delivery.objects.filter(event=event, reason="reopened").count() == again
     assert evaluate(run.id) == []
@@ -271,7 +271,7 @@ def test_a_rule_that_was_off_for_a_moment_reports_what_lasts(project: Project, k
     (event,) = evaluate(training.run.id)
     rule = Rule.objects.get(kind=kind)
     rule_store.switch(rule, on=False)
-    assert Event.objects.get().state == "resolved"
+    assert Alert.objects.get().state == "resolved"
     rule_store.switch(rule, on=True)
     scalars, statistics = part(kind)
     steps = np.arange(training.step + 1, training.step + 31)
@@ -313,7 +313,7 @@ def test_what_a_person_opened_again_is_sent_when_its_condition_comes_back(projec
     recorder.rows(np.arange(1, 51), nan)
     recorder.rows(np.arange(51, 101), fine)
     evaluate(run.id)
-    event = Event.objects.get()
+    event = Alert.objects.get()
     ada = User.objects.create_user("ada")
     assert event.state == "resolved" and lifecycle.reopen(event, ada) and lifecycle.acknowledge(event, ada)
     number = alerts_after(run.id, 0)[-1]["id"]
@@ -335,8 +335,8 @@ def test_a_rank_that_sees_the_same_step_later_reopens_what_had_ended(project: Pr
     losses[49:60] = np.nan
     first.rows(np.arange(1, 101), {"loss": losses})
     evaluate(run.id)
-    assert Event.objects.get().state == "resolved"
+    assert Alert.objects.get().state == "resolved"
     losses[49:] = np.nan
     second.rows(np.arange(1, 101), {"loss": losses})
     assert [event.kind for event in evaluate(run.id)] == ["loss_not_finite"]
-    assert Event.objects.get().state == "open"
+    assert Alert.objects.get().state == "open"

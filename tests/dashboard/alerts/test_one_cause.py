@@ -12,7 +12,7 @@ from fp8scope_dashboard.alerts import events
 from fp8scope_dashboard.alerts.custom_rules import store as rule_store
 from fp8scope_dashboard.alerts.detectors import ConditionChange
 from fp8scope_dashboard.alerts.events import Detection
-from fp8scope_dashboard.alerts.models import Channel, Delivery, EntryKind, Event, EventState, Rule
+from fp8scope_dashboard.alerts.models import Alert, AlertState, Channel, Delivery, EntryKind, Rule
 from fp8scope_dashboard.alerts.services import alerts_after
 from fp8scope_dashboard.runs.models import Run
 
@@ -50,7 +50,7 @@ def finding(onset: int, *names: str, over: int = 0, layers: tuple[int, ...] = ()
     )
 
 
-def apply(run: Run, *each: tuple[str, ConditionChange]) -> list[Event]:
+def apply(run: Run, *each: tuple[str, ConditionChange]) -> list[Alert]:
     detections = [Detection(rule(run, kind), found, "writer/0", "0") for kind, found in each]
     return events.apply(run, detections).opened
 
@@ -63,7 +63,7 @@ FROZEN = ("scale_frozen", finding(310, f"{UP}.input"))
 
 def test_it_works(run: Run, channel: Channel) -> None:
     (event,) = apply(run, OVERFLOW)
-    assert apply(run, UNDERFLOW) == [] and Event.objects.count() == 1
+    assert apply(run, UNDERFLOW) == [] and Alert.objects.count() == 1
     event.refresh_from_db()
     (further,) = event.evidence["further"]
     assert (further["title"], further["onset_step"]) == ("Underflow rate", 350)
@@ -106,9 +106,9 @@ def test_a_cause_comes_back_while_another_of_its_rule_lasts(run: Run) -> None:
     end = replace(finding(300, f"{UP}.input"), opened=False, step=1_000)
     apply(run, ("scale_frozen", end))
     first.refresh_from_db()
-    assert first.state == EventState.RESOLVED
+    assert first.state == AlertState.RESOLVED
     assert apply(run, ("scale_frozen", finding(1_010, f"{UP}.input"))) == [first]
-    assert set(Event.objects.filter(state=EventState.OPEN)) == {first, second}
+    assert set(Alert.objects.filter(state=AlertState.OPEN)) == {first, second}
 
 
 def test_of_many_tensors_the_layers_are_compared(run: Run) -> None:
@@ -125,12 +125,12 @@ def test_the_alert_lasts_until_the_last_condition_ends(run: Run) -> None:
     apply(run, UNDERFLOW)
     apply(run, ("saturation_rate", ConditionChange(opened=False, onset_step=300, step=420)))
     event.refresh_from_db()
-    assert event.state == EventState.OPEN
+    assert event.state == AlertState.OPEN
     texts = event.history.values_list("text", flat=True)
     assert list(texts)[-1] == "Saturation rate has ended; other conditions last."
     apply(run, ("underflow_rate", ConditionChange(opened=False, onset_step=350, step=440)))
     event.refresh_from_db()
-    assert (event.state, event.resolved_step) == (EventState.RESOLVED, 440)
+    assert (event.state, event.resolved_step) == (AlertState.RESOLVED, 440)
 
 
 def test_more_tensors_of_the_other_rule_complete_its_evidence(run: Run) -> None:
@@ -147,8 +147,8 @@ def test_more_tensors_of_the_other_rule_complete_its_evidence(run: Run) -> None:
 def test_a_rule_that_is_switched_off_no_longer_holds_the_alert(run: Run) -> None:
     (event,) = apply(run, OVERFLOW)
     apply(run, UNDERFLOW)
-    for kind, state in (("underflow_rate", EventState.OPEN), ("saturation_rate", EventState.RESOLVED)):
-        rule_store._close_events(rule(run, kind), "The rule was switched off.")
+    for kind, state in (("underflow_rate", AlertState.OPEN), ("saturation_rate", AlertState.RESOLVED)):
+        rule_store._close_alerts(rule(run, kind), "The rule was switched off.")
         event.refresh_from_db()
         assert event.state == state
 
@@ -165,7 +165,7 @@ def test_a_rule_with_an_order_or_another_escalation_has_its_own_alert(
 def test_an_alert_begins_with_the_earliest_evidence_of_its_rules(run: Run) -> None:
     apply(run, OVERFLOW)
     apply(run, ("scale_frozen", finding(290, f"{UP}.input", f"{UP}.weight")))
-    (event,) = Event.objects.all()
+    (event,) = Alert.objects.all()
     assert event.onset_step == 290 and event.evidence["own_onset"] == 300
     # What the first rule finds further still belongs to the alert, and ends it.
     more = ConditionChange(**{**asdict(OVERFLOW[1]), "update": True})
@@ -176,7 +176,7 @@ def test_an_alert_begins_with_the_earliest_evidence_of_its_rules(run: Run) -> No
     )
     apply(run, ("scale_frozen", ConditionChange(opened=False, onset_step=290, step=341)))
     event.refresh_from_db()
-    assert Event.objects.count() == 1 and event.state == EventState.RESOLVED
+    assert Alert.objects.count() == 1 and event.state == AlertState.RESOLVED
 
 
 def test_an_alert_begins_with_its_first_tensor(run: Run) -> None:
@@ -185,4 +185,4 @@ def test_an_alert_begins_with_its_first_tensor(run: Run) -> None:
     late.evidence["first"] = {"name": f"{DOWN}.input", "onset_step": 240, "after_step": 239}
     (event,) = apply(run, ("saturation_rate", late))
     assert event.onset_step == 240
-    assert apply(run, ("saturation_rate", late)) == [] and Event.objects.count() == 1
+    assert apply(run, ("saturation_rate", late)) == [] and Alert.objects.count() == 1

@@ -20,7 +20,7 @@ from fp8scope_dashboard.accounts.services import create_project
 from fp8scope_dashboard.alerts.channels import CHANNELS, ChannelMessage, ChannelType, DeliveryError
 from fp8scope_dashboard.alerts.delivery import outbox
 from fp8scope_dashboard.alerts.lifecycle import resolve
-from fp8scope_dashboard.alerts.models import Channel, Delivery, Event, Reason
+from fp8scope_dashboard.alerts.models import Alert, Channel, Delivery, Reason
 from fp8scope_dashboard.alerts.services import evaluate
 
 
@@ -189,13 +189,13 @@ def test_only_one_of_many_workers_sends(delivery: Delivery, inbox: Inbox) -> Non
     assert len(inbox.messages) == 1
 
 
-def more_events(delivery: Delivery, count: int, severity: str = "critical") -> list[Event]:
+def more_events(delivery: Delivery, count: int, severity: str = "critical") -> list[Alert]:
     """Further events of the delivery's run, enqueued."""
     assert delivery.event is not None
     fields = {"kind": "loss_spike", "severity": severity, "message": "Up."}
-    first = Event.objects.filter(kind="loss_spike").count()
+    first = Alert.objects.filter(kind="loss_spike").count()
     events = [
-        Event.objects.create(run=delivery.event.run, onset_step=1000 + first + i, step=2000, **fields)
+        Alert.objects.create(run=delivery.event.run, onset_step=1000 + first + i, step=2000, **fields)
         for i in range(count)
     ]
     for event in events:
@@ -325,7 +325,7 @@ def test_a_channel_may_want_only_severe_alerts(
 def test_only_the_given_channels_are_used(delivery: Delivery) -> None:
     other = Channel.objects.create(project=delivery.channel.project, kind="inbox", name="other")
     assert delivery.event is not None
-    event = Event.objects.create(
+    event = Alert.objects.create(
         run=delivery.event.run, kind="loss_spike", onset_step=1, step=2, severity="warning"
     )
     outbox.enqueue(event, [other])
@@ -401,14 +401,14 @@ def test_a_delivery_whose_worker_dies_every_time_ends(delivery: Delivery, inbox:
 
 
 def test_a_chart_that_cannot_be_drawn_stops_nothing(delivery: Delivery, inbox: Inbox) -> None:
-    Event.objects.update(evidence={"series": [{"name": "loss", "steps": [1], "values": ["nonsense"]}]})
+    Alert.objects.update(evidence={"series": [{"name": "loss", "steps": [1], "values": ["nonsense"]}]})
     assert outbox.deliver(delivery.pk)
     assert inbox.messages[0].draw_chart() is None
 
 
 def test_the_chart_is_drawn_from_the_evidence(delivery: Delivery, inbox: Inbox) -> None:
     steps = list(range(20))
-    Event.objects.update(
+    Alert.objects.update(
         evidence={"series": [{"name": "loss", "steps": steps, "values": [2.0] * 19 + ["NaN"]}]}
     )
     assert outbox.deliver(delivery.pk)

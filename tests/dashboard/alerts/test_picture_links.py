@@ -20,7 +20,7 @@ from PIL import Image
 from fp8scope_dashboard.accounts.services import create_project
 from fp8scope_dashboard.alerts.channels import service
 from fp8scope_dashboard.alerts.delivery import message, picture_links
-from fp8scope_dashboard.alerts.models import Delivery, Event
+from fp8scope_dashboard.alerts.models import Alert, Delivery
 
 pytestmark = pytest.mark.django_db
 PUBLIC = "https://fp8scope.example.org"
@@ -32,7 +32,7 @@ SERIES = {"name": "loss", "steps": list(range(20)), "values": [2.0] * 19 + ["NaN
 def delivery(settings: LazySettings) -> Delivery:
     settings.BASE_URL = PUBLIC
     project = create_project("default", "Default")
-    event = Event.objects.create(
+    event = Alert.objects.create(
         run=make_run(project, "secret name"),
         kind="loss_not_finite",
         severity="critical",
@@ -104,7 +104,7 @@ def test_a_message_without_a_chart_has_no_address(delivery: Delivery, settings: 
     settings.BASE_URL = "http://127.0.0.1:8265"
     assert message.compose(delivery).chart_url == ""
     settings.BASE_URL = PUBLIC
-    Event.objects.update(evidence={})
+    Alert.objects.update(evidence={})
     assert message.compose(Delivery.objects.get()).chart_url == ""
 
 

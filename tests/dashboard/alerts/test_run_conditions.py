@@ -13,7 +13,7 @@ from django.utils import timezone
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.alerts.detection.run_conditions import ConditionFacts, RankStep, rank_behind
 from fp8scope_dashboard.alerts.detectors import State
-from fp8scope_dashboard.alerts.models import Event, EventState, Rule
+from fp8scope_dashboard.alerts.models import Alert, AlertState, Rule
 from fp8scope_dashboard.alerts.services import evaluate, unread_runs
 from fp8scope_dashboard.runs.models import Run, Writer
 from fp8scope_dashboard.runs.services import mark_silent
@@ -31,7 +31,7 @@ def trained(project: Project, *ranks: int) -> list[Recorder]:
 
 
 def kinds(run: Run, **fields: str) -> list[str]:
-    return list(Event.objects.filter(run=run, **fields).order_by("id").values_list("kind", flat=True))
+    return list(Alert.objects.filter(run=run, **fields).order_by("id").values_list("kind", flat=True))
 
 
 def silence(run: Run) -> None:
@@ -49,7 +49,7 @@ def test_it_works(project: Project) -> None:
     recorder.rows([41], {"loss": [2.0]})
     assert evaluate(recorder.run.id) == []
     event.refresh_from_db()
-    assert event.state == EventState.RESOLVED
+    assert event.state == AlertState.RESOLVED
 
 
 def test_a_run_that_is_silent_again_at_the_same_step_is_another_alert(project: Project) -> None:
@@ -82,7 +82,7 @@ def test_a_failure_ends_when_the_run_is_resumed(project: Project) -> None:
     Run.objects.update(state="running", error="")
     evaluate(recorder.run.id)
     event.refresh_from_db()
-    assert event.state == EventState.RESOLVED
+    assert event.state == AlertState.RESOLVED
 
 
 def test_an_old_failure_is_no_news(project: Project) -> None:

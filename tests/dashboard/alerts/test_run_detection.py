@@ -17,7 +17,7 @@ from django.utils import timezone
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.accounts.services import create_project
 from fp8scope_dashboard.alerts import rules
-from fp8scope_dashboard.alerts.models import RUN_WIDE, DetectorState, Event, EventState, Rule
+from fp8scope_dashboard.alerts.models import RUN_WIDE, Alert, AlertState, DetectorState, Rule
 from fp8scope_dashboard.alerts.services import evaluate, unjudged, unread_runs
 from fp8scope_dashboard.receipts.models import Receipt
 from fp8scope_dashboard.runs.models import Run
@@ -33,7 +33,7 @@ def noisy_loss(seed: int, steps: np.ndarray = STEPS, sd: float = 0.01) -> np.nda
 
 
 def kinds(run: Run) -> list[str]:
-    return list(Event.objects.filter(run=run).order_by("id").values_list("kind", flat=True))
+    return list(Alert.objects.filter(run=run).order_by("id").values_list("kind", flat=True))
 
 
 def test_it_works(project: Project) -> None:
@@ -48,7 +48,7 @@ def test_it_works(project: Project) -> None:
     assert event.step_time is not None
     (series,) = event.evidence["series"]
     assert series["steps"][-1] == 201 and series["values"][-1] == "NaN"
-    assert evaluate(run.id) == [] and Event.objects.count() == 1
+    assert evaluate(run.id) == [] and Alert.objects.count() == 1
 
 
 def test_a_healthy_run_has_no_event(project: Project) -> None:
@@ -73,7 +73,7 @@ def test_the_result_does_not_depend_on_when_it_is_evaluated(project: Project) ->
                 evaluate(run.id)
         evaluate(run.id)
         events.append(
-            list(Event.objects.filter(run=run).order_by("id").values_list("kind", "onset_step", "step"))
+            list(Alert.objects.filter(run=run).order_by("id").values_list("kind", "onset_step", "step"))
         )
     assert events[0] == events[1]
     assert ("loss_not_finite", 251, 251) in events[0]
@@ -85,8 +85,8 @@ def test_an_event_resolves_when_the_run_recovers(project: Project) -> None:
     losses[100:105] = np.nan
     Recorder(run=run).rows(STEPS, {"loss": losses})
     evaluate(run.id)
-    event = Event.objects.get(run=run)
-    assert event.kind == "loss_not_finite" and event.state == EventState.RESOLVED
+    event = Alert.objects.get(run=run)
+    assert event.kind == "loss_not_finite" and event.state == AlertState.RESOLVED
     assert event.resolved_at is not None
 
 
@@ -127,7 +127,7 @@ def test_waits_for_a_running_baseline(project: Project) -> None:
     evaluate(run.id)
     assert "above_baseline" not in kinds(run)
     assert run.id in unread_runs()
-    Event.objects.all().delete()
+    Alert.objects.all().delete()
     slow.rows(STEPS[50:], {"loss": noisy_loss(0)[50:]})
     assert [event.kind for event in evaluate(run.id)] == ["above_baseline"]
     evaluate(baseline.id)
@@ -213,7 +213,7 @@ def test_an_event_stays_open_while_any_rank_detects_it(project: Project) -> None
     first.rows(STEPS, {"loss": healed})
     second.rows(STEPS, {"loss": broken})
     evaluate(run.id)
-    assert Event.objects.get(run=run, kind="loss_not_finite").state == EventState.OPEN
+    assert Alert.objects.get(run=run, kind="loss_not_finite").state == AlertState.OPEN
 
 
 def test_a_disabled_rule_finds_nothing(project: Project) -> None:
@@ -271,7 +271,7 @@ def test_a_worker_that_dies_leaves_a_consistent_state(monkeypatch: pytest.Monkey
         patched.setattr("fp8scope_dashboard.alerts.delivery.outbox.enqueue", _die)
         with pytest.raises(KeyboardInterrupt):
             evaluate(run.id)
-    assert Event.objects.count() == 0 and not DetectorState.objects.filter(next_seq__gt=0).exists()
+    assert Alert.objects.count() == 0 and not DetectorState.objects.filter(next_seq__gt=0).exists()
     assert len(evaluate(run.id)) == 1
 
 
@@ -366,7 +366,7 @@ def test_an_upgrade_adds_the_new_rules_and_resolves_an_old_saturation(project: P
     recorder.rows(STEPS[60:120], {"loss": noisy_loss(0)[60:120]}, {**counts, "saturated": np.zeros((60, 1))})
     assert evaluate(run.id) == []
     event.refresh_from_db()
-    assert event.state == EventState.RESOLVED
+    assert event.state == AlertState.RESOLVED
 
 
 def test_an_open_alert_of_the_earlier_loss_detectors_ends_and_they_read_on(project: Project) -> None:
@@ -385,7 +385,7 @@ def test_an_open_alert_of_the_earlier_loss_detectors_ends_and_they_read_on(proje
     import_module("fp8scope_dashboard.alerts.migrations.0008_loss_detectors").replace_detectors(apps, None)
     event.refresh_from_db()
     rule.refresh_from_db()
-    assert event.state == EventState.RESOLVED and "update" in event.evidence["resolved_because"]
+    assert event.state == AlertState.RESOLVED and "update" in event.evidence["resolved_because"]
     assert rule.parameters == {"span": 50}
     recorder.rows(STEPS[250:], {"loss": losses[250:]})
     assert evaluate(run.id) == []

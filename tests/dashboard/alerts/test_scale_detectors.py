@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from fp8scope_dashboard.accounts.services import create_project
 from fp8scope_dashboard.alerts import rules
 from fp8scope_dashboard.alerts.detectors import ConditionChange, State, TensorFacts, scale_disagreement
-from fp8scope_dashboard.alerts.models import Event
+from fp8scope_dashboard.alerts.models import Alert
 from fp8scope_dashboard.alerts.services import evaluate
 from fp8scope_dashboard.runs.models import Tensor
 
@@ -315,7 +315,7 @@ def test_ranks_of_a_run_are_compared_as_they_arrive() -> None:
             amax = 448.0 / scales[part]
             recorder.rows(steps[part], {"loss": np.full(60, 2.0)}, {"scale": scales[part], "amax": amax})
             evaluate(run.id)
-    (event,) = Event.objects.filter(run=run)
+    (event,) = Alert.objects.filter(run=run)
     assert (event.kind, event.onset_step) == ("scale_disagreement", 410)
     assert event.evidence["tensors"][0]["name"] == NAMES[1]
 

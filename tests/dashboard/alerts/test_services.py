@@ -11,20 +11,20 @@ from dashboard.helpers.recording import Recorder, make_run
 from fp8scope_dashboard.accounts.models import Project, User
 from fp8scope_dashboard.alerts import rules
 from fp8scope_dashboard.alerts.lifecycle import acknowledge, resolve
-from fp8scope_dashboard.alerts.models import Event, EventState, Rule, RuleKind
+from fp8scope_dashboard.alerts.models import Alert, AlertState, Rule, RuleKind
 from fp8scope_dashboard.alerts.services import alerts_after, create_default_rules, evaluate
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def event(project: Project) -> Event:
+def event(project: Project) -> Alert:
     run = make_run(project)
     Recorder(run=run).rows(np.arange(5), {"loss": [2.0, 2.0, np.nan, np.nan, np.nan]})
     return evaluate(run.id)[0]
 
 
-def test_it_works(event: Event) -> None:
+def test_it_works(event: Alert) -> None:
     (alert,) = alerts_after(event.run_id, 0)
     assert alert["id"] == event.id and alert["onset_step"] == 2 and alert["value"] is None
     assert set(alert) == {
@@ -45,23 +45,23 @@ def test_a_project_begins_with_every_rule_once(project: Project) -> None:
         assert rules.validate(rule.kind, rule.parameters) == rule.parameters
 
 
-def test_only_the_first_person_acknowledges_an_event(event: Event) -> None:
+def test_only_the_first_person_acknowledges_an_event(event: Alert) -> None:
     first, second = User.objects.create(username="a"), User.objects.create(username="b")
     assert acknowledge(event, first)
     assert not acknowledge(event, second)
-    assert event.state == EventState.ACKNOWLEDGED and event.acknowledged_by == first
+    assert event.state == AlertState.ACKNOWLEDGED and event.acknowledged_by == first
 
 
-def test_a_manually_resolved_event_stays_resolved(event: Event) -> None:
-    assert resolve(event) and event.state == EventState.RESOLVED
+def test_a_manually_resolved_event_stays_resolved(event: Alert) -> None:
+    assert resolve(event) and event.state == AlertState.RESOLVED
     assert not resolve(event)
     evaluate(event.run_id)
-    assert Event.objects.count() == 1
+    assert Alert.objects.count() == 1
 
 
-def test_evidence_is_strict_json(event: Event) -> None:
+def test_evidence_is_strict_json(event: Alert) -> None:
     json.dumps(event.evidence, allow_nan=False)
 
 
-def test_alerts_of_other_runs_are_left_out(event: Event, project: Project) -> None:
+def test_alerts_of_other_runs_are_left_out(event: Alert, project: Project) -> None:
     assert alerts_after(make_run(project).id, 0) == []

@@ -20,7 +20,7 @@ from django.db import connection, connections
 
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.accounts.services import create_project, create_token, revoke_token
-from fp8scope_dashboard.alerts.models import Event, Rule
+from fp8scope_dashboard.alerts.models import Alert, Rule
 from fp8scope_dashboard.api import batches
 from fp8scope_dashboard.api.direct_batches import DirectBatches
 from fp8scope_dashboard.api.responses import Known
@@ -130,7 +130,7 @@ def _conflict(installation: Installation, recorder: Recorder, direct: bool) -> A
 
 def _news(installation: Installation, recorder: Recorder, direct: bool) -> Answer:
     rule = Rule.objects.get(project=recorder.run.project, kind="loss_spike")
-    Event.objects.create(
+    Alert.objects.create(
         run=recorder.run, rule=rule, kind=rule.kind, rule_name="Spike", severity="warning", onset_step=1,
         step=1, message="Up.",
     )  # fmt: skip

@@ -24,7 +24,7 @@ from fp8scope.cli.server import TransferError
 from fp8scope_dashboard.accounts.models import Membership, Project, User
 from fp8scope_dashboard.alerts.detection.run_detection import evaluate
 from fp8scope_dashboard.alerts.lifecycle import acknowledge, resolve
-from fp8scope_dashboard.alerts.models import Channel, Delivery, Event, HistoryEntry, Rule
+from fp8scope_dashboard.alerts.models import Alert, Channel, Delivery, HistoryEntry, Rule
 from fp8scope_dashboard.alerts.services import create_default_rules, unread_runs
 from fp8scope_dashboard.control import imported_history
 from fp8scope_dashboard.control.models import Command, CommandResult
@@ -60,16 +60,16 @@ def client(server: Server, member: User) -> WireClient:
     client.catalogue(["blocks.0.up.input"])
     record(client)
     evaluate(client.run)
-    event = Event.objects.get(run_id=client.run)
+    event = Alert.objects.get(run_id=client.run)
     assert event.kind == "loss_not_finite" and event.onset_step == 200 and event.deliveries.exists()
     assert acknowledge(event, member)
     fields = {"run_id": client.run, "severity": "warning", "message": 'saturates, "badly"'}
-    first = Event.objects.create(
+    first = Alert.objects.create(
         **fields, kind="saturation_rate", onset_step=50, step=60, value=0.25, threshold=0.01,
         evidence={"tensors": [{"name": "blocks.0.up.input", "values": [0.1, "NaN"]}]},
     )  # fmt: skip
     assert resolve(first)
-    Event.objects.create(
+    Alert.objects.create(
         **fields, kind="loss_spike", onset_step=70, step=71, value=math.inf, threshold=math.nan
     )
     given = {"run_id": client.run, "reason": "an alert"}
@@ -88,10 +88,10 @@ def alerts(run: uuid.UUID) -> list[Any]:
     """The run's alerts with their history, without what belongs to one server."""
     # No detector of the new run sees the condition.
     local = ("id", "run", "rule", "seen_by", "sent_again_as")
-    fields = [field.name for field in Event._meta.fields if field.name not in local]
+    fields = [field.name for field in Alert._meta.fields if field.name not in local]
     entries = HistoryEntry.objects.filter(event__run_id=run).order_by("event_id", "id")
     history = entries.values_list("event__onset_step", "kind", "at", "user__username", "user_name", "text")
-    events = Event.objects.filter(run_id=run).order_by("id").values_list(*fields)
+    events = Alert.objects.filter(run_id=run).order_by("id").values_list(*fields)
     return [*map(repr, events), *map(repr, history)]
 
 
@@ -135,10 +135,10 @@ def test_rows_recorded_after_the_import_are_evaluated(
     new = moved(server, client.run, "parquet", tmp_path / "run")
     again = WireClient(server.url, server.token, run=new)
     again.catalogue([], attempt=1)
-    Event.objects.filter(run_id=new).update(state="resolved")
+    Alert.objects.filter(run_id=new).update(state="resolved")
     record(again, begin=len(LOSS))
     evaluate(new)
-    assert Event.objects.filter(run_id=new).latest("id").onset_step == len(LOSS) + 200
+    assert Alert.objects.filter(run_id=new).latest("id").onset_step == len(LOSS) + 200
 
 
 def test_an_imported_command_is_not_delivered(server: Server, client: WireClient, tmp_path: Path) -> None:
@@ -161,8 +161,8 @@ def test_people_who_are_not_members_are_left_out(server: Server, client: WireCli
     Membership.objects.all().delete()
     new = uuid.UUID((upload := Upload(settings_of(server), Archive(path))).run)
     assert list(upload.send())
-    assert not Event.objects.filter(run_id=new).exclude(acknowledged_by=None).exists()
-    assert Event.objects.get(run_id=new, kind="loss_not_finite").state == "acknowledged"
+    assert not Alert.objects.filter(run_id=new).exclude(acknowledged_by=None).exists()
+    assert Alert.objects.get(run_id=new, kind="loss_not_finite").state == "acknowledged"
 
 
 def observe_tensors(client: WireClient) -> None:
@@ -235,7 +235,7 @@ def test_evaluates_the_import_of_a_file_of_format_2(
     new = uuid.UUID(upload.run)
     assert alerts(new) == [] and not Writer.objects.get(run_id=new).imported
     evaluate(new)
-    assert Event.objects.get(run_id=new).onset_step == 200
+    assert Alert.objects.get(run_id=new).onset_step == 200
 
 
 def changed(rows: Iterable[Any], **fields: Any) -> list[str | None]:
@@ -277,10 +277,10 @@ def test_only_an_import_may_send_past_alerts(server: Server, client: WireClient)
     (_, alert), *_ = imported_history.alerts_of(client.run)
     body = {"writer": str(client.writer), "seq": 1, "kind": "past_alert", "alert": {**alert, "onset_step": 3}}
     assert client.request("POST", "/reports", json=body).status == 422
-    assert Event.objects.filter(run_id=client.run).count() == 3
+    assert Alert.objects.filter(run_id=client.run).count() == 3
     Writer.objects.update(imported=True)
     assert client.request("POST", "/reports", json=body).status == 201
-    assert Event.objects.filter(run_id=client.run).count() == 4
+    assert Alert.objects.filter(run_id=client.run).count() == 4
 
 
 def test_the_number_of_records_is_bounded(client: WireClient, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from fp8scope.cli.archive import QUOTE, Archive
 from fp8scope.cli.export import download
-from fp8scope_dashboard.alerts.models import Event
+from fp8scope_dashboard.alerts.models import Alert
 from fp8scope_dashboard.exports.spreadsheet import json_text, safe_header
 from fp8scope_dashboard.runs.models import Run
 
@@ -68,7 +68,7 @@ def client(server: Server) -> WireClient:
     scores = {"writer": str(sender.writer), "seq": 1, "step": 3, "name": f"e,{EVIL}", "metric": f"m;{EVIL}"}
     scores |= {"kind": "mean", "items": [-1.0, -2.0], "item_ids": [f"i;{EVIL}", f"j,{EVIL}"]}
     assert sender.request("POST", "/evaluations", json=scores).status == 201
-    Event.objects.create(
+    Alert.objects.create(
         run_id=sender.run, kind="loss_spike", severity="warning", onset_step=1, step=2, value=-3.0,
         message=f"Loss;{EVIL}", opened_at=timezone.now(), evidence={"tensors": [{"name": TENSORS[2]}]},
     )  # fmt: skip
@@ -94,7 +94,7 @@ def test_the_import_restores_the_names(server: Server, client: WireClient, tmp_p
     run, old = Run.objects.get(pk=new), Run.objects.get(pk=client.run)
     assert (run.name, run.config, run.tags) == (old.name, old.config, old.tags)
     assert Archive(tmp_path / "run").description["run"]["name"] == f"run,{EVIL}"
-    assert [event.message for event in Event.objects.filter(run_id=new)] == [f"Loss;{EVIL}"]
+    assert [event.message for event in Alert.objects.filter(run_id=new)] == [f"Loss;{EVIL}"]
 
 
 @pytest.mark.parametrize(

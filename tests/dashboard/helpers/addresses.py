@@ -11,7 +11,7 @@ from django.urls import reverse
 from fp8scope_dashboard.accounts.models import Membership, User
 from fp8scope_dashboard.accounts.services import create_token
 from fp8scope_dashboard.accounts.urls import urlpatterns as account_entries
-from fp8scope_dashboard.alerts.models import Channel, Event, Rule, RuleTrial
+from fp8scope_dashboard.alerts.models import Alert, Channel, Rule, RuleTrial
 from fp8scope_dashboard.audit.log import Actor, record
 from fp8scope_dashboard.audit.models import Action
 from fp8scope_dashboard.db.encryption import encrypt_json
@@ -34,7 +34,7 @@ class Addresses:
         if run is None:
             Tensor.objects.create(run=self.run, index=0, name="a.input", module="a", role="input")
         self.rule = Rule.objects.filter(project=visitor.project).earliest("id")
-        self.event = Event.objects.create(
+        self.event = Alert.objects.create(
             run=self.run,
             rule=self.rule,
             kind="loss_spike",

@@ -10,7 +10,7 @@ import numpy as np
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import Project
-from fp8scope_dashboard.alerts.models import Event
+from fp8scope_dashboard.alerts.models import Alert
 from fp8scope_dashboard.analysis.models import Comparison
 from fp8scope_dashboard.runs.configuration import config_digest
 from fp8scope_dashboard.runs.models import Run
@@ -48,9 +48,9 @@ def fill_project(project: Project, count: int, *, entries: int = 60) -> None:
         ],
         batch_size=1_000,
     )
-    Event.objects.bulk_create(
+    Alert.objects.bulk_create(
         [
-            Event(run=run, kind="loss_spike", severity="warning", onset_step=1, step=2, message="Up.")
+            Alert(run=run, kind="loss_spike", severity="warning", onset_step=1, step=2, message="Up.")
             for run in runs[:: max(1, count // 300)]
         ]
     )

@@ -13,7 +13,7 @@ from dashboard.helpers.visitors import Visitor, get_json, html, run_html
 
 from fp8scope_dashboard.alerts.channels import wording
 from fp8scope_dashboard.alerts.delivery.message import compose
-from fp8scope_dashboard.alerts.models import Delivery, Event
+from fp8scope_dashboard.alerts.models import Alert, Delivery
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.text.numbers import THIN
 
@@ -36,7 +36,7 @@ def said(text: str, pattern: str) -> str:
     return match[1] if match else f"nothing in: {text}"
 
 
-def of_alert(visitor: Visitor, event: Event) -> Iterator[Named]:
+def of_alert(visitor: Visitor, event: Alert) -> Iterator[Named]:
     """The places that show one alert: pages, figures, the API and the message to a channel."""
     run = event.run
     tensor = event.evidence["first"]["name"] if event.evidence.get("first") else None
@@ -65,7 +65,7 @@ def _first_in(message: str) -> str | None:
 
 def of_run(visitor: Visitor, run: Run, kind: str, title: str) -> Iterator[Named]:
     """The places of a run that name its alert of a kind, by its title."""
-    if Event.objects.filter(run=run, kind=kind, state="open").exists():
+    if Alert.objects.filter(run=run, kind=kind, state="open").exists():
         yield "card", said(text_of(run_html(visitor, run)), rf"{re.escape(title)} ?since step "), None
     loss = get_json(visitor, f"runs/{run.pk}/figures/loss.json")
     yield "mark in the loss", said(_texts(loss["figure"]), rf"{re.escape(title)} from step "), None

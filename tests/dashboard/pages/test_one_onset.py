@@ -17,7 +17,7 @@ from dashboard.helpers.named_onsets import (
 )
 from dashboard.helpers.visitors import Visitor, html
 
-from fp8scope_dashboard.alerts.models import Event
+from fp8scope_dashboard.alerts.models import Alert
 from fp8scope_dashboard.alerts.services import evaluate
 from fp8scope_dashboard.analysis.loss_comparisons import compare
 from fp8scope_dashboard.analysis.tensor_onsets import default_limit
@@ -44,7 +44,7 @@ def judged(admin: Visitor, fault: Fault) -> Run:
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_every_place_names_the_tensor_and_the_step(admin: Visitor, fault: Fault) -> None:
     run = judged(admin, fault)
-    event = Event.objects.select_related("run__project").get(run=run, kind=fault.kind)
+    event = Alert.objects.select_related("run__project").get(run=run, kind=fault.kind)
     named = [
         *of_alert(admin, event),
         *of_run(admin, run, fault.kind, event.title),
@@ -84,7 +84,7 @@ def test_every_place_names_the_step_from_which_the_loss_rises(admin: Visitor, ha
     run.refresh_from_db()
     diagnosis = diagnose(run.id)
     assert diagnosis is not None
-    events = Event.objects.filter(run=run, kind__in=LOSS_KINDS).select_related("run__project")
+    events = Alert.objects.filter(run=run, kind__in=LOSS_KINDS).select_related("run__project")
     assert {event.kind for event in events} == (set(LOSS_KINDS) if has_baseline else {"loss_divergence"})
     onset = events[0].onset_in_words
     assert abs(int(onset) - (fault.loss_step or 0)) <= 40

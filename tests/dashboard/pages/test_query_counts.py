@@ -12,7 +12,7 @@ from django.test.utils import CaptureQueriesContext
 
 from fp8scope_dashboard.accounts.models import Membership, User
 from fp8scope_dashboard.accounts.services import create_token
-from fp8scope_dashboard.alerts.models import Channel, Delivery, Event, HistoryEntry, Rule
+from fp8scope_dashboard.alerts.models import Alert, Channel, Delivery, HistoryEntry, Rule
 from fp8scope_dashboard.db.encryption import encrypt_json
 from fp8scope_dashboard.runs.models import SavedView
 from fp8scope_dashboard.shared_reports.models import SharedReport, ShareLink
@@ -29,7 +29,7 @@ def add_alert(visitor: Visitor, number: int) -> None:
         project=visitor.project, name=f"c{number}", sealed=encrypt_json({"url": "https://x.test"})
     )
     rule.channels.add(channel)
-    event = Event.objects.create(
+    event = Alert.objects.create(
         run=make_run(visitor.project, f"run {number}"), rule=rule, kind=rule.kind, severity="warning",
         onset_step=number, step=number, message="Up.", acknowledged_by=visitor.user,
     )  # fmt: skip

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.django import TestCase
 
 from fp8scope_dashboard.accounts.models import Project
-from fp8scope_dashboard.alerts.models import Event
+from fp8scope_dashboard.alerts.models import Alert
 from fp8scope_dashboard.analysis.models import Comparison
 from fp8scope_dashboard.runs.models import Run, RunState
 from fp8scope_dashboard.runs.search import read, search, vocabulary_of
@@ -53,7 +53,7 @@ def runs(db: None) -> dict[str, Run]:
         run=delayed, baseline="bf16", to_step=300, verdict="worse", result={"delta": 0.01}
     )
     for step, severity in enumerate(("warning", "critical")):
-        Event.objects.create(run=mxfp8, kind="loss_not_finite", severity=severity, step=9, onset_step=step)
+        Alert.objects.create(run=mxfp8, kind="loss_not_finite", severity=severity, step=9, onset_step=step)
     return {"delayed": delayed, "mxfp8": mxfp8, "shadow": shadow}
 
 

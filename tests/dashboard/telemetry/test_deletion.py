@@ -15,7 +15,7 @@ from dashboard.helpers.recorder import Recorder
 from django.db import connection, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from fp8scope_dashboard.alerts.models import Event
+from fp8scope_dashboard.alerts.models import Alert
 from fp8scope_dashboard.receipts.models import Receipt
 from fp8scope_dashboard.runs import services as runs
 from fp8scope_dashboard.runs.models import DeletedRun, Run
@@ -108,10 +108,10 @@ def test_resumes_a_killed_deletion(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_deletes_alerts_and_their_dependents() -> None:
     run = recorded().run
-    Event.objects.create(run=run, kind="loss_not_finite", severity="critical", step=1, onset_step=1)
+    Alert.objects.create(run=run, kind="loss_not_finite", severity="critical", step=1, onset_step=1)
     deletion.begin(run)
     deletion.delete_run(run.pk)
-    assert not Event.objects.exists() and not Receipt.objects.exists()
+    assert not Alert.objects.exists() and not Receipt.objects.exists()
 
 
 def test_a_deleted_run_cannot_be_registered_again() -> None:

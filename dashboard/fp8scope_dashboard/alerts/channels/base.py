@@ -24,11 +24,11 @@ class DeliveryError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Notice:
-    """One reason to tell about one event.
+    """One reason to tell about one alert.
 
     Attributes:
         delivery, key: the same in every attempt, so that receivers can drop duplicates.
-        alert: the same in all notices of one event to one channel, so that receivers can join them.
+        alert: the same in all notices of one alert to one channel, so that receivers can join them.
         reason: opened, reopened, worse, escalated or resolved.
         message: one sentence with the numbers.
         after_step: the last step before the onset at which the first tensor was observed; None if that is

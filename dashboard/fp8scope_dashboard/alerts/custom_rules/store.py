@@ -12,7 +12,7 @@ from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.alerts import lifecycle
 from fp8scope_dashboard.alerts.custom_rules.documents import Draft, RuleDocumentError, document_of, key_of
 from fp8scope_dashboard.alerts.events import held_by
-from fp8scope_dashboard.alerts.models import RUN_WIDE, DetectorState, Event, Rule, RuleKind
+from fp8scope_dashboard.alerts.models import RUN_WIDE, Alert, DetectorState, Rule, RuleKind
 
 MAX_RULES: Final = 500
 # A change of one of these, or of a parameter, starts the detector of a person's rule again. A built-in rule
@@ -76,9 +76,9 @@ def save(draft: Draft, stored: Rule | None = None) -> Rule:
     rule = stored or new
     if stored is not None:
         if not new.enabled:
-            _close_events(stored, "The rule was switched off.")
+            _close_alerts(stored, "The rule was switched off.")
         elif stored.kind == RuleKind.THRESHOLD and _definition(stored) != _definition(new):
-            _close_events(stored, "The rule was changed.")
+            _close_alerts(stored, "The rule was changed.")
         for name in SAVED:
             setattr(stored, name, getattr(new, name))
     rule.save()
@@ -93,7 +93,7 @@ def switch(rule: Rule, *, on: bool) -> None:
     rule.enabled = on
     rule.save(update_fields=["enabled"])
     if not on:
-        _close_events(rule, "The rule was switched off.")
+        _close_alerts(rule, "The rule was switched off.")
 
 
 @transaction.atomic
@@ -105,7 +105,7 @@ def remove(rule: Rule) -> None:
     """
     if rule.kind != RuleKind.THRESHOLD and rule.run_id is None:
         raise RuleDocumentError((), "A built-in rule cannot be removed. Switch it off instead.")
-    _close_events(rule, "The rule was removed.")
+    _close_alerts(rule, "The rule was removed.")
     rule.delete()
 
 
@@ -155,10 +155,10 @@ def _definition(rule: Rule) -> list[Any]:
     return [*(getattr(rule, name) for name in DEFINITION), rule.run_id, sorted(rule.parameters.items())]
 
 
-def _close_events(rule: Rule, reason: str) -> None:
+def _close_alerts(rule: Rule, reason: str) -> None:
     """Start the detectors of a rule again: end its conditions, and resolve alerts that have no other."""
     _forget(rule)
-    of_project = Event.objects.filter(run__project=rule.project_id).exclude(seen_by=[])
+    of_project = Alert.objects.filter(run__project=rule.project_id).exclude(seen_by=[])
     for event in of_project.select_related("run"):
         held = held_by(event, rule.pk)
         if not held:

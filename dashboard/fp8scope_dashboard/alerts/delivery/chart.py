@@ -1,6 +1,6 @@
 """Draw an alert's evidence as a PNG, for e-mails and chats. The page has the same chart, with more detail.
 
-`draw` is a pure function of what the event stores. It needs no browser and no fonts of the system.
+`draw` is a pure function of what the alert stores. It needs no browser and no fonts of the system.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compose the message that one delivery sends, from its event and those of its digest."""
+"""Compose the message that one delivery sends, from its alert and those of its digest."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from django.urls import reverse
 from fp8scope_dashboard.alerts.channels import ChannelMessage, Notice
 from fp8scope_dashboard.alerts.channels.wording import headline
 from fp8scope_dashboard.alerts.delivery import chart, picture_links
-from fp8scope_dashboard.alerts.models import Delivery, EntryKind, Event, Reason
+from fp8scope_dashboard.alerts.models import Alert, Delivery, EntryKind, Reason
 from fp8scope_dashboard.diagnosis.services import suspected_cause
 from fp8scope_dashboard.runs.services import page_url
 
@@ -48,7 +48,7 @@ def compose(delivery: Delivery) -> ChannelMessage:
     )
 
 
-def _notice(delivery: Delivery, event: Event) -> Notice:
+def _notice(delivery: Delivery, event: Alert) -> Notice:
     run, tensors = event.run, event.evidence.get("tensors", [])
     return Notice(
         delivery=delivery.pk,
@@ -81,11 +81,11 @@ def _notice(delivery: Delivery, event: Event) -> Notice:
     )
 
 
-def _texts(event: Event, kind: EntryKind) -> list[str]:
+def _texts(event: Alert, kind: EntryKind) -> list[str]:
     return list(event.history.filter(kind=kind).values_list("text", flat=True))
 
 
-def _note(event: Event, reason: str) -> str:
+def _note(event: Alert, reason: str) -> str:
     """Return why a later notice is sent: the latest entry of its kind in the alert's history."""
     if reason not in NOTED:
         return ""
@@ -97,21 +97,21 @@ def _note(event: Event, reason: str) -> str:
     return f"{entry.get_kind_display().capitalize()}{who}{where}. {entry.text}".strip()
 
 
-def _suspected_cause(event: Event) -> str:
+def _suspected_cause(event: Alert) -> str:
     diagnosis = suspected_cause(event.run_id, event.onset_step)
     return "" if diagnosis is None else diagnosis.sentence
 
 
 def _first_key(delivery: Delivery) -> object:
-    """The key of the event's first notice to this channel."""
+    """The key of the alert's first notice to this channel."""
     if delivery.reason == Reason.OPENED:
         return delivery.key
     same = Delivery.objects.filter(event=delivery.event_id, channel=delivery.channel_id)
     return same.order_by("id").values_list("key", flat=True)[0]
 
 
-def draw(event: Event, title: str = "") -> bytes | None:
-    """The chart of an event as a PNG, under a title (by default the event's); None without one."""
+def draw(event: Alert, title: str = "") -> bytes | None:
+    """The chart of an alert as a PNG, under a title (by default the alert's); None without one."""
     try:
         return chart.draw(
             event.evidence,

@@ -1,6 +1,6 @@
-"""The outbox: sends every event to every channel that wants it, at least once.
+"""The outbox: sends every alert to every channel that wants it, at least once.
 
-A delivery is a row that is written in the event's transaction. A worker claims it while it holds the
+A delivery is a row that is written in the alert's transaction. A worker claims it while it holds the
 channel's row, so only one worker sends it, and the channel's limit is exact. The claim of a worker that died
 expires; the receiver may then get the same message twice, with the same key.
 
@@ -29,7 +29,7 @@ from django.utils import timezone
 
 from fp8scope_dashboard.alerts.channels import CHANNELS, DeliveryError
 from fp8scope_dashboard.alerts.delivery import message
-from fp8scope_dashboard.alerts.models import Channel, Delivery, Event, Reason, Severity
+from fp8scope_dashboard.alerts.models import Alert, Channel, Delivery, Reason, Severity
 from fp8scope_dashboard.db.encryption import UnreadableSecretError
 
 logger = logging.getLogger(__name__)
@@ -64,13 +64,13 @@ _at_once = BoundedSemaphore(MAX_AT_ONCE)
 
 
 def enqueue(
-    event: Event,
+    event: Alert,
     channels: Collection[Channel] | None = None,
     reason: Reason = Reason.OPENED,
     occurrence: int = 0,
     due_at: datetime | None = None,
 ) -> None:
-    """Write deliveries of an event in the current transaction and queue them after the commit.
+    """Write deliveries of an alert in the current transaction and queue them after the commit.
 
     Calling it again with the same arguments changes nothing.
 
@@ -78,7 +78,7 @@ def enqueue(
         channels: those to choose from; by default all of the project. Channels that are switched off, or want
             only more severe alerts, get nothing; an escalation goes to its channels whatever the severity.
         reason: a resolved notice goes only to channels that want them and were sent another notice of the
-            event.
+            alert.
         occurrence: a number that differs each time the same reason occurs again, e.g. the second reopening.
         due_at: when to send, e.g. at the end of quiet hours; by default now.
     """
@@ -182,7 +182,7 @@ def deliver(delivery_id: int) -> bool:
     return True
 
 
-def _wants(channel: Channel, event: Event, reason: Reason, *, was_notified: bool) -> bool:
+def _wants(channel: Channel, event: Alert, reason: Reason, *, was_notified: bool) -> bool:
     if not channel.enabled:
         return False
     if reason == Reason.ESCALATED:

@@ -18,7 +18,7 @@ from django.core.signing import BadSignature, TimestampSigner
 from django.urls import reverse
 
 from fp8scope_dashboard.alerts.channels.outgoing import is_public
-from fp8scope_dashboard.alerts.models import Delivery, Event
+from fp8scope_dashboard.alerts.models import Alert, Delivery
 
 # Chats keep their own copy once they have shown a picture.
 LIFETIME: Final = timedelta(days=7)
@@ -34,8 +34,8 @@ def address_of(delivery: Delivery) -> str:
     return f"{settings.BASE_URL}{path}"
 
 
-def event_of(signed: str) -> Event | None:
-    """The event of an address; None if the address is not genuine, has expired, or its alert is gone."""
+def alert_of(signed: str) -> Alert | None:
+    """The alert of an address; None if the address is not genuine, has expired, or its alert is gone."""
     try:
         key = UUID(_signer().unsign(signed, max_age=LIFETIME))
     except (BadSignature, ValueError):

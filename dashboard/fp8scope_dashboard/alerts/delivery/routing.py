@@ -13,9 +13,9 @@ from django.utils import timezone
 
 from fp8scope_dashboard.alerts.delivery import outbox
 from fp8scope_dashboard.alerts.models import (
+    Alert,
+    AlertState,
     EntryKind,
-    Event,
-    EventState,
     HistoryEntry,
     Reason,
     Rule,
@@ -24,8 +24,8 @@ from fp8scope_dashboard.alerts.models import (
 from fp8scope_dashboard.notifications import run_changed
 
 
-def notify(event: Event, reason: Reason) -> None:
-    """Queue the notices of an event, in the current transaction.
+def notify(event: Alert, reason: Reason) -> None:
+    """Queue the notices of an alert, in the current transaction.
 
     They go to the channels of its rule, or, if it names none, to all of the project. In the rule's quiet
     hours they wait for the end of these.
@@ -50,13 +50,13 @@ def treats_alike(rule: Rule, other: Rule) -> bool:
 
 
 def escalate_due() -> int:
-    """Notify the second channels of open events that nobody acknowledged in time. Returns their number."""
+    """Notify the second channels of open alerts that nobody acknowledged in time. Returns their number."""
     now, count = timezone.now(), 0
     for rule in Rule.objects.exclude(escalate_minutes=None).prefetch_related("escalation_channels"):
-        waiting = Event.objects.filter(
+        waiting = Alert.objects.filter(
             rule=rule,
             run__deleted_at=None,
-            state=EventState.OPEN,
+            state=AlertState.OPEN,
             escalated_at=None,
             waiting_since__lte=now - timedelta(minutes=rule.escalate_minutes or 0),
         )
@@ -87,8 +87,8 @@ def quiet_until(moment: datetime, begin: time, end: time, zone: str) -> datetime
 
 
 @transaction.atomic
-def _escalate(event: Event, rule: Rule, now: datetime) -> bool:
-    unclaimed = Event.objects.filter(pk=event.pk, state=EventState.OPEN, escalated_at=None)
+def _escalate(event: Alert, rule: Rule, now: datetime) -> bool:
+    unclaimed = Alert.objects.filter(pk=event.pk, state=AlertState.OPEN, escalated_at=None)
     if unclaimed.update(escalated_at=now) != 1:
         return False
     channels = list(rule.escalation_channels.all())

@@ -1,7 +1,7 @@
 """Run the detectors over the stored rows of a run, each row once, and store their findings.
 
 One worker at a time evaluates a run: the row lock of the run-wide DetectorState is the mutex. States and
-events are written in one transaction. If a worker dies, the next one starts where the last commit ended. One
+alerts are written in one transaction. If a worker dies, the next one starts where the last commit ended. One
 transaction serves several runs, because most of the cost of a run without news is that of its queries.
 """
 
@@ -31,7 +31,7 @@ from fp8scope_dashboard.alerts.detection.run_conditions import (
 )
 from fp8scope_dashboard.alerts.detectors import State, TensorFacts
 from fp8scope_dashboard.alerts.events import Detection
-from fp8scope_dashboard.alerts.models import RUN_WIDE, DetectorState, Event, Rule
+from fp8scope_dashboard.alerts.models import RUN_WIDE, Alert, DetectorState, Rule
 from fp8scope_dashboard.analysis import comparison_runs
 from fp8scope_dashboard.db import sql
 from fp8scope_dashboard.runs.models import Run
@@ -95,17 +95,17 @@ class RunDetection:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The events that opened, the runs with rows that can be read at once, and those that others evaluate."""
+    """The alerts that opened, the runs with rows that can be read at once, and those that others evaluate."""
 
-    opened: list[Event]
+    opened: list[Alert]
     more: list[UUID]
     busy: list[UUID]
 
 
-def evaluate(run_id: UUID) -> list[Event]:
-    """Read the new rows of a run and of its baseline, and return the events that opened.
+def evaluate(run_id: UUID) -> list[Alert]:
+    """Read the new rows of a run and of its baseline, and return the alerts that opened.
 
-    No row is read twice, even with several workers at once. A run that was deleted has no events.
+    No row is read twice, even with several workers at once. A run that was deleted has no alerts.
     """
     opened = []
     while True:
@@ -207,8 +207,8 @@ def _readable_until(work: RunDetection, messages: new_rows.Arrived) -> int:
     return seq
 
 
-def _judge(work: RunDetection) -> list[Event]:
-    """Run the detectors over what was read, and apply what they found. Returns the events that opened."""
+def _judge(work: RunDetection) -> list[Alert]:
+    """Run the detectors over what was read, and apply what they found. Returns the alerts that opened."""
     for stream in work.streams:
         _read_stream(work, stream)
     _compare_ranks(work, work.streams)
@@ -292,7 +292,7 @@ def _read_run(work: RunDetection, streams: Sequence[WriterStream]) -> None:
         parameters = rules.saved_parameters(rule.kind, rule.parameters)
         before = states.get(str(rule.pk), {})
         states[str(rule.pk)], findings = RUN_DETECTORS[rule.kind](before, facts, parameters)
-        # Each occurrence is an event, even at the same step.
+        # Each occurrence is an alert, even at the same step.
         generation = f"{streams[-1].start}/{states[str(rule.pk)]['times']}"
         work.detections += [Detection(rule, finding, "run", generation) for finding in findings]
 

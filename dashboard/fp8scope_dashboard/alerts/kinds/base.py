@@ -19,7 +19,7 @@ class Parameter:
 
 @dataclass(frozen=True, kw_only=True)
 class KindDefinition:
-    """A kind of rule. While an event of this kind is open, no event of a kind in `outranks` opens.
+    """A kind of rule. While an alert of this kind is open, no alert of a kind in `outranks` opens.
 
     If this kind names tensors, that holds only for tensors with overlapping onsets.
     """
@@ -29,7 +29,7 @@ class KindDefinition:
     description: str
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     outranks: tuple[str, ...] = ()
-    # Kinds whose condition may be the beginning of this one: while one lasts, an event of this kind begins
+    # Kinds whose condition may be the beginning of this one: while one lasts, an alert of this kind begins
     # where that began.
     begins_as: tuple[str, ...] = ()
     # Whether its evidence names tensors, so that a command can compute their layers in BF16.

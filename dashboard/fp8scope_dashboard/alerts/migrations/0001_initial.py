@@ -42,7 +42,7 @@ class Migration(migrations.Migration):
             ],
         ),
         migrations.CreateModel(
-            name='Event',
+            name='Alert',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('kind', models.CharField(choices=[('loss_not_finite', 'Loss not finite'), ('loss_spike', 'Loss spike'), ('loss_divergence', 'Loss divergence'), ('above_baseline', 'FP8 above baseline'), ('saturation_rate', 'Saturation rate')], max_length=32)),
@@ -63,6 +63,7 @@ class Migration(migrations.Migration):
                 ('rule', models.ForeignKey(null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='events', to='alerts.rule')),
             ],
             options={
+                'db_table': 'alerts_event',
                 'ordering': ['-opened_at'],
             },
         ),
@@ -92,7 +93,7 @@ class Migration(migrations.Migration):
                 ('failed_at', models.DateTimeField(blank=True, help_text='Set when no attempt is left.', null=True)),
                 ('last_error', models.CharField(blank=True, default='', max_length=500)),
                 ('channel', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='deliveries', to='alerts.channel')),
-                ('event', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='deliveries', to='alerts.event')),
+                ('event', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='deliveries', to='alerts.alert')),
             ],
             options={
                 'indexes': [models.Index(fields=['delivered_at', 'due_at'], name='alerts_deli_deliver_94f1d5_idx')],
@@ -100,7 +101,7 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.AddConstraint(
-            model_name='event',
+            model_name='alert',
             constraint=models.UniqueConstraint(fields=('run', 'kind', 'onset_step'), name='event_once'),
         ),
     ]

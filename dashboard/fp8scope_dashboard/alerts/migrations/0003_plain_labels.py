@@ -23,12 +23,12 @@ class Migration(migrations.Migration):
             field=models.JSONField(default=dict, help_text="The state of each rule's detector."),
         ),
         migrations.AlterField(
-            model_name="event",
+            model_name="alert",
             name="onset_step",
             field=models.BigIntegerField(help_text="The first step of the problem."),
         ),
         migrations.AlterField(
-            model_name="event",
+            model_name="alert",
             name="step",
             field=models.BigIntegerField(help_text="The step at which the problem was detected."),
         ),

@@ -6,7 +6,7 @@ def note_who_sees_it(apps, schema_editor):
 
     Without that, nothing would resolve the event.
     """
-    event_model, state_model = apps.get_model("alerts", "Event"), apps.get_model("alerts", "DetectorState")
+    event_model, state_model = apps.get_model("alerts", "Alert"), apps.get_model("alerts", "DetectorState")
     writer_model = apps.get_model("runs", "Writer")
     for event in event_model.objects.exclude(state="resolved").iterator():
         writers = dict(
@@ -33,19 +33,19 @@ class Migration(migrations.Migration):
     ]
 
     operations = [
-        migrations.RemoveConstraint(model_name="event", name="event_once"),
+        migrations.RemoveConstraint(model_name="alert", name="event_once"),
         migrations.AddField(
-            model_name="event",
+            model_name="alert",
             name="generation",
             field=models.CharField(blank=True, default="", max_length=32),
         ),
         migrations.AddField(
-            model_name="event",
+            model_name="alert",
             name="seen_by",
             field=models.JSONField(blank=True, default=list),
         ),
         migrations.AddConstraint(
-            model_name="event",
+            model_name="alert",
             constraint=models.UniqueConstraint(
                 fields=["run", "kind", "generation", "onset_step"], name="event_once"
             ),

@@ -138,7 +138,7 @@ class Migration(migrations.Migration):
                 null=True,
                 on_delete=django.db.models.deletion.CASCADE,
                 related_name="deliveries",
-                to="alerts.event",
+                to="alerts.alert",
             ),
         ),
         migrations.RemoveConstraint(

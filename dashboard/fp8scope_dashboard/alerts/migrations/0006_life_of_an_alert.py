@@ -43,41 +43,41 @@ class Migration(migrations.Migration):
             ],
         ),
         migrations.RemoveConstraint(
-            model_name='event',
+            model_name='alert',
             name='event_once',
         ),
         migrations.AddField(
-            model_name='event',
+            model_name='alert',
             name='escalated_at',
             field=models.DateTimeField(blank=True, null=True),
         ),
         migrations.AddField(
-            model_name='event',
+            model_name='alert',
             name='muted_until',
             field=models.DateTimeField(blank=True, help_text='Set while the state is muted.', null=True),
         ),
         migrations.AddField(
-            model_name='event',
+            model_name='alert',
             name='reopened',
             field=models.PositiveIntegerField(default=0, help_text='How often it was reopened.'),
         ),
         migrations.AddField(
-            model_name='event',
+            model_name='alert',
             name='resolved_step',
             field=models.BigIntegerField(blank=True, help_text='Where the condition ended.', null=True),
         ),
         migrations.AddField(
-            model_name='event',
+            model_name='alert',
             name='rule_name',
             field=models.CharField(blank=True, default='', help_text='Kept if the rule goes.', max_length=128),
         ),
         migrations.AddField(
-            model_name='event',
+            model_name='alert',
             name='sent_again_as',
             field=models.BigIntegerField(blank=True, null=True),
         ),
         migrations.AddField(
-            model_name='event',
+            model_name='alert',
             name='waiting_since',
             field=models.DateTimeField(default=django.utils.timezone.now, help_text='When it last became open: escalation counts from here.'),
         ),
@@ -142,12 +142,12 @@ class Migration(migrations.Migration):
             field=models.CharField(blank=True, default='', help_text='A pattern such as blocks.*.input; empty: a scalar.', max_length=512),
         ),
         migrations.AlterField(
-            model_name='event',
+            model_name='alert',
             name='kind',
             field=models.CharField(choices=[('loss_not_finite', 'Loss not finite'), ('loss_spike', 'Loss spike'), ('loss_divergence', 'Loss divergence'), ('above_baseline', 'FP8 above baseline'), ('saturation_rate', 'Saturation rate'), ('threshold', 'Own rule')], max_length=32),
         ),
         migrations.AlterField(
-            model_name='event',
+            model_name='alert',
             name='state',
             field=models.CharField(choices=[('open', 'Open'), ('acknowledged', 'Acknowledged'), ('muted', 'Muted'), ('resolved', 'Resolved')], default='open', max_length=16),
         ),
@@ -162,7 +162,7 @@ class Migration(migrations.Migration):
             field=models.CharField(choices=[('loss_not_finite', 'Loss not finite'), ('loss_spike', 'Loss spike'), ('loss_divergence', 'Loss divergence'), ('above_baseline', 'FP8 above baseline'), ('saturation_rate', 'Saturation rate'), ('threshold', 'Own rule')], max_length=32),
         ),
         migrations.AddConstraint(
-            model_name='event',
+            model_name='alert',
             constraint=models.UniqueConstraint(fields=('run', 'kind', 'rule_name', 'generation', 'onset_step'), name='event_once'),
         ),
         migrations.AddConstraint(
@@ -172,7 +172,7 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='historyentry',
             name='event',
-            field=models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='history', to='alerts.event'),
+            field=models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='history', to='alerts.alert'),
         ),
         migrations.AddField(
             model_name='historyentry',

@@ -14,7 +14,7 @@ REASON = "The rule was replaced by an update; it opens another alert if the cond
 
 def replace_detectors(apps, schema_editor):
     """Drop the old defaults and the states of the old detectors, and resolve what only they could end."""
-    rule_model, event_model = apps.get_model("alerts", "Rule"), apps.get_model("alerts", "Event")
+    rule_model, event_model = apps.get_model("alerts", "Rule"), apps.get_model("alerts", "Alert")
     kinds = {}
     for rule in rule_model.objects.filter(kind__in=OLD_DEFAULTS):
         kinds[str(rule.pk)] = rule.kind

@@ -58,7 +58,7 @@ class Migration(migrations.Migration):
 
     operations = [
         migrations.AlterField(
-            model_name="event",
+            model_name="alert",
             name="kind",
             field=models.CharField(choices=KINDS, max_length=32),
         ),

@@ -28,7 +28,7 @@ class Migration(migrations.Migration):
                 ('given_at', models.DateTimeField(default=django.utils.timezone.now)),
                 ('expires_at', models.DateTimeField()),
                 ('delivered_at', models.DateTimeField(blank=True, help_text='First put into an answer.', null=True)),
-                ('event', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='commands', to='alerts.event')),
+                ('event', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='commands', to='alerts.alert')),
                 ('given_by', models.ForeignKey(blank=True, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='+', to=settings.AUTH_USER_MODEL)),
                 ('run', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='commands', to='runs.run')),
             ],

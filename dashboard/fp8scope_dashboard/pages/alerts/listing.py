@@ -14,10 +14,10 @@ from django.core.paginator import Page, Paginator
 from django.db.models import Prefetch, QuerySet
 
 from fp8scope_dashboard.alerts.models import (
+    Alert,
+    AlertState,
     Delivery,
     EntryKind,
-    Event,
-    EventState,
     HistoryEntry,
     RuleKind,
     Severity,
@@ -54,13 +54,13 @@ VARYING: Final = re.compile(
 class ShownAlert:
     """An event, prepared for the page."""
 
-    event: Event
+    event: Alert
     severity: Badge
     state: Badge
     deliveries: list[Delivery]
 
     @classmethod
-    def of(cls, event: Event) -> Self:
+    def of(cls, event: Alert) -> Self:
         """An event whose deliveries have been read."""
         deliveries = list(event.deliveries.all())
         return cls(event, SEVERITIES[event.severity], EVENT_STATES[event.state], deliveries)
@@ -108,7 +108,7 @@ class AlertGroup:
     alerts: list[ShownAlert] = field(default_factory=list)
     run: Run | None = None
     arm: Arm | None = None
-    others: Sequence[Event] = ()
+    others: Sequence[Alert] = ()
     """Of a cause: all its alerts, the newest of each run first; at most MAX_RUNS_OF_CAUSE."""
     count: int = 0
     runs: int = 0
@@ -126,7 +126,7 @@ class AlertGroup:
     @property
     def open_ids(self) -> list[int]:
         """Of a cause: the alerts that can be acknowledged together."""
-        return [event.pk for event in self.others if event.state == EventState.OPEN]
+        return [event.pk for event in self.others if event.state == AlertState.OPEN]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +152,7 @@ class Filter:
             by=by if by in GROUPINGS else BY_RUN,
         )
 
-    def apply(self, events: QuerySet[Event]) -> QuerySet[Event]:
+    def apply(self, events: QuerySet[Alert]) -> QuerySet[Alert]:
         """The events that are shown, in any state."""
         chosen = {"severity": self.severity, "kind": self.kind, "run": self.run}
         return events.filter(**{name: value for name, value in chosen.items() if value})
@@ -171,7 +171,7 @@ def cause_of(kind: str, message: str) -> tuple[str, str]:
     return kind, " ".join(VARYING.sub("#", message).split())
 
 
-def listed(newest: QuerySet[Event], number: str | None, by: str, arms: Arms) -> tuple[list[AlertGroup], Page]:  # type: ignore[type-arg]
+def listed(newest: QuerySet[Alert], number: str | None, by: str, arms: Arms) -> tuple[list[AlertGroup], Page]:  # type: ignore[type-arg]
     """The groups of a page of the list, and the page's number. Takes the events, the newest first."""
     if by == BY_CAUSE:
         return _by_cause(newest, number, arms)
@@ -180,7 +180,7 @@ def listed(newest: QuerySet[Event], number: str | None, by: str, arms: Arms) -> 
     return _by_run(newest[start : page.end_index()], arms), page
 
 
-def _by_run(events: QuerySet[Event], arms: Arms) -> list[AlertGroup]:
+def _by_run(events: QuerySet[Alert], arms: Arms) -> list[AlertGroup]:
     """Events by run, in the order of each run's first one; the critical ones of a run come first."""
     groups: dict[UUID, AlertGroup] = {}
     for event in _read(events):
@@ -194,7 +194,7 @@ def _by_run(events: QuerySet[Event], arms: Arms) -> list[AlertGroup]:
     return list(groups.values())
 
 
-def _by_cause(newest: QuerySet[Event], number: str | None, arms: Arms) -> tuple[list[AlertGroup], Page]:  # type: ignore[type-arg]
+def _by_cause(newest: QuerySet[Alert], number: str | None, arms: Arms) -> tuple[list[AlertGroup], Page]:  # type: ignore[type-arg]
     """Events by cause: those of most runs first, then the newest."""
     causes: defaultdict[tuple[str, str], list[tuple[int, UUID]]] = defaultdict(list)
     for pk, run_id, kind, message in newest.values_list("pk", "run_id", "kind", "message")[:MAX_GROUPED]:
@@ -222,7 +222,7 @@ def _by_cause(newest: QuerySet[Event], number: str | None, arms: Arms) -> tuple[
     return groups, page
 
 
-def _read(events: QuerySet[Event]) -> QuerySet[Event]:
+def _read(events: QuerySet[Alert]) -> QuerySet[Alert]:
     """Events with everything that the list shows of them."""
     deliveries = Prefetch("deliveries", Delivery.objects.select_related("channel"))
     comments = Prefetch("history", HistoryEntry.objects.filter(kind=EntryKind.COMMENT), to_attr="comments")

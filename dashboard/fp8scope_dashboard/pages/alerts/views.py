@@ -21,14 +21,14 @@ from fp8scope_dashboard.alerts.custom_rules.audit import record_rules
 from fp8scope_dashboard.alerts.custom_rules.documents import document_of
 from fp8scope_dashboard.alerts.delivery import message, picture_links
 from fp8scope_dashboard.alerts.models import (
+    Alert,
+    AlertState,
     EntryKind,
-    Event,
-    EventState,
     Rule,
     RuleKind,
     Severity,
 )
-from fp8scope_dashboard.alerts.services import events_of, numbered
+from fp8scope_dashboard.alerts.services import alerts_of, numbered
 from fp8scope_dashboard.audit.log import actor_of
 from fp8scope_dashboard.control.models import Command
 from fp8scope_dashboard.diagnosis.services import suspected_cause
@@ -56,9 +56,9 @@ MAX_RECENT: Final = 5
 @in_project()
 def alerts(request: HttpRequest, project: Project) -> HttpResponse:
     """The alerts that match the filter, newest first, grouped by run or by cause, in pages."""
-    events = events_of(project)
+    events = alerts_of(project)
     # Open alerts come first; without any, the page shows all.
-    default = "open" if events.filter(state=EventState.OPEN).exists() else "all"
+    default = "open" if events.filter(state=AlertState.OPEN).exists() else "all"
     chosen = Filter.of(request.GET, default)
     matching = chosen.apply(events)
     kinds = events.order_by("kind").values_list("kind", flat=True).distinct()
@@ -67,7 +67,7 @@ def alerts(request: HttpRequest, project: Project) -> HttpResponse:
     events_shown = [event for group in groups for event in (*(a.event for a in group.alerts), *group.others)]
     context = {
         "groups": groups,
-        "choosable": len({event.pk for event in events_shown if event.state == EventState.OPEN}),
+        "choosable": len({event.pk for event in events_shown if event.state == AlertState.OPEN}),
         "pages": shown,
         "newer": chosen.address(chosen.state, shown.number - 1) if shown.has_previous() else "",
         "older": chosen.address(chosen.state, shown.number + 1) if shown.has_next() else "",
@@ -84,7 +84,7 @@ def alerts(request: HttpRequest, project: Project) -> HttpResponse:
         "runs": Run.objects.filter(events__in=events).distinct().order_by("-created_at")[:MAX_RUNS],
         "only": Run.objects.filter(project=project, pk=chosen.run).first() if chosen.run else None,
         "total": events.count(),
-        "open_matching": _in_state(matching, EventState.OPEN).count(),
+        "open_matching": _in_state(matching, AlertState.OPEN).count(),
         "undoable": lifecycle.acknowledged_lately(project, person(request)),
         "rules": rule_store.rules_in(project),
     }
@@ -125,9 +125,9 @@ def alert(request: HttpRequest, project: Project, event_id: int) -> HttpResponse
 def recent(request: HttpRequest, project: Project) -> JsonResponse:
     """The open alerts after a number, newest first, for messages on open pages and of the browser."""
     after = whole_number(request.GET.get("after", "")) or 0
-    events = numbered(events_of(project))
+    events = numbered(alerts_of(project))
     newest = events.order_by("-number").values_list("number", flat=True).first() or 0
-    fresh = events.filter(number__gt=after, state=EventState.OPEN).select_related("run").order_by("-number")
+    fresh = events.filter(number__gt=after, state=AlertState.OPEN).select_related("run").order_by("-number")
     shown = [
         {
             "number": event.number,
@@ -151,12 +151,12 @@ def acknowledge_many(request: HttpRequest, project: Project) -> HttpResponse:
     """
     if request.POST.get("all") == "1":
         newest = whole_number(request.POST.get("newest", "")) or 0
-        matching = Filter.of(request.POST, "open").apply(events_of(project))
+        matching = Filter.of(request.POST, "open").apply(alerts_of(project))
         chosen = numbered(matching).filter(number__lte=newest)
     else:
         texts = request.POST.getlist("alerts")[:MAX_CHOSEN]
         ids = [number for text in texts if (number := whole_number(text)) is not None]
-        chosen = events_of(project).filter(pk__in=ids)
+        chosen = alerts_of(project).filter(pk__in=ids)
     try:
         count = lifecycle.acknowledge_all(chosen, person(request))
     except lifecycle.LifecycleError as error:
@@ -206,7 +206,7 @@ def change(request: HttpRequest, project: Project, event_id: int, action: str) -
     return _back(request, project)
 
 
-def _changed(event: Event, user: User, action: str, post: Mapping[str, str]) -> str:
+def _changed(event: Alert, user: User, action: str, post: Mapping[str, str]) -> str:
     """Carry out an action. Returns a word for what was done; empty if the state does not allow it."""
     if action == "acknowledge":
         return "Acknowledged" if lifecycle.acknowledge(event, user) else ""
@@ -263,7 +263,7 @@ def picture(request: HttpRequest, signed: str) -> HttpResponse:
 
     Unauthenticated requests are limited by their address before they get here.
     """
-    event = picture_links.event_of(signed)
+    event = picture_links.alert_of(signed)
     drawn = message.draw(event) if event is not None else None
     if drawn is None:
         raise Http404("No such picture.")
@@ -275,15 +275,15 @@ def picture(request: HttpRequest, signed: str) -> HttpResponse:
     return answer
 
 
-def _event(project: Project, event_id: int) -> Event:
-    events = events_of(project).select_related("run", "rule", "acknowledged_by")
+def _event(project: Project, event_id: int) -> Alert:
+    events = alerts_of(project).select_related("run", "rule", "acknowledged_by")
     event = events.filter(pk=event_id).first()
     if event is None:
         raise Http404("No such alert.")
     return event
 
 
-def _in_state(events: QuerySet[Event], state: str) -> QuerySet[Event]:
+def _in_state(events: QuerySet[Alert], state: str) -> QuerySet[Alert]:
     return events if state == "all" else events.filter(state=state)
 
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from django.urls import reverse
 
-from fp8scope_dashboard.alerts.models import Event, Severity
+from fp8scope_dashboard.alerts.models import Alert, Severity
 from fp8scope_dashboard.control.models import Report, ReportKind
 from fp8scope_dashboard.pages.charts.marks import NOTE, Mark
 from fp8scope_dashboard.pages.charts.series import Options
@@ -32,7 +32,7 @@ def annotated_step(report: Report) -> int:
 
 
 def _alerts(run: Run) -> list[Mark]:
-    events = Event.objects.filter(run=run).order_by("-step")[:MAX_ALERTS]
+    events = Alert.objects.filter(run=run).order_by("-step")[:MAX_ALERTS]
     return [
         Mark(
             x=float(event.onset_step),

@@ -12,7 +12,7 @@ from django.views.decorators.http import require_safe
 
 from fp8scope_dashboard.accounts.models import User
 from fp8scope_dashboard.accounts.services import require_project
-from fp8scope_dashboard.alerts.models import Event, EventState
+from fp8scope_dashboard.alerts.models import Alert, AlertState
 from fp8scope_dashboard.analysis.models import Comparison, EvaluationComparison, JobProgress
 from fp8scope_dashboard.control.models import Command, CommandResult, Listener, Report
 from fp8scope_dashboard.evaluations.models import Evaluation
@@ -80,15 +80,15 @@ def _since(request: HttpRequest) -> float | None:
 
 def fingerprint_of(runs: QuerySet[Run]) -> Fingerprint:
     """For each kind of change, a value that differs after such a change."""
-    events = Event.objects.filter(run__in=runs)
+    events = Alert.objects.filter(run__in=runs)
     return {
         "rows": runs.aggregate(count=Count("pk"), latest=Max("heartbeat_at")),
         "state": tuple(runs.order_by("state").values_list("state").annotate(Count("pk"))),
         "tensors": Tensor.objects.filter(run__in=runs).aggregate(Max("pk")),
         "alert": events.aggregate(
             Max("pk"),
-            open=Count("pk", filter=Q(state=EventState.OPEN)),
-            resolved=Count("pk", filter=Q(state=EventState.RESOLVED)),
+            open=Count("pk", filter=Q(state=AlertState.OPEN)),
+            resolved=Count("pk", filter=Q(state=AlertState.RESOLVED)),
         ),
         "comparison": (
             Comparison.objects.filter(run__in=runs).aggregate(Max("computed_at")),

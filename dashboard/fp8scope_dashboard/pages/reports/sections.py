@@ -24,7 +24,7 @@ from typing import Any, Final
 from django.http import QueryDict
 
 from fp8scope_dashboard.accounts.models import Project
-from fp8scope_dashboard.alerts.models import Event
+from fp8scope_dashboard.alerts.models import Alert
 from fp8scope_dashboard.pages.badges import EVENT_STATES, SEVERITIES, Badge
 from fp8scope_dashboard.pages.charts.answers import AnyChart, Chart, EmptyChart
 from fp8scope_dashboard.pages.charts.arms import Arms, precision_label
@@ -155,7 +155,7 @@ def _evaluations(project: Project, choice: ReportChoice) -> Section:
 
 
 def _alerts(project: Project, choice: ReportChoice) -> Section:
-    events = Event.objects.filter(run__in=[run.pk for run in choice.runs]).select_related("run")
+    events = Alert.objects.filter(run__in=[run.pk for run in choice.runs]).select_related("run")
     rows = [
         {
             "kind": event.get_kind_display(),

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.db.models import Count
 
-from fp8scope_dashboard.alerts.models import Event, RuleKind
+from fp8scope_dashboard.alerts.models import Alert, RuleKind
 from fp8scope_dashboard.analysis import comparison_runs
 from fp8scope_dashboard.analysis.models import EvaluationComparison
 from fp8scope_dashboard.analysis.score_comparisons import summary_of
@@ -117,7 +117,7 @@ def _scores(run: Run) -> str:
 
 
 def _alerts(run: Run) -> list[tuple[str, int]]:
-    kinds = Event.objects.filter(run=run).order_by().values_list("kind", "rule_name")
+    kinds = Alert.objects.filter(run=run).order_by().values_list("kind", "rule_name")
     labels = dict(RuleKind.choices)
     return [
         (str(name or labels.get(kind, kind)), number)

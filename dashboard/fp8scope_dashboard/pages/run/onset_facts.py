@@ -10,7 +10,7 @@ import numpy as np
 from django.urls import reverse
 
 from fp8scope_dashboard.alerts.beginnings import after_step, onset_of_further
-from fp8scope_dashboard.alerts.models import Event, EventState
+from fp8scope_dashboard.alerts.models import Alert, AlertState
 from fp8scope_dashboard.analysis.coverage import Standing
 from fp8scope_dashboard.control.models import Command, CommandKind, Report, ReportKind, ResultState
 from fp8scope_dashboard.diagnosis.conclusion import CAUSES
@@ -86,7 +86,7 @@ def failure_line(run: Run) -> str:
 
 
 def _alerts(run: Run) -> list[AlertFact]:
-    events = Event.objects.filter(run=run).order_by("onset_step", "id")[:MAX_ALERTS]
+    events = Alert.objects.filter(run=run).order_by("onset_step", "id")[:MAX_ALERTS]
     slug = run.project.slug
     facts = []
     for event in events:
@@ -95,7 +95,7 @@ def _alerts(run: Run) -> list[AlertFact]:
     return facts
 
 
-def _further(event: Event, address: str) -> list[AlertFact]:
+def _further(event: Alert, address: str) -> list[AlertFact]:
     """Return what other rules found about the tensors of an alert: they saturate after their scale froze."""
     return [
         AlertFact(
@@ -108,7 +108,7 @@ def _further(event: Event, address: str) -> list[AlertFact]:
             tensors=tuple(str(tensor["name"]) for tensor in further["tensors"]),
             tensors_over=int(further.get("tensors_over", len(further["tensors"]))),
             after=after_step(further, onset_of_further(further)),
-            is_resolved=event.state == EventState.RESOLVED,
+            is_resolved=event.state == AlertState.RESOLVED,
         )
         for further in event.evidence.get("further", [])
         # Earlier versions kept no tensors.
@@ -116,7 +116,7 @@ def _further(event: Event, address: str) -> list[AlertFact]:
     ]
 
 
-def _alert(event: Event, address: str) -> AlertFact:
+def _alert(event: Alert, address: str) -> AlertFact:
     tensors = event.evidence.get("tensors") or []
     return AlertFact(
         kind=event.kind,
@@ -128,7 +128,7 @@ def _alert(event: Event, address: str) -> AlertFact:
         tensors=tuple(str(tensor["name"]) for tensor in tensors),
         tensors_over=int(event.evidence.get("tensors_over", len(tensors))),
         after=event.after_step,
-        is_resolved=event.state == EventState.RESOLVED,
+        is_resolved=event.state == AlertState.RESOLVED,
     )
 
 

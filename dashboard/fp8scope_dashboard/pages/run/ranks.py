@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from fp8scope_dashboard.alerts.detectors.rank_scales import spread_of
 from fp8scope_dashboard.alerts.kinds.tensors import SCALE_DISAGREEMENT
-from fp8scope_dashboard.alerts.models import Event, EventState
+from fp8scope_dashboard.alerts.models import Alert, AlertState
 from fp8scope_dashboard.pages.badges import Badge
 from fp8scope_dashboard.runs.models import Run, RunState, Tensor, Writer
 from fp8scope_dashboard.runs.services import SILENT_AFTER
@@ -229,8 +229,8 @@ def _disagreement(run: Run, ranks: Sequence[Rank]) -> Disagreement | None:
 
 def _since(run: Run) -> str:
     """Since when the ranks differ, as the earliest alert that lasts says."""
-    events = Event.objects.filter(run=run, kind=SCALE_DISAGREEMENT.name)
-    first = events.exclude(state=EventState.RESOLVED).order_by("onset_step").first()
+    events = Alert.objects.filter(run=run, kind=SCALE_DISAGREEMENT.name)
+    first = events.exclude(state=AlertState.RESOLVED).order_by("onset_step").first()
     return "" if first is None else first.onset_in_words
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from django.utils import timezone
 
-from fp8scope_dashboard.alerts.models import Event, EventState, Severity
+from fp8scope_dashboard.alerts.models import Alert, AlertState, Severity
 from fp8scope_dashboard.alerts.services import unjudged
 from fp8scope_dashboard.analysis import comparison_runs
 from fp8scope_dashboard.analysis.coverage import in_full, in_short, is_dead
@@ -158,7 +158,7 @@ class RunHead:
     overflow: Overflow | None
     # The run ended before its planned end, so nothing about it is shown as good.
     is_dead: bool = False
-    events: list[Event] = field(default_factory=list)
+    events: list[Alert] = field(default_factory=list)
     open_events: int = 0
     # What the rules cannot judge, and why.
     unjudged: list[str] = field(default_factory=list)
@@ -198,7 +198,7 @@ def progress_of(run: Run) -> Progress:
 def summarise(run: Run) -> RunHead:
     """Read a run's summary. The number of queries does not depend on the run's length."""
     ended_badly = is_dead(standing_now(run))
-    pending = Event.objects.filter(run=run, state=EventState.OPEN)
+    pending = Alert.objects.filter(run=run, state=AlertState.OPEN)
     critical_first = sorted(
         pending.order_by("-step")[:100], key=lambda event: event.severity != Severity.CRITICAL
     )

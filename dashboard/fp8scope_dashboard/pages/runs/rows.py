@@ -11,7 +11,7 @@ from django.utils import timezone
 from django.utils.safestring import SafeString
 
 from fp8scope_dashboard.accounts.models import Project
-from fp8scope_dashboard.alerts.models import Event, EventState
+from fp8scope_dashboard.alerts.models import Alert, AlertState
 from fp8scope_dashboard.analysis.verdict_coverage import standing_now
 from fp8scope_dashboard.pages.badges import state_badge
 from fp8scope_dashboard.pages.formatting import aligned, aligned_differences
@@ -30,7 +30,7 @@ class RenderedRows:
         self, project: Project, runs: Iterable[Run], columns: list[RunColumn], *, may_change: bool = False
     ) -> None:
         shown = list(runs)
-        opened = _open_events(shown)
+        opened = _open_alerts(shown)
         baselines = _baselines_among(project, {run.group for run in shown if run.group})
         verdicts = {run.pk: verdict_of(run, baselines) for run in shown}
         texts = _texts(shown, verdicts, columns)
@@ -57,8 +57,8 @@ class RenderedRows:
         return [self._rows[run.pk] for run in runs]
 
 
-def _open_events(runs: Sequence[Run]) -> Mapping[UUID, int]:
-    events = Event.objects.filter(run__in=runs, state=EventState.OPEN).order_by()
+def _open_alerts(runs: Sequence[Run]) -> Mapping[UUID, int]:
+    events = Alert.objects.filter(run__in=runs, state=AlertState.OPEN).order_by()
     return dict(events.values_list("run_id").annotate(Count("id")))
 
 

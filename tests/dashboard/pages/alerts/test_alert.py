@@ -10,29 +10,29 @@ from dashboard.helpers.reporting import send_report
 from dashboard.helpers.visitors import Visitor
 
 from fp8scope_dashboard.alerts import lifecycle
-from fp8scope_dashboard.alerts.models import EntryKind, Event, Rule
+from fp8scope_dashboard.alerts.models import Alert, EntryKind, Rule
 from fp8scope_dashboard.control.commands import carry_out_rule_action
 from fp8scope_dashboard.control.models import Command
 from fp8scope_dashboard.diagnosis.models import Diagnosis
 
 
-def make_event(visitor: Visitor, **fields: Any) -> Event:
+def make_event(visitor: Visitor, **fields: Any) -> Alert:
     rule = Rule.objects.get(project=visitor.project, kind="loss_spike")
     defaults = {"rule": rule, "kind": "loss_spike", "severity": "warning", "onset_step": 1, "step": 4}
-    event = Event.objects.create(
+    event = Alert.objects.create(
         **({"run": make_run(visitor.project, "a run"), "message": "Up."} | defaults | fields)
     )
     lifecycle.note_opened(event)
     return event
 
 
-def html(visitor: Visitor, event: Event) -> str:
+def html(visitor: Visitor, event: Alert) -> str:
     answer = visitor.client.get(visitor.address(f"alerts/{event.id}/"))
     assert answer.status_code == 200
     return answer.content.decode()
 
 
-def change(visitor: Visitor, event: Event, action: str, **fields: str) -> str:
+def change(visitor: Visitor, event: Alert, action: str, **fields: str) -> str:
     address = visitor.address(f"alerts/{event.id}/")
     answer = visitor.client.post(f"{address}{action}", {"next": address, **fields}, follow=True)
     event.refresh_from_db()

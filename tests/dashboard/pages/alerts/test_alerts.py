@@ -13,13 +13,13 @@ from dashboard.helpers.visitors import Visitor, get_json, html
 from django.utils import timezone
 
 from fp8scope_dashboard.alerts import lifecycle
-from fp8scope_dashboard.alerts.models import Channel, Delivery, Event, EventState, Rule
+from fp8scope_dashboard.alerts.models import Alert, AlertState, Channel, Delivery, Rule
 from fp8scope_dashboard.pages.access import newest_alert, open_alerts
 from fp8scope_dashboard.runs import bulk
 from fp8scope_dashboard.runs.models import BulkAction, Run
 
 
-def make_event(visitor: Visitor, **fields: Any) -> Event:
+def make_event(visitor: Visitor, **fields: Any) -> Alert:
     defaults = {
         "kind": "loss_spike",
         "severity": "warning",
@@ -30,11 +30,11 @@ def make_event(visitor: Visitor, **fields: Any) -> Event:
     defaults["rule"] = Rule.objects.get(project=visitor.project, kind="loss_spike")
     if "run" not in fields:
         fields["run"] = make_run(visitor.project, "a run")
-    return Event.objects.create(**(defaults | fields))
+    return Alert.objects.create(**(defaults | fields))
 
 
 def test_it_works(admin: Visitor, seeded: Seeded) -> None:
-    events = Event.objects.filter(run=seeded.faulty)
+    events = Alert.objects.filter(run=seeded.faulty)
     page = html(admin, "alerts/")
     assert events.count() >= 2
     for event in events:
@@ -55,7 +55,7 @@ def test_empty_states(admin: Visitor) -> None:
     Rule.objects.filter(project=admin.project, kind="saturation_rate").update(enabled=False)
     assert "Saturation rate, off</span>" in html(admin, "alerts/")
     event = make_event(admin)
-    Event.objects.update(state=EventState.RESOLVED, resolved_at=timezone.now())
+    Alert.objects.update(state=AlertState.RESOLVED, resolved_at=timezone.now())
     assert f"event-{event.id}" in html(admin, "alerts/"), "without open alerts, resolved ones are listed"
     assert "No open alerts" in html(admin, "alerts/?state=open")
 
@@ -71,7 +71,7 @@ def test_acknowledging(member: Visitor) -> None:
     event = make_event(member)
     answer = member.client.post(member.address(f"alerts/{event.id}/acknowledge"), follow=True)
     event.refresh_from_db()
-    assert event.state == EventState.ACKNOWLEDGED and event.acknowledged_by == member.user
+    assert event.state == AlertState.ACKNOWLEDGED and event.acknowledged_by == member.user
     assert "Acknowledged: Loss spike in a run." in answer.content.decode()
     assert "by mia" in html(member, "alerts/?state=acknowledged")
 
@@ -85,7 +85,7 @@ def test_switching_a_rule_off_and_on(member: Visitor) -> None:
         rule.refresh_from_db()
         assert rule.enabled == (enabled == "1")
     event.refresh_from_db()
-    assert event.state == EventState.RESOLVED, "nothing else would end its alert"
+    assert event.state == AlertState.RESOLVED, "nothing else would end its alert"
 
 
 def test_many_alerts_are_listed_in_pages(admin: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +106,7 @@ def test_charts_of_many_alerts_open_on_demand(
     assert 'class="event__chart"' in html(admin, "alerts/") and "<summary>Chart" not in html(admin, "alerts/")
     monkeypatch.setattr("fp8scope_dashboard.pages.alerts.views.MAX_CHARTS", 1)
     page = html(admin, "alerts/")
-    charts = Event.objects.filter(run=seeded.faulty).count()
+    charts = Alert.objects.filter(run=seeded.faulty).count()
     assert page.count("<summary>Chart") == charts == page.count('/evidence.json?format=svg"')
 
 
@@ -129,7 +129,7 @@ def test_hides_the_alerts_of_deleted_runs(admin: Visitor) -> None:
     chosen = {"alerts": [str(event.id)]}
     admin.client.post(admin.address("alerts/acknowledge"), chosen)
     event.refresh_from_db()
-    assert event.state == EventState.OPEN
+    assert event.state == AlertState.OPEN
 
 
 def test_filters_by_severity_and_kind(admin: Visitor) -> None:
@@ -152,28 +152,28 @@ def test_acknowledges_the_chosen_alerts(member: Visitor) -> None:
     ids = [*(str(event.id) for event in chosen), "x", "٣", "9" * 30]
     answer = member.client.post(member.address("alerts/acknowledge"), {"alerts": ids}, follow=True)
     assert "Acknowledged 2 alerts, just now." in answer.content.decode()
-    assert {event.state for event in Event.objects.filter(pk__in=[each.pk for each in chosen])} == {
+    assert {event.state for event in Alert.objects.filter(pk__in=[each.pk for each in chosen])} == {
         "acknowledged"
     }
     left.refresh_from_db()
-    assert left.state == EventState.OPEN
+    assert left.state == AlertState.OPEN
     answer = member.client.post(member.address("alerts/acknowledge"), {"alerts": ids}, follow=True)
     assert "Choose the alerts" in answer.content.decode()
 
 
 def test_acknowledges_all_that_match_and_undoes_it(member: Visitor, admin: Visitor) -> None:
     seen = [make_event(member) for _ in range(3)]
-    other, muted = make_event(member, severity="critical"), make_event(member, state=EventState.MUTED)
+    other, muted = make_event(member, severity="critical"), make_event(member, state=AlertState.MUTED)
     newest = newest_alert(member.project)
     later = make_event(member)
     form = {"all": "1", "severity": "warning", "newest": str(newest), "next": member.address("alerts/")}
     page = member.client.post(member.address("alerts/acknowledge"), form, follow=True).content.decode()
-    states = dict(Event.objects.values_list("pk", "state"))
+    states = dict(Alert.objects.values_list("pk", "state"))
     assert {states[event.pk] for event in seen} == {"acknowledged"}
     assert states[other.pk] == states[later.pk] == "open", "of another severity; opened after the page"
     assert states[muted.pk] == "muted"
     assert "Acknowledged 3 alerts, just now." in page and "acknowledge/undo" not in html(admin, "alerts/")
-    (at,) = set(Event.objects.filter(state="acknowledged").values_list("acknowledged_at", flat=True))
+    (at,) = set(Alert.objects.filter(state="acknowledged").values_list("acknowledged_at", flat=True))
     assert at is not None
     # Others have changed one of them since.
     lifecycle.resolve(seen[0], admin.user)
@@ -185,7 +185,7 @@ def test_acknowledges_all_that_match_and_undoes_it(member: Visitor, admin: Visit
     assert "Nothing" in admin.client.post(undo, {"at": at.isoformat()}, follow=True).content.decode()
     page = member.client.post(undo, {"at": at.isoformat()}, follow=True).content.decode()
     assert "2 alerts are open again." in page and "acknowledge/undo" not in page
-    assert dict(Event.objects.values_list("pk", "state")) == states | {
+    assert dict(Alert.objects.values_list("pk", "state")) == states | {
         seen[0].pk: "resolved",
         seen[1].pk: "open",
         seen[2].pk: "open",
@@ -200,11 +200,11 @@ def test_acknowledging_can_be_undone_for_some_time(member: Visitor) -> None:
     event = make_event(member)
     before = timezone.now() - lifecycle.UNDO_FOR
     for at, count in ((before, 0), (before + timedelta(minutes=1), 1)):
-        Event.objects.update(state="acknowledged", acknowledged_by=member.user, acknowledged_at=at)
+        Alert.objects.update(state="acknowledged", acknowledged_by=member.user, acknowledged_at=at)
         assert ("acknowledge/undo" in html(member, "alerts/")) == (count == 1)
         assert lifecycle.undo_acknowledgement(member.project, member.user, at) == count
     event.refresh_from_db()
-    assert event.state == EventState.OPEN and event.acknowledged_by is None
+    assert event.state == AlertState.OPEN and event.acknowledged_by is None
 
 
 def test_too_many_alerts_are_not_acknowledged_at_once(
@@ -215,7 +215,7 @@ def test_too_many_alerts_are_not_acknowledged_at_once(
         make_event(member)
     form = {"all": "1", "newest": str(newest_alert(member.project))}
     page = member.client.post(member.address("alerts/acknowledge"), form, follow=True).content.decode()
-    assert "At most 2 alerts" in page and not Event.objects.exclude(state="open").exists()
+    assert "At most 2 alerts" in page and not Alert.objects.exclude(state="open").exists()
 
 
 def test_tells_open_pages_of_new_alerts(admin: Visitor, stranger: Visitor) -> None:
@@ -296,7 +296,7 @@ def test_says_until_when_a_delivery_waits(admin: Visitor) -> None:
 
 
 def test_serves_the_evidence_as_a_figure(admin: Visitor, seeded: Seeded) -> None:
-    for event in Event.objects.filter(run=seeded.faulty):
+    for event in Alert.objects.filter(run=seeded.faulty):
         answer = admin.client.get(admin.address(f"alerts/{event.id}/evidence.json")).json()
         assert answer["summary"] == event.message and answer["figure"]["data"]
     bare = make_event(admin)

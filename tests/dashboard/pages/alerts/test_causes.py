@@ -8,17 +8,17 @@ import pytest
 from dashboard.helpers.recording import make_run
 from dashboard.helpers.visitors import Visitor, html
 
-from fp8scope_dashboard.alerts.models import Event, EventState, Rule
+from fp8scope_dashboard.alerts.models import Alert, AlertState, Rule
 from fp8scope_dashboard.pages.alerts import listing
 from fp8scope_dashboard.pages.alerts.listing import cause_of
 
 MEMORY = "RuntimeError: CUDA error: out of memory at 0x7f{0}a, rank {0}, tried to allocate 2.{0} GiB."
 
 
-def fail(visitor: Visitor, number: int, text: str = MEMORY) -> Event:
+def fail(visitor: Visitor, number: int, text: str = MEMORY) -> Alert:
     run = make_run(visitor.project, f"run {number}")
     rule = Rule.objects.get(project=visitor.project, kind="run_failed")
-    return Event.objects.create(
+    return Alert.objects.create(
         run=run, rule=rule, kind="run_failed", severity="critical", onset_step=number, step=number,
         message=text.format(number),
     )  # fmt: skip
@@ -55,8 +55,8 @@ def test_one_error_in_many_runs_is_one_group(member: Visitor) -> None:
     form = page.partition("Acknowledge all 12")[0].rpartition("<form")[2]
     chosen = re.findall(r'name="alerts" value="(\d+)"', form)
     member.client.post(member.address("alerts/acknowledge"), {"alerts": chosen})
-    states = set(Event.objects.exclude(pk=other.pk).values_list("state", flat=True))
-    assert states == {EventState.ACKNOWLEDGED}
+    states = set(Alert.objects.exclude(pk=other.pk).values_list("state", flat=True))
+    assert states == {AlertState.ACKNOWLEDGED}
 
 
 def test_other_filters_keep_the_grouping(member: Visitor) -> None:

@@ -11,7 +11,7 @@ from django.conf import LazySettings
 from django.utils import timezone
 
 from fp8scope_dashboard.alerts.delivery import outbox
-from fp8scope_dashboard.alerts.models import Channel, Delivery, Event
+from fp8scope_dashboard.alerts.models import Alert, Channel, Delivery
 from fp8scope_dashboard.db.encryption import UnreadableSecretError, encrypt_json
 from fp8scope_dashboard.pages.alerts.channels import MAX_CHANNELS
 
@@ -151,7 +151,7 @@ def test_a_test_shows_its_result(admin: Visitor, hook: Channel) -> None:
 def test_a_failed_delivery_can_be_sent_again(
     admin: Visitor, member: Visitor, viewer: Visitor, seeded: Seeded, hook: Channel
 ) -> None:
-    events = Event.objects.filter(run=seeded.faulty)
+    events = Alert.objects.filter(run=seeded.faulty)
     fields = {"failed_at": timezone.now(), "attempts": 8, "last_error": "The receiver answered 500."}
     failed = [Delivery.objects.create(event=event, channel=hook, **fields) for event in events[:2]]
     page = html(member)

@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from fp8scope_dashboard.alerts.custom_rules import documents as rule_documents
 from fp8scope_dashboard.alerts.custom_rules import trials
-from fp8scope_dashboard.alerts.models import Event, Rule, RuleTrial
+from fp8scope_dashboard.alerts.models import Alert, Rule, RuleTrial
 from fp8scope_dashboard.alerts.rules import KINDS
 from fp8scope_dashboard.alerts.services import evaluate
 from fp8scope_dashboard.pages.alerts.rule_words import LABELS, amount, label_of
@@ -211,7 +211,7 @@ def test_trying_a_rule_shows_what_it_would_have_reported(member: Visitor, seeded
         "runs": runs,
     }
     form |= {"severity": "warning", "enabled": "1"}
-    before = Event.objects.count()
+    before = Alert.objects.count()
     answer = member.client.post(member.address("rules/try"), form)
     trial = RuleTrial.objects.get()
     # Without a worker, it waits.
@@ -221,7 +221,7 @@ def test_trying_a_rule_shows_what_it_would_have_reported(member: Visitor, seeded
     assert "loss is" in page and "hx-get" not in page
     by_run = {entry["run"]: entry["count"] for entry in RuleTrial.objects.get().result}
     assert by_run[runs[0]] >= 1
-    assert Event.objects.count() == before and not Rule.objects.filter(name="x").exists()
+    assert Alert.objects.count() == before and not Rule.objects.filter(name="x").exists()
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test_a_trial_reports_what_the_evaluation_reports(member: Visitor) -> None:
     evaluate(run.id)
     rule = Rule.objects.get(project=member.project, kind="loss_not_finite")
     opened = list(
-        Event.objects.filter(run=run, rule=rule)
+        Alert.objects.filter(run=run, rule=rule)
         .order_by("id")
         .values_list("onset_step", "step", "resolved_step")
     )

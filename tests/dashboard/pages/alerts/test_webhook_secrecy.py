@@ -17,7 +17,7 @@ from django.test import Client
 from fp8scope_dashboard.accounts.services import create_token
 from fp8scope_dashboard.alerts.channels import CHANNELS, ChannelMessage
 from fp8scope_dashboard.alerts.delivery import outbox
-from fp8scope_dashboard.alerts.models import Channel, Delivery, Event
+from fp8scope_dashboard.alerts.models import Alert, Channel, Delivery
 
 PATH = "T0SECRET/B0SECRET/x0SECRET"
 
@@ -34,7 +34,7 @@ def channel(admin: Visitor, seeded: Seeded) -> Channel:
     data = {"name": "on-call", "url": url, "secret": f"sign {PATH}"}
     admin.client.post(admin.address("channels/new/webhook"), data)
     channel = Channel.objects.get()
-    event = Event.objects.filter(run=seeded.faulty).first()
+    event = Alert.objects.filter(run=seeded.faulty).first()
     assert event is not None and channel.config["url"] == url
     outbox.enqueue(event)
     return channel
@@ -81,7 +81,7 @@ def test_it_works(
     assert "on-call" in shown and "http://127.0.0.1" in shown and "/****" in shown
     assert "could not be reached" in shown
     delivery.refresh_from_db()
-    for text in (shown, caplog.text, delivery.last_error, json.dumps(list(Event.objects.values("evidence")))):
+    for text in (shown, caplog.text, delivery.last_error, json.dumps(list(Alert.objects.values("evidence")))):
         assert "0SECRET" not in text and "services/" not in text
 
 

@@ -17,7 +17,7 @@ from dashboard.helpers.visitors import Visitor
 from django.db import connection
 from django.test import AsyncClient
 
-from fp8scope_dashboard.alerts.models import Event
+from fp8scope_dashboard.alerts.models import Alert
 from fp8scope_dashboard.notifications import flush, run_changed
 from fp8scope_dashboard.pages.live import stream as event_stream
 from fp8scope_dashboard.pages.live.views import fingerprint_of
@@ -143,7 +143,7 @@ async def test_polls_the_database_while_redis_is_unavailable(
     assert await listener.next() == ("ready", {"source": "polling"})
     await Run.objects.filter(pk=run.pk).aupdate(state="finished")
     assert await listener.next() == ("change", {"kind": "state"})
-    await Event.objects.acreate(
+    await Alert.objects.acreate(
         run=run, kind="loss_spike", severity="warning", onset_step=1, step=2, message="Up."
     )
     assert await listener.next() == ("change", {"kind": "alert"})
@@ -232,12 +232,12 @@ def test_fingerprints_differ_after_each_kind_of_change(admin: Visitor, run: Run)
     runs = Run.objects.filter(pk=run.pk)
     before = fingerprint_of(runs)
     assert fingerprint_of(runs) == before
-    Event.objects.create(run=run, kind="loss_spike", severity="warning", onset_step=1, step=2, message="Up.")
+    Alert.objects.create(run=run, kind="loss_spike", severity="warning", onset_step=1, step=2, message="Up.")
     after = fingerprint_of(runs)
     assert [kind for kind in before if before[kind] != after[kind]] == ["alert"]
     StepNote.objects.create(run=run, step=1, text="Seen.")
     assert fingerprint_of(runs)["note"] != after["note"]
-    Event.objects.update(state="acknowledged")
+    Alert.objects.update(state="acknowledged")
     assert fingerprint_of(runs)["alert"] != after["alert"]
     Run.objects.update(state="failed")
     assert fingerprint_of(runs)["state"] != after["state"]

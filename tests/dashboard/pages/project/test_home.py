@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import Membership, Project, Role, User
 from fp8scope_dashboard.accounts.services import create_project
-from fp8scope_dashboard.alerts.models import Event
+from fp8scope_dashboard.alerts.models import Alert
 from fp8scope_dashboard.analysis.models import Comparison
 from fp8scope_dashboard.audit.models import Entry
 
@@ -35,7 +35,7 @@ def test_the_project_with_the_latest_activity_comes_first(member: Visitor) -> No
     Membership.objects.create(user=member.user, project=quiet, role=Role.VIEWER)
     run = make_run(member.project, "a run")
     for step in (1, 2):
-        Event.objects.create(run=run, kind="loss_spike", severity="warning", onset_step=step, step=4)
+        Alert.objects.create(run=run, kind="loss_spike", severity="warning", onset_step=step, step=4)
     page = member.client.get("/").content.decode()
     assert page.index("/p/research/") < page.index("/p/a-quiet-one/")
     assert "2 open alerts" in page and "no run yet" in page

@@ -12,7 +12,7 @@ from dashboard.helpers.seeding import Seeded, seed_project
 from dashboard.helpers.visitors import Visitor
 from django.utils import timezone
 
-from fp8scope_dashboard.alerts.models import Event
+from fp8scope_dashboard.alerts.models import Alert
 from fp8scope_dashboard.analysis.models import Comparison
 from fp8scope_dashboard.analysis.verdict_coverage import standing_now
 from fp8scope_dashboard.control.models import Command, CommandResult, Report
@@ -38,7 +38,7 @@ def test_it_works(viewer: Visitor, seeded: Seeded) -> None:
 def test_what_another_rule_found_about_the_tensors_has_its_own_onset(admin: Visitor) -> None:
     """Frozen scales are one alert with the saturation that follows: the strip names both."""
     run = seed_project(admin.project, 300).faulty
-    frozen = Event.objects.get(run=run, kind="scale_frozen")
+    frozen = Alert.objects.get(run=run, kind="scale_frozen")
     assert [each["kind"] for each in frozen.evidence["further"]] == ["saturation_rate", "saturation_rise"]
     strip = strip_of(facts_of(run, standing_now(run)))
     (saturated,) = [onset for onset in strip.shown if onset.title.endswith("overflow")]
@@ -57,7 +57,7 @@ def test_reads_an_alert(admin: Visitor) -> None:
         {"name": "a.input", "onset_step": 30, "after_step": 29},
         {"name": "b.input", "onset_step": 20, "after_step": 10},
     ]
-    event = Event.objects.create(
+    event = Alert.objects.create(
         run=run,
         kind="saturation_rate",
         severity="warning",

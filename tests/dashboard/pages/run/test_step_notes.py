@@ -9,7 +9,7 @@ import numpy as np
 from dashboard.helpers.recording import Recorder, make_run
 from dashboard.helpers.visitors import Visitor, get_json
 
-from fp8scope_dashboard.alerts.models import Event
+from fp8scope_dashboard.alerts.models import Alert
 from fp8scope_dashboard.control.models import Report, ReportKind
 from fp8scope_dashboard.runs.models import Run, StepNote
 from fp8scope_dashboard.runs.notes import STEP_NOTE_LENGTH
@@ -53,7 +53,7 @@ def test_it_works(member: Visitor, viewer: Visitor) -> None:
 
 def test_one_function_marks_alerts_changes_and_notes(member: Visitor) -> None:
     run = run_with_loss(member)
-    event = Event.objects.create(
+    event = Alert.objects.create(
         run=run,
         kind="scale_frozen",
         severity="critical",

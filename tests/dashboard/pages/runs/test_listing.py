@@ -12,7 +12,7 @@ from dashboard.helpers.visitors import Visitor, get_json
 from django.http import QueryDict
 from django.utils.html import escape
 
-from fp8scope_dashboard.alerts.models import Event
+from fp8scope_dashboard.alerts.models import Alert
 from fp8scope_dashboard.analysis.models import Comparison
 from fp8scope_dashboard.pages.runs.columns import MAX_COLUMNS, column_named
 from fp8scope_dashboard.pages.runs.listing import ListState
@@ -90,7 +90,7 @@ def test_bounds_the_columns(admin: Visitor, runs: dict[str, Run]) -> None:
 
 
 def test_groups_with_mean_and_spread(admin: Visitor, runs: dict[str, Run]) -> None:
-    Event.objects.create(run=runs["a"], kind="loss_spike", severity="warning", step=1, onset_step=1)
+    Alert.objects.create(run=runs["a"], kind="loss_spike", severity="warning", step=1, onset_step=1)
     Comparison.objects.create(run=runs["a"], baseline="x", to_step=1, verdict="equivalent", result={})
     Comparison.objects.create(run=runs["b"], baseline="x", to_step=1, verdict="worse", result={})
     page = html(admin, by="group")

@@ -1,4 +1,4 @@
-"""The events of one run while its findings are applied: read once, instead of for each finding."""
+"""The alerts of one run while its findings are applied: read once, instead of for each finding."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from functools import cached_property
 from django.db.models import Q
 
 from fp8scope_dashboard.alerts import lifecycle
-from fp8scope_dashboard.alerts.models import Event
+from fp8scope_dashboard.alerts.models import Alert
 from fp8scope_dashboard.runs.models import Run
 
 
 class RunAlerts:
-    """The events of a run that are unresolved or whose condition lasts, oldest first.
+    """The alerts of a run that are unresolved or whose condition lasts, oldest first.
 
-    Use it under the run's lock and for one transaction: detectors change events only under this lock. What a
+    Use it under the run's lock and for one transaction: detectors change alerts only under this lock. What a
     person changes in the meantime is seen by the next transaction; every change of a state names the states
     that it may start from, so of two simultaneous changes one loses (see lifecycle.py).
     """
@@ -22,20 +22,20 @@ class RunAlerts:
     def __init__(self, run: Run) -> None:
         self.run = run
 
-    def unresolved(self, generation: str | None = None) -> list[Event]:
-        """The unresolved events, of all generations or of one."""
+    def unresolved(self, generation: str | None = None) -> list[Alert]:
+        """The unresolved alerts, of all generations or of one."""
         return [
             event
             for event in self._live
             if event.state in lifecycle.UNRESOLVED and generation in (None, event.generation)
         ]
 
-    def lasting(self) -> list[Event]:
-        """The events whose condition lasts, also those that a person has resolved."""
+    def lasting(self) -> list[Alert]:
+        """The alerts whose condition lasts, also those that a person has resolved."""
         return [event for event in self._live if event.seen_by]
 
-    def add(self, event: Event) -> None:
-        """Add an event that was created or reopened."""
+    def add(self, event: Alert) -> None:
+        """Add an alert that was created or reopened."""
         if all(other.pk != event.pk for other in self._live):
             event.run = self.run
             self._live.append(event)
@@ -43,16 +43,16 @@ class RunAlerts:
 
     @property
     def has_any(self) -> bool:
-        """Return whether the run has any event, also resolved ones."""
+        """Return whether the run has any alert, also resolved ones."""
         return bool(self._live) or self._had_any
 
     @cached_property
     def _had_any(self) -> bool:
-        return Event.objects.filter(run=self.run).exists()
+        return Alert.objects.filter(run=self.run).exists()
 
     @cached_property
-    def _live(self) -> list[Event]:
-        live = Event.objects.filter(Q(state__in=lifecycle.UNRESOLVED) | ~Q(seen_by=[]), run=self.run)
+    def _live(self) -> list[Alert]:
+        live = Alert.objects.filter(Q(state__in=lifecycle.UNRESOLVED) | ~Q(seen_by=[]), run=self.run)
         events = list(live.order_by("id"))
         for event in events:
             event.run = self.run
