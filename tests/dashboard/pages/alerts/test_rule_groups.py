@@ -53,7 +53,7 @@ def test_every_kind_is_in_a_group() -> None:
 def test_the_search(member: Visitor) -> None:
     rule = custom(member, "Late outliers")
     rule.channels.add(make_hook(member.project, "on-call"))
-    for search in ("OUTLIERS amax", "blocks.*", "on-call", "your rules late", "critical late"):
+    for search in ("OUTLIERS amax blocks", "blocks.*", "on-call", "your rules late", "critical late"):
         assert listed(html(member, f"rules/?q={search}")) == [str(rule.pk)], search
     scales = html(member, "rules/?q=scale stale")
     assert titles(scales) == ["Scaling factors"] and 'value="scale stale"' in scales
