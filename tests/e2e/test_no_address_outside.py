@@ -50,7 +50,14 @@ def test_it_works(tab: Tab, server: Server, seeded: Seeded) -> None:
         tab.page.evaluate(
             "document.querySelectorAll('details > summary').forEach((summary) => summary.click())"
         )
-    expected = {"Show all", "Save as PNG", "Save as SVG", "Data as CSV", "Data as JSON"}
+    expected = {
+        "Show all",
+        "Save as PNG",
+        "Save as SVG",
+        "Data as CSV",
+        "Data as JSON",
+        "Add a note at a step",
+    }
     assert titles - {"Copied", "Copy link to this view", "Copy the address above"} == expected
     assert tab.outside == []
     assert len(tab.page.context.pages) == 1, "a window was opened"

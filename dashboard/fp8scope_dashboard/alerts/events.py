@@ -234,7 +234,8 @@ def _add_evidence(event: Alert, detection: Detection, *, notifies: bool = True) 
     if is_new:
         event.seen_by = [*event.seen_by, detection.further_holder]
     evidence.add_further(event, detection.rule, detection.finding)
-    _begin_earlier(event, detection.finding)
+    if rules.kind_of(detection.rule.kind).dates_others:
+        _begin_earlier(event, detection.finding)
     is_worse = event.severity == Severity.WARNING and detection.rule.severity == Severity.CRITICAL
     if is_worse:
         event.severity = detection.rule.severity

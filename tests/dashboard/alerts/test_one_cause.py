@@ -164,7 +164,7 @@ def test_a_rule_with_an_order_or_another_escalation_has_its_own_alert(
 
 def test_an_alert_begins_with_the_earliest_evidence_of_its_rules(run: Run) -> None:
     apply(run, OVERFLOW)
-    apply(run, ("scale_frozen", finding(290, f"{UP}.input", f"{UP}.weight")))
+    apply(run, ("scale_stale", finding(290, f"{UP}.input", f"{UP}.weight")))
     (event,) = Alert.objects.all()
     assert event.onset_step == 290 and event.evidence["own_onset"] == 300
     # What the first rule finds further still belongs to the alert, and ends it.
@@ -174,9 +174,19 @@ def test_an_alert_begins_with_the_earliest_evidence_of_its_rules(run: Run) -> No
         ("saturation_rate", more),
         ("saturation_rate", ConditionChange(opened=False, onset_step=300, step=340)),
     )
-    apply(run, ("scale_frozen", ConditionChange(opened=False, onset_step=290, step=341)))
+    apply(run, ("scale_stale", ConditionChange(opened=False, onset_step=290, step=341)))
     event.refresh_from_db()
     assert Alert.objects.count() == 1 and event.state == AlertState.RESOLVED
+
+
+def test_an_overflow_does_not_begin_with_the_scale_that_froze(run: Run) -> None:
+    """A scale may stay the same for a history's length before it is wrong."""
+    apply(run, OVERFLOW)
+    apply(run, ("scale_frozen", finding(285, f"{UP}.input")))
+    (event,) = Alert.objects.all()
+    assert event.onset_step == 300
+    (further,) = event.evidence["further"]
+    assert (further["kind"], further["onset_step"]) == ("scale_frozen", 285)
 
 
 def test_an_alert_begins_with_its_first_tensor(run: Run) -> None:

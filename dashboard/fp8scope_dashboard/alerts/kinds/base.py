@@ -32,6 +32,9 @@ class KindDefinition:
     # Kinds whose condition may be the beginning of this one: while one lasts, an alert of this kind begins
     # where that began.
     begins_as: tuple[str, ...] = ()
+    # Whether an alert of another kind begins where this condition does, once it is evidence of that alert. A
+    # scale may stay the same for a while before it is wrong.
+    dates_others: bool = True
     # Whether its evidence names tensors, so that a command can compute their layers in BF16.
     names_tensors: bool = False
     # The statistic of these tensors, or the scalar, that the evidence shows.

@@ -94,6 +94,7 @@ SCALE_FROZEN = KindDefinition(
     name="scale_frozen",
     severity="critical",
     description="A scale stays the same while the amax that it should follow moves.",
+    dates_others=False,
     parameters={
         "octaves": _octaves(2.0, "How far the amax moves while the scale stays."),
         "points": points(5, "Observations in a row."),
