@@ -63,10 +63,10 @@ def test_with_the_keyboard_alone(open_tab: OpenTab, server: Server, seeded: Seed
     page.keyboard.press("Enter")
     expect(page.locator("#find-list [role=option]").first).to_contain_text("precision:bf16")
     page.keyboard.press("ArrowDown")
-    assert page.locator("#find-text").get_attribute("aria-activedescendant") == "find-list-0"
+    expect(page.locator("#find-text")).to_have_attribute("aria-activedescendant", "find-list-0")
     page.keyboard.press("Tab")
     expect(page.locator("#runs .runs__name")).to_have_count(3)
-    assert page.locator("#find-text").input_value() == "precision:bf16 "
+    expect(page.locator("#find-text")).to_have_value("precision:bf16 ")
     page.keyboard.press("Tab")
     page.keyboard.press("j")
     page.keyboard.press("x")
@@ -76,11 +76,11 @@ def test_with_the_keyboard_alone(open_tab: OpenTab, server: Server, seeded: Seed
     expect(page.locator("[data-selected]")).to_have_text("3 selected")
     page.keyboard.press("c")
     page.get_by_role("heading", name="Compare", exact=True).wait_for()
-    assert page.url.count("runs=") == 3
+    expect(page).to_have_url(re.compile("(.*runs=){3}"))
     page.go_back()
     page.locator("#runs .runs__name").first.wait_for()
     page.keyboard.press("?")
-    assert page.locator("#shortcuts").is_visible()
+    expect(page.locator("#shortcuts")).to_be_visible()
     page.keyboard.press("Escape")
     page.keyboard.press("k")
     page.keyboard.press("Enter")
