@@ -77,7 +77,7 @@ def the_worst_delta(person: Person) -> None:
     first = person.page.locator("#runs tbody tr").first
     expect(first.get_by_role("link", name=person.data.bad.name)).to_be_visible()
     expect(first).to_contain_text("+39.1")
-    # Names that begin alike are told apart by their ends.
+    # Names of a sweep often differ only at their ends.
     end = first.locator(".cut__end")
     assert end.inner_text().endswith(f"seed-{BAD_SEED}") and end.bounding_box() is not None
 

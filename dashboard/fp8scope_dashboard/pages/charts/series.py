@@ -10,12 +10,15 @@ from typing import Final, Literal, get_args
 from uuid import UUID
 
 import numpy as np
+import plotly.graph_objects as go
 from django.http import QueryDict
 from django.utils import timezone
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.pages.charts.arms import ArmReader, arm_labels
-from fp8scope_dashboard.pages.charts.curves import Curve
+from fp8scope_dashboard.pages.charts.curves import Curve, curves_figure
+from fp8scope_dashboard.pages.charts.marks import Mark
+from fp8scope_dashboard.pages.charts.ranges import loss_range
 from fp8scope_dashboard.pages.charts.settled_series import thinned_scalars
 from fp8scope_dashboard.pages.charts.smoothing import centred_average, default_span
 from fp8scope_dashboard.pages.charts.theme import Theme, theme_named
@@ -83,6 +86,31 @@ class Options:
     @property
     def zoomed(self) -> bool:
         return self.first is not None or self.last is not None or self.span is not None
+
+
+def loss_figure(
+    curves: Sequence[Curve],
+    options: Options,
+    *,
+    y_title: str = "loss",
+    height: int = 340,
+    marks: Sequence[Mark] = (),
+) -> go.Figure:
+    """Draw curves of losses, or of any scalar of several runs, as the options ask.
+
+    The whole of a chart has the range of usual values; a part that was chosen is shown as it is.
+    """
+    return curves_figure(
+        curves,
+        options.theme,
+        y_range=None if options.zoomed else loss_range([curve.y for curve in curves]),
+        log=options.log,
+        compact=options.compact,
+        height=height,
+        x_title=AXIS_TITLES[options.axis],
+        y_title=y_title,
+        marks=marks,
+    )
 
 
 def loss_curves(

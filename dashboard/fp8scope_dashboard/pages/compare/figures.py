@@ -14,9 +14,7 @@ from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.pages import glossary
 from fp8scope_dashboard.pages.charts.answers import AnyChart, Chart, EmptyChart
 from fp8scope_dashboard.pages.charts.arms import ArmReader, Arms, ComparedArms
-from fp8scope_dashboard.pages.charts.curves import curves_figure
-from fp8scope_dashboard.pages.charts.ranges import loss_range
-from fp8scope_dashboard.pages.charts.series import AXIS_TITLES, Options, loss_curves
+from fp8scope_dashboard.pages.charts.series import Options, loss_curves, loss_figure
 from fp8scope_dashboard.pages.compare.delta_figure import DeltaCurve, delta_figure
 from fp8scope_dashboard.pages.compare.runs import (
     FEW_RUNS,
@@ -62,16 +60,7 @@ def _loss(project: Project, runs: Sequence[Run], options: Options) -> AnyChart:
     curves = loss_curves(runs, arms, options, quiet=quiet, points=points)
     if not curves:
         return EmptyChart("Select runs to compare their losses.")
-    drawn = curves_figure(
-        curves,
-        options.theme,
-        y_range=None if options.zoomed else loss_range([curve.y for curve in curves]),
-        log=options.log,
-        compact=options.compact,
-        height=400,
-        x_title=AXIS_TITLES[options.axis],
-        y_title="loss",
-    )
+    drawn = loss_figure(curves, options, height=400)
     listed = ", ".join(curve.name for curve in curves[:FEW_RUNS])
     more = f" and {len(curves) - FEW_RUNS} more" if len(curves) > FEW_RUNS else ""
     return Chart(drawn, f"Losses of {listed}{more}.")

@@ -30,7 +30,7 @@ from fp8scope_dashboard.pages.charts.answers import AnyChart, Chart, EmptyChart
 from fp8scope_dashboard.pages.charts.arms import Arms, precision_label
 from fp8scope_dashboard.pages.charts.svg import svg_of
 from fp8scope_dashboard.pages.charts.theme import theme_named
-from fp8scope_dashboard.pages.compare.figures import compare_figure as drawn_figure
+from fp8scope_dashboard.pages.compare.figures import compare_figure
 from fp8scope_dashboard.pages.configuration_differences import EntryRow, differences, flat, repeated
 from fp8scope_dashboard.pages.formatting import difference
 from fp8scope_dashboard.pages.run.facts import recipe_in_words, run_facts, steps_in_words
@@ -236,7 +236,7 @@ def _compare_figure(project: Project, choice: ReportChoice, name: str, title: st
     runs = [str(run.pk) for run in choice.runs]
 
     def draw(asked: QueryDict) -> AnyChart:
-        return drawn_figure(project, asked, name)
+        return compare_figure(project, asked, name)
 
     return _frozen(draw, {"runs": runs, **_range(choice)}, title, "")
 

@@ -11,10 +11,8 @@ from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.pages.address_values import uuids_in
 from fp8scope_dashboard.pages.charts.addresses import figure_view
 from fp8scope_dashboard.pages.charts.answers import AnyChart, Chart, EmptyChart
-from fp8scope_dashboard.pages.charts.curves import curves_figure
-from fp8scope_dashboard.pages.charts.ranges import loss_range
 from fp8scope_dashboard.pages.charts.run_colours import RunArms
-from fp8scope_dashboard.pages.charts.series import AXIS_TITLES, Options, scalar_curves
+from fp8scope_dashboard.pages.charts.series import Options, loss_figure, scalar_curves
 from fp8scope_dashboard.runs.models import Run
 
 MAX_CURVES: Final = 30
@@ -38,16 +36,7 @@ def runs_figure(project: Project, query: QueryDict) -> AnyChart:
     curves = scalar_curves(runs, metric, arms, options, points=points)
     if not curves:
         return EmptyChart(f"None of the chosen runs has logged “{metric}”.")
-    drawn = curves_figure(
-        curves,
-        options.theme,
-        y_range=None if options.zoomed else loss_range([curve.y for curve in curves]),
-        log=options.log,
-        compact=options.compact,
-        height=320,
-        x_title=AXIS_TITLES[options.axis],
-        y_title=metric,
-    )
+    drawn = loss_figure(curves, options, y_title=metric, height=320)
     return Chart(drawn, f"{metric} of {_names(curve.name for curve in curves)}.")
 
 

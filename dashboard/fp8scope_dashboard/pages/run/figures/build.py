@@ -14,12 +14,13 @@ from fp8scope_dashboard.pages.charts.addresses import DrawRunFigure
 from fp8scope_dashboard.pages.charts.answers import AnyChart, Chart, EmptyChart
 from fp8scope_dashboard.pages.charts.arms import Arms
 from fp8scope_dashboard.pages.charts.curves import curves_figure
-from fp8scope_dashboard.pages.charts.ranges import central_range, loss_range
+from fp8scope_dashboard.pages.charts.ranges import central_range
 from fp8scope_dashboard.pages.charts.run_marks import marks_of
 from fp8scope_dashboard.pages.charts.series import (
     AXIS_TITLES,
     Options,
     loss_curves,
+    loss_figure,
     scalar_curves,
 )
 from fp8scope_dashboard.pages.formatting import number, percent
@@ -44,16 +45,7 @@ def _loss(run: Run, query: QueryDict, options: Options) -> AnyChart:
     mine = [curve for curve in curves if not curve.quiet]
     if not mine:
         return EmptyChart("No loss yet. Log it with step.log(loss=…).")
-    drawn = curves_figure(
-        curves,
-        options.theme,
-        y_range=None if options.zoomed else loss_range([curve.y for curve in curves]),
-        log=options.log,
-        compact=options.compact,
-        x_title=AXIS_TITLES[options.axis],
-        y_title="loss",
-        marks=marks_of(run, options),
-    )
+    drawn = loss_figure(curves, options, marks=marks_of(run, options))
     return Chart(drawn, _describe(run, "loss", mine[0].y))
 
 
