@@ -136,8 +136,8 @@ def test_help_stays_on_the_screen_of_a_phone(open_tab: OpenTab, server: Server, 
             box = text.bounding_box()
             return box is not None and box["x"] >= 0 and box["x"] + box["width"] <= 390
 
-        # The browser dispatches the toggle event in a separate task, after the click has returned.
-        tab.wait(fits, "A help text within the screen")
+        name = help_field.locator("summary").get_attribute("aria-label")
+        tab.wait(fits, f"{name} within the screen")
         tab.page.keyboard.press("Escape")
     assert seen >= 8
 

@@ -38,6 +38,7 @@ document.addEventListener("toggle", (event) => {
   const text = event.target.open && event.target.matches?.("details.help") && event.target.querySelector(".help__text");
   if (!text) return;
   text.style.left = "";
+  if (getComputedStyle(text).position === "fixed") return;
   const over = text.getBoundingClientRect().right - (document.documentElement.clientWidth - 10);
   if (over > 0) text.style.left = `${-8 - over}px`;
 }, true);
