@@ -14,10 +14,10 @@ from dashboard.helpers.addresses import Addresses
 from dashboard.helpers.many_runs import fill_project
 from dashboard.helpers.seeding import Seeded, seed_project
 from dashboard.helpers.visitors import visitor_of
-from e2e.helpers.accessibility import EVERY_RULE, RULES_OF_COLOUR, violations
+from e2e.helpers.accessibility import violations
 from e2e.helpers.keyboard import focus_problems
 from e2e.helpers.pages import OTHERS, PAGES, ROUTES, SIGNED_OUT, address_of, states
-from e2e.helpers.tabs import OpenTab, Tab
+from e2e.helpers.tabs import OpenTab, Tab, wants_screenshots
 from e2e.helpers.words import broken_words, cramped_controls, unnamed_controls
 from helpers.live_servers import Server
 
@@ -29,16 +29,11 @@ from fp8scope_dashboard.shared_reports.services import create_link
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
-# At each width, which decides what is visible, every rule once; in each theme those that depend on it.
-LOOKS = [
-    ("dark", 390, EVERY_RULE),
-    ("light", 390, RULES_OF_COLOUR),
-    ("light", 1440, EVERY_RULE),
-    ("dark", 1440, RULES_OF_COLOUR),
-]
-LOOKS_OF_STATES = [("dark", 390, EVERY_RULE), ("light", 1440, EVERY_RULE)]
-PARTS = 4
-"""Test processes share the pages: each part takes every fourth one."""
+# A page is seen at each width, which decides what is visible, and in each theme, which decides the colours;
+# another page the other way round. So what pages have in common is seen in all four.
+LOOKS = ([("dark", 390), ("light", 1440)], [("light", 390), ("dark", 1440)])
+PARTS = 2
+"""Test processes share the pages: each part takes every second one."""
 TABS_PRESSED = 25
 MOVING = (
     "() => document.getAnimations().filter((each) => each.effect.getComputedTiming().duration > 1).length"
@@ -90,20 +85,23 @@ def stays_too_wide(tab: Tab) -> bool:
 
 def examine(tab: Tab, name: str, path: str, status: int = 200, *, is_state: bool = False) -> list[str]:
     """Open a page and return its problems; the browser reports other statuses than 200 on its console."""
-    looks = LOOKS_OF_STATES if is_state else LOOKS
+    looks, others = LOOKS if len(name) % 2 else reversed(LOOKS)
     tab.show(390, "dark")
     answer = tab.page.goto(tab.url + path)
     assert answer is not None
     problems = [] if answer.status == status else [f"{name}: status {answer.status}"]
     tab.draw_everything()
-    for theme, width, rules in looks:
+    for theme, width in looks:
         tab.show(width, theme)
         where = f"{name}, {theme}, {width} px"
         if stays_too_wide(tab):
             problems.append(f"{where}: scrolls sideways")
         problems += [f"{where}: outside of the window: {html}" for html in cramped_controls(tab.page)]
         problems += [f"{where}: breaks {word!r} in a table" for word in broken_words(tab.page)]
-        problems += [f"{where}: {violation}" for violation in violations(tab.page, rules)]
+        problems += [f"{where}: {violation}" for violation in violations(tab.page)]
+        tab.screenshot(f"{name}-{theme}-{width}".replace(" ", "-"))
+    for theme, width in others if wants_screenshots() else ():
+        tab.show(width, theme)
         tab.screenshot(f"{name}-{theme}-{width}".replace(" ", "-"))
     problems += [f"{name}: without a name: {html}" for html in unnamed_controls(tab.page)]
     if tab.page.evaluate(MOVING):

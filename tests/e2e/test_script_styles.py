@@ -5,14 +5,11 @@ The stored losses equal the printed ones, the configuration is stored, and the a
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from e2e.helpers.scripts import check_stored, launch
 from helpers.live_servers import Server
 
 import fp8scope
@@ -21,57 +18,22 @@ from fp8scope_dashboard.telemetry import queries
 
 pytestmark = [pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
-SCRIPTS = Path(__file__).parents[1] / "agent" / "programs"
-# Transformers prints four digits.
-PRINTED = re.compile(r"(?m)(?:\bloss |^\{'loss': '?)([\d.]+(?:e[+-]?\d+)?)")
-
 
 @pytest.mark.parametrize(
-    ("script", "arguments", "accuracy", "config"),
+    ("script", "arguments", "config"),
     [
-        ("nano", ("--max_iters=5",), 1e-6, {"max_iters": 5, "n_embd": 32, "model": {"n_layer": 2}}),
-        ("mini", ("--trainer.max_iters=5",), 1e-6, {"trainer": {"max_iters": 5, "batch_size": 4}}),
-        ("word_lm", ("--lr", "4"), 1e-6, {"lr": 4.0, "emsize": 24, "epochs": 2}),
-        ("lightning_fit", ("--steps", "5"), 1e-6, {"steps": 5, "hyperparameters": {"width": 48, "lr": 0.01}}),
-        (
-            "hf_trainer",
-            ("--steps", "4"),
-            1e-3,
-            {"steps": 4, "trainer": {"max_steps": 4}, "model": {"hidden_size": 64}},
-        ),
+        ("nano", ("--max_iters=5",), {"max_iters": 5, "n_embd": 32, "model": {"n_layer": 2}}),
+        ("mini", ("--trainer.max_iters=5",), {"trainer": {"max_iters": 5, "batch_size": 4}}),
+        ("word_lm", ("--lr", "4"), {"lr": 4.0, "emsize": 24, "epochs": 2}),
     ],
 )
 def test_it_works(
-    script: str,
-    arguments: tuple[str, ...],
-    accuracy: float,
-    config: dict[str, Any],
-    server: Server,
-    tmp_path: Path,
+    script: str, arguments: tuple[str, ...], config: dict[str, Any], server: Server, tmp_path: Path
 ) -> None:
-    environment = {**os.environ, "FP8SCOPE_URL": server.url, "FP8SCOPE_TOKEN": server.token}
-    done = subprocess.run(
-        [sys.executable, "-m", "fp8scope", "run", str(SCRIPTS / f"{script}.py"), *arguments],
-        env={**environment, "OMP_NUM_THREADS": "1"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    run = Run.objects.get()
-    assert run.state == "finished" and run.agent_errors == run.rows_dropped == 0
-    printed = [float(text) for text in PRINTED.findall(done.stdout)]
-    losses = list(queries.scalar(run.pk, "loss").values)
-    assert len(printed) >= 4 and losses == pytest.approx(printed, rel=accuracy)
-    for name, value in config.items():
-        stored = run.config[name]
-        assert value.items() <= stored.items() if isinstance(value, dict) else stored == value, name
-    assert script in run.environment["command"] and arguments[0] in run.environment["command"]
-    page = f"{server.url}/p/{server.project.slug}/runs/{run.pk}/"
-    assert [line for line in done.stderr.splitlines() if page in line] == [
-        f"fp8scope: run {run.name}: {page}",
-        f"fp8scope: run {run.name} has finished: {page}",
-    ]
+    launched = launch(server, tmp_path, script, *arguments)
+    check_stored(server, launched, config, accuracy=1e-6)
+    command = launched[0].environment["command"]
+    assert script in command and arguments[0] in command
 
 
 def test_changes_during_the_run_are_stored(server: Server, tmp_path: Path) -> None:

@@ -2,63 +2,58 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from e2e.helpers.scripts import check_stored, launch
 from e2e.helpers.tabs import OpenTab
 from helpers.live_servers import Server, Worker
 from playwright.sync_api import expect
 
-from fp8scope_dashboard.runs.models import Run
-
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.django_db(transaction=True)]
 
-SCRIPTS = Path(__file__).parents[1] / "agent" / "programs"
 STEPS = 30
 
 
-def launch(server: Server, folder: Path, *arguments: str | Path) -> Run:
-    """Run `fp8scope run ARGUMENTS` with a valid login; returns the stored run."""
-    environment = {**os.environ, "FP8SCOPE_URL": server.url, "FP8SCOPE_TOKEN": server.token}
-    done = subprocess.run(
-        [sys.executable, "-m", "fp8scope", "run", *map(str, arguments)],
-        env={**environment, "OMP_NUM_THREADS": "1"},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    run = Run.objects.latest("created_at")
-    assert run.rows_stored == run.rows_sent == STEPS and run.points_stored == run.points_sent
-    assert run.agent_errors == run.rows_dropped == 0 and run.state == "finished"
-    return run
-
-
 @pytest.mark.parametrize(
-    ("script", "arguments", "recipe", "tensor"),
+    ("script", "options", "recipe", "tensor", "accuracy", "config"),
     [
-        ("hf_trainer", ("--convert", "delayed"), "DelayedScaling", "model.layers.0.mlp.down_proj.weight"),
-        ("lightning_fit", ("--convert", "current"), "CurrentScaling", "body.0.weight"),
-        ("torchao_float8", (), "torchao", "1.weight"),
+        (
+            "hf_trainer",
+            ("--convert", "delayed"),
+            "DelayedScaling",
+            "model.layers.0.mlp.down_proj.weight",
+            1e-3,
+            {"trainer": {"max_steps": STEPS}, "model": {"hidden_size": 64}},
+        ),
+        (
+            "lightning_fit",
+            ("--convert", "current"),
+            "CurrentScaling",
+            "body.0.weight",
+            1e-6,
+            {"hyperparameters": {"width": 48, "lr": 0.01}},
+        ),
+        ("torchao_float8", (), "torchao", "1.weight", 1e-6, {}),
     ],
 )
 def test_it_works(
     script: str,
-    arguments: tuple[str, ...],
+    options: tuple[str, ...],
     recipe: str,
     tensor: str,
+    accuracy: float,
+    config: dict[str, Any],
     open_tab: OpenTab,
     server: Server,
     worker: Worker,
     tmp_path: Path,
 ) -> None:
-    run = launch(
-        server, tmp_path, *arguments, "--name", script, SCRIPTS / f"{script}.py", "--steps", str(STEPS)
-    )
+    launched = launch(server, tmp_path, script, "--steps", str(STEPS), options=(*options, "--name", script))
+    check_stored(server, launched, {"steps": STEPS, **config}, accuracy)
+    run = launched[0]
+    assert run.rows_stored == STEPS
     tab = open_tab()
     tab.open(f"/p/{server.project.slug}/runs/{run.id}/")
     tab.page.get_by_role("heading", name=script).wait_for()

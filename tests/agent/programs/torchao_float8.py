@@ -18,9 +18,10 @@ model = nn.Sequential(
 # On a CPU the products of FP8 operands are emulated; the casts are the same.
 convert_to_float8_training(model, config=Float8LinearConfig(emulate=True))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-for _ in range(options.steps):
+for step in range(options.steps):
     text = (torch.randint(0, 256, (8, 1)) + torch.arange(17)) % 256
     loss = functional.cross_entropy(model(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
     loss.backward()  # type: ignore[no-untyped-call]
     optimizer.step()
     optimizer.zero_grad()
+    print(f"step {step}: loss {loss.item():.9g}")

@@ -12,13 +12,11 @@ EVERY_RULE: Final[dict[str, Any]] = {
     "type": "tag",
     "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"],
 }
-RULES_OF_COLOUR: Final[dict[str, Any]] = {"type": "rule", "values": ["color-contrast", "link-in-text-block"]}
-"""Those of EVERY_RULE whose result depends on the theme."""
 RUN: Final = "({within, options}) => axe.run(within, options).then(({violations}) => violations)"
 MAX_SHOWN = 4
 
 
-def violations(page: Page, rules: dict[str, Any] = EVERY_RULE, within: str = "html") -> list[str]:
+def violations(page: Page, within: str = "html") -> list[str]:
     """One line for each violated rule, with the first elements that violate it.
 
     Args:
@@ -27,7 +25,7 @@ def violations(page: Page, rules: dict[str, Any] = EVERY_RULE, within: str = "ht
     if not page.evaluate("'axe' in window"):
         # The package has no types.
         page.evaluate(import_module("axe_playwright_python.base").AXE_SCRIPT)
-    options = {"resultTypes": ["violations"], "runOnly": rules}
+    options = {"resultTypes": ["violations"], "runOnly": EVERY_RULE}
     found = page.evaluate(RUN, {"within": within, "options": options})
     return [
         f"{rule['id']}: {rule['help']}: "

@@ -104,6 +104,11 @@ class Tab:
             self.page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
 
 
+def wants_screenshots() -> bool:
+    """Return whether FP8SCOPE_SCREENSHOTS names a folder for them."""
+    return bool(os.environ.get("FP8SCOPE_SCREENSHOTS"))
+
+
 def height_of(width: int) -> int:
     """The height of a screen of this width, a phone's or a desktop's."""
     return 844 if width < 500 else 900
