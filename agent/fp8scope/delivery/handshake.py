@@ -31,6 +31,11 @@ class Handshake:
         return self._registered == self._reader.registration
 
     @property
+    def has_registered(self) -> bool:
+        """Return whether the server has a registration, and it is the current one."""
+        return bool(self._registered) and self.run_is_known
+
+    @property
     def is_complete(self) -> bool:
         """Return whether the server has everything it needs to accept messages."""
         return self._is_run_sent() and self._is_writer_sent()

@@ -369,7 +369,7 @@ class Sender:
             return self._settings.interval
         overdue = time.monotonic() >= self._heartbeat_at
         due = overdue or self.listening or self._guard.counts()[1] != self._errors_reported
-        if self._handshake.run_is_known and due and not self.cursor.progress.finished:
+        if self._handshake.has_registered and due and not self.cursor.progress.finished:
             return self._heartbeat()
         return self._idle_pause()
 

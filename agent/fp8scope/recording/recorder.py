@@ -54,10 +54,9 @@ class Recorder:
         self._origin = origin
         self._on_urgent = on_urgent
         self.waiting: deque[SpoolEntry | Catalogue] = deque()
-        self.handed = 0
-        """Number of entries ever queued. Code that appends to `waiting` increments it."""
-        self.recorded = 0
-        """Number of these that were written or dropped."""
+        """Entries that were put and are not yet written or dropped, those that are being written included."""
+        self._recorded = 0
+        """Number of entries ever written or dropped. Changes only while `lock` is held."""
         self._began = time.monotonic()
         self._waited = 0.0
         self._quick = False
@@ -72,7 +71,6 @@ class Recorder:
     def add(self, entry: SpoolEntry | Catalogue) -> None:
         """Queue an entry without waiting."""
         self.waiting.append(entry)
-        self.handed += 1
 
     def is_full(self, row_bytes: int) -> bool:
         """Return whether the queue is full, assuming entries of `row_bytes` bytes."""
@@ -81,7 +79,7 @@ class Recorder:
 
     def catch_up(self, but: int = 1) -> None:
         """On the training thread: have all entries recorded except the `but` newest, within the bounds."""
-        if self.handed - self.recorded <= but:
+        if len(self.waiting) <= but:
             return
         began = time.monotonic()
         allowance = WAIT_ALLOWANCE + WAIT_SHARE * (began - self._began) - self._waited
@@ -95,7 +93,7 @@ class Recorder:
                 time.sleep(POLL_SECONDS / 10)
             if not held:
                 with self.lock, self._guard.shield("recording"):
-                    self._drain(self.handed - but)
+                    self._drain(self._recorded + len(self.waiting) - but)
         self._waited += max(0.0, time.monotonic() - began - UNNOTICED)
 
     def drain(self) -> bool:
@@ -105,8 +103,11 @@ class Recorder:
         Entries that arrive meanwhile are left for the next call: if steps are so short that the training
         thread writes them, the two threads would contend for the lock.
         """
-        before, until = self.recorded, self.handed
-        while self.recorded < until:
+        # A sum that is right whatever an exception interrupts: Ctrl-C may come between any two operations.
+        with self.lock:
+            before = self._recorded
+            until = before + len(self.waiting)
+        while self._recorded < until:
             first = self._first()
             if first is not None:
                 # Without the lock: the training thread may need it, and must not wait for its own device.
@@ -116,7 +117,7 @@ class Recorder:
             if first is None:
                 # The other thread had taken the rest.
                 break
-        return self.recorded != before
+        return self._recorded != before
 
     def add_now(self, entry: SpoolEntry) -> None:
         """On the recorder thread: record an entry that never was in the queue."""
@@ -126,7 +127,7 @@ class Recorder:
     def _is_behind(self, but: int) -> bool:
         """Return whether an entry is ready to be written; entries that wait for a device do not count."""
         first = self._first()
-        return self.handed - self.recorded > but and (first is None or first.is_ready())
+        return len(self.waiting) > but and (first is None or first.is_ready())
 
     def _first(self) -> SpoolEntry | Catalogue | None:
         try:
@@ -135,33 +136,49 @@ class Recorder:
             return None
 
     def _drain(self, until: int) -> None:
-        """Record entries until `recorded` reaches `until`, or up to the first that waits for a device."""
-        while self.recorded < until and self.waiting and self.waiting[0].is_ready():
-            entries: list[Any] = [self.waiting.popleft()]
-            while type(entries[0]) is LightRow and self.waiting and type(self.waiting[0]) is LightRow:
-                entries.append(self.waiting.popleft())
-            entry = entries[0]
-            end = self.spool.end if self.spool is not None else 0
+        """Record entries until `until` of all are, or up to the first that waits for a device."""
+        while self._recorded < until and self.waiting and self.waiting[0].is_ready():
+            entries = self._next_entries()
+            before = self.spool.written if self.spool is not None else 0
+            written = True
             try:
-                if isinstance(entry, Catalogue):
-                    self._tensors[entry.offset :] = entry.tensors
-                    self._statistics = entry.statistics
-                else:
-                    began = time.monotonic()
-                    try:
-                        self._record(entry) if len(entries) == 1 else self._record_together(entries)
-                    except Exception as error:
-                        self._guard.caught(f"recording ({entry.kind.name.lower()})", error)
-                    self._quick = time.monotonic() - began < UNNOTICED
-                    entry.done()
+                self._record_entries(entries)
             except BaseException:
-                # Ctrl-C interrupted the write: put the entries back, so that they are not lost.
-                if self.spool is not None and self.spool.end == end:
-                    self.waiting.extendleft(reversed(entries))
-                    self.recorded -= len(entries)
+                # Ctrl-C: what is not written yet stays in the queue.
+                written = self.spool is None or self.spool.written != before
                 raise
             finally:
-                self.recorded += len(entries)
+                if written:
+                    for _ in entries:
+                        self.waiting.popleft()
+                    self._recorded += len(entries)
+
+    def _next_entries(self) -> "list[Any]":
+        """Return the first entry of the queue, or all rows of light steps that are before any other."""
+        if type(self.waiting[0]) is not LightRow:
+            return [self.waiting[0]]
+        # The training thread may append meanwhile, so the queue has no iterator.
+        entries: list[Any] = []
+        for index in range(len(self.waiting)):
+            entry = self.waiting[index]
+            if type(entry) is not LightRow:
+                break
+            entries.append(entry)
+        return entries
+
+    def _record_entries(self, entries: "list[Any]") -> None:
+        entry = entries[0]
+        if isinstance(entry, Catalogue):
+            self._tensors[entry.offset :] = entry.tensors
+            self._statistics = entry.statistics
+            return
+        began = time.monotonic()
+        try:
+            self._record(entry) if len(entries) == 1 else self._record_together(entries)
+        except Exception as error:
+            self._guard.caught(f"recording ({entry.kind.name.lower()})", error)
+        self._quick = time.monotonic() - began < UNNOTICED
+        entry.done()
 
     def _record_together(self, rows: Sequence[LightRow]) -> None:
         """Record rows of light steps by one write."""

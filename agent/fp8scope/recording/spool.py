@@ -117,6 +117,11 @@ class Spool:
         return self._end
 
     @property
+    def written(self) -> int:
+        """The position after everything that was written. Ctrl-C may come before `end` is moved there."""
+        return self._end if self._active is None else self._active.end
+
+    @property
     def begin(self) -> int:
         """The position of the oldest byte still held."""
         with self._mutex:

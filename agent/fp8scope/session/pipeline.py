@@ -86,7 +86,7 @@ class Pipeline:
         self._console_at = time.monotonic()
         self._queue = Recorder(settings, guard, origin or Origin(), self._send_soon)
         self.waiting = self._queue.waiting
-        """Entries that were put and are not yet being recorded."""
+        """Entries that were put and are not yet recorded."""
         self._closing = False
         self._dozing = False
         """Whether the recorder must be woken; otherwise it polls again soon."""
@@ -105,16 +105,14 @@ class Pipeline:
         """Queue an entry. All earlier entries are written when this returns, unless the disk is slower than
         the bounds of `fp8scope.recording.recorder`.
         """
-        queue = self._queue
         self.waiting.append(entry)
-        queue.handed += 1
         if not self.started:
             self.started = True
             self._open()
             self._recorder.start()
-        # `recorded` is incremented after the write, so an entry whose write is in progress still counts here.
-        elif queue.handed - queue.recorded > 1 + self.lag:
-            queue.catch_up()
+        # An entry leaves the queue after the write, so one whose write is in progress still counts here.
+        elif len(self.waiting) > 1 + self.lag:
+            self._queue.catch_up()
         if self._dozing:
             self._recorder.wake()
 
