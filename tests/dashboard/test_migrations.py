@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dashboard.helpers.old_migrations import OldMigrations, migrate, migrate_to
 from dashboard.helpers.recording import Recorder, make_run
 from dashboard.helpers.seeding import seed_project
 from django.apps import apps
 from django.core.management import call_command
-from django.db import connection
+from django.db import connection, transaction
 from django.db.migrations.executor import MigrationExecutor
+from django.db.migrations.recorder import MigrationRecorder
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import ApiToken, Role, User
@@ -51,12 +53,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 # The version before receipts and evaluations had apps of their own.
 PREVIOUS = (("ingest", "0001_initial"), ("analysis", "0001_initial"))
-
-
-def migrate(*targets: tuple[str, str]) -> MigrationExecutor:
-    executor = MigrationExecutor(connection)
-    executor.migrate(list(targets) or executor.loader.graph.leaf_nodes())
-    return MigrationExecutor(connection)
 
 
 @pytest.fixture(autouse=True)
@@ -144,7 +140,7 @@ def test_it_works() -> None:
     before = rows_by_table()
     assert [table for table, rows in before.items() if not rows] == []
 
-    state = migrate(*PREVIOUS).loader.project_state(list(PREVIOUS))
+    state = migrate_to(*PREVIOUS)
     previous = rows_by_table()
     new_tables = {"analysis_jobprogress", "diagnosis_diagnosis", "runs_consoleline", "runs_stepnote"}
     assert before.keys() - previous.keys() <= new_tables and previous.keys() <= before.keys()
@@ -167,10 +163,27 @@ def test_it_works() -> None:
 def test_the_previous_version_can_still_write() -> None:
     # A server of the previous version may serve requests while the migration runs.
     run = make_run(create_project("research", "Research"))
-    receipts = migrate(*PREVIOUS).loader.project_state(list(PREVIOUS)).apps.get_model("ingest", "Receipt")
+    receipts = migrate_to(*PREVIOUS).apps.get_model("ingest", "Receipt")
     receipts.objects.create(run_id=run.pk, writer=uuid.uuid4(), seq=1, kind="batch", digest=bytes(32))
     migrate()
     assert Receipt.objects.get(run=run).seq == 1
+
+
+def test_an_upgrade_goes_on_from_wherever_it_stopped() -> None:
+    """Django applies the rest of the old migrations of an app, or the one that replaces all of them."""
+    old = OldMigrations(None)
+    order = old.graph._generate_plan(old.graph.leaf_nodes(), at_end=True)
+    recorder = MigrationRecorder(connection)
+    with transaction.atomic():
+        recorder.migration_qs.all().delete()
+        for number, key in enumerate(order):
+            executor = MigrationExecutor(connection)
+            executor.loader.check_consistent_history(connection)
+            plan = [migration for migration, _ in executor.migration_plan(executor.loader.graph.leaf_nodes())]
+            rest = [replaced for m in plan for replaced in m.replaces or [(m.app_label, m.name)]]
+            assert sorted(set(rest)) == sorted(order[number:])
+            recorder.record_applied(*key)
+        transaction.set_rollback(True)
 
 
 def test_models_and_migrations_agree() -> None:
@@ -179,8 +192,7 @@ def test_models_and_migrations_agree() -> None:
 
 def test_limits_of_rises_stay_as_strict() -> None:
     project = create_project("research", "Research")
-    old = [("alerts", "0010_reason_worse")]
-    rules = migrate(*old).loader.project_state(old).apps.get_model("alerts", "Rule")
+    rules = migrate_to(("alerts", "0010_reason_worse")).apps.get_model("alerts", "Rule")
     rises = rules.objects.filter(project_id=project.pk, kind="saturation_rise")
     rises.update(parameters={"z": 8.0, "points": 3})
     rules.objects.filter(project_id=project.pk, kind="underflow_rise").update(parameters={"z": 90.0})
@@ -190,7 +202,7 @@ def test_limits_of_rises_stay_as_strict() -> None:
 
 
 def test_tokens_of_version_0_1_go_on_to_write_and_read() -> None:
-    migrate(("accounts", "0005_time_zone_and_default_baseline"))
+    migrate_to(("accounts", "0005_time_zone_and_default_baseline"))
     with connection.cursor() as cursor:
         cursor.execute(
             "INSERT INTO accounts_project (slug, name, margin, alpha, created_at) VALUES "

@@ -1,6 +1,6 @@
 """The tables of the store. Only telemetry/ reads and writes them; other apps use telemetry.queries.
 
-Every primary key begins with the run, because the large tables are partitioned by its hash (migration 0002).
+Every primary key begins with the run, because the large tables are partitioned by its hash.
 Each row of telemetry is either in a chunk or in a block. Roll-ups are computed from blocks.
 """
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from dashboard.helpers.old_migrations import migrate, migrate_to
 from dashboard.helpers.recorder import Recorder
 from django.db import connection
-from django.db.migrations.executor import MigrationExecutor
 
 from fp8scope_dashboard.runs.models import Writer
 from fp8scope_dashboard.telemetry import queries
@@ -16,11 +16,6 @@ from fp8scope_dashboard.telemetry.models import Chunk
 pytestmark = pytest.mark.django_db(transaction=True)
 
 PARTITIONED = ("telemetry_chunk", "telemetry_block", "telemetry_tile", "telemetry_rollup")
-
-
-def migrate(*targets: tuple[str, str]) -> None:
-    executor = MigrationExecutor(connection)
-    executor.migrate(list(targets) or executor.loader.graph.leaf_nodes())
 
 
 @pytest.fixture
@@ -43,7 +38,7 @@ def test_it_works(back_at_the_end: None) -> None:
     run = recorder.run.id
     before = queries.scalar(run, "loss").steps.tolist()
     assert before == [1, 2, 3, 4, 5, 6]
-    migrate(("telemetry", "0001_initial"))
+    migrate_to(("telemetry", "0001_initial"))
     assert not is_partitioned("telemetry_chunk")
     with connection.cursor() as cursor:
         cursor.execute("SELECT sum(rows) FROM telemetry_chunk")
