@@ -216,6 +216,20 @@ def test_eyes_choose_curves_and_colours_stay(open_tab: OpenTab, server: Server, 
     page.get_by_role("button", name="Chart", exact=True).click()
     lines = page.locator("#overlay-chart .legend .traces")
     expect(lines).to_have_count(5)
+    # The symbols of alerts are diamonds, drawn after the crosses of values that are not finite.
+    marks = page.locator("#overlay-chart .scatterlayer .trace:last-child path.point")
+    expect(marks).to_have_count(4)
+    tab.screenshot("list of runs with a chart with marks")
+    # The symbols are small, and the chart has its own layer for the pointer.
+    marked = marks.first.bounding_box()
+    assert marked is not None
+    page.mouse.click(marked["x"] + marked["width"] / 2, marked["y"] + marked["height"] / 2)
+    page.wait_for_url(re.compile(r"/alerts/\d+/$"))
+    page.go_back()
+    expect(lines).to_have_count(5)
+    page.locator("#overlay").get_by_label("Marks").uncheck()
+    names = "document.querySelector('#overlay-chart .figure__plot').data?.map((trace) => trace.name)"
+    tab.wait(lambda: "alert" not in (page.evaluate(names) or ["alert"]), "Hiding the marks")
     run = seeded.healthy
     page.locator(f"[data-eye='{run.pk}']").click()
     expect(lines).to_have_count(4)

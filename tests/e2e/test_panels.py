@@ -72,6 +72,19 @@ def test_it_works(open_tab: OpenTab, server: Server) -> None:
         "(f) => Math.max(...f.querySelector('.figure__plot')._fullData.map((trace) => trace.x?.length ?? 0))"
     )
     assert figure.evaluate(longest) == len(STEPS)
+    # A click tells the step also over the time of day.
+    box = figure.locator(".nsewdrag").first.bounding_box()
+    assert box is not None
+    page.mouse.click(box["x"] + box["width"] * 20 / 59, box["y"] + box["height"] / 3)
+    callout = page.get_by_role("group", name="Step 20")
+    expect(callout).to_be_visible()
+    tab.screenshot("panel over time with a callout")
+    callout.get_by_role("link", name="Add a note here").click()
+    expect(page.get_by_role("dialog", name="Note at a step").get_by_label("Step")).to_have_value("20")
+    page.keyboard.type("Over time.")
+    page.get_by_role("button", name="Save the note").click()
+    marked = "(f) => f.querySelector('.figure__plot').data?.some((trace) => trace.name === 'note')"
+    page.wait_for_function(marked, arg=figure.element_handle())
     recorder.rows(STEPS + 60, dict.fromkeys(names, STEPS + 61))
     page.wait_for_function(f"(f) => ({longest})(f) === {2 * len(STEPS)}", arg=figure.element_handle())
 

@@ -1,10 +1,11 @@
-"""Curves of scalars over steps, such as the losses of one or more runs."""
+"""Curves of scalars, such as the losses of one or more runs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 import plotly.graph_objects as go
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from fp8scope_dashboard.pages.charts.marks import Mark, draw_marks, stretches
 from fp8scope_dashboard.pages.charts.ranges import Range
+from fp8scope_dashboard.pages.charts.step_places import StepPlaces
 from fp8scope_dashboard.pages.charts.theme import (
     DASHES,
     Slot,
@@ -38,6 +40,7 @@ class Curve:
         smooth_x, smooth_y: the strong line, if any; y is then drawn faintly.
         arm: the label in the legend; curves of one arm share an entry.
         quiet: drawn thin, in the background.
+        places: where the steps of its run are.
     """
 
     name: str
@@ -48,6 +51,8 @@ class Curve:
     smooth_x: Floats = field(default_factory=lambda: np.zeros(0))
     smooth_y: Floats = field(default_factory=lambda: np.zeros(0))
     quiet: bool = False
+    run_id: UUID | None = None
+    places: StepPlaces | None = None
 
 
 def curves_figure(
@@ -62,12 +67,14 @@ def curves_figure(
     y_title: str = "",
     marks: Sequence[Mark] = (),
     is_dated: bool = False,
+    picks_steps: bool = False,
 ) -> go.Figure:
     """Draw curves in one chart.
 
     Values outside `y_range` and values that are not finite are marked at the edge, with the value in the
     hover text. A log axis leaves out values <= 0 and contains all others. With `is_dated`, x counts the
-    milliseconds of a clock.
+    milliseconds of a clock. With `picks_steps`, the page can tell the step of each point, also over another
+    axis than steps; all curves are then of one run, but for those in the background.
     """
     layout = base_layout(theme, compact=compact, height=height, x_title=x_title, y_title=y_title)
     parts = _Parts()
@@ -76,8 +83,13 @@ def curves_figure(
     for curve in curves:
         # Dashes distinguish arms; a single line is solid.
         dash = DASHES[curve.slot] if len(arms) > 1 else "solid"
+        lines = len(parts.traces)
         _draw(parts, curve, theme, dash, log=log, legend=curve.arm not in named)
         named[curve.arm] = None
+        if picks_steps and x_title != "step" and not curve.quiet and curve.places is not None:
+            # For marks.js, which asks the first such line.
+            parts.traces[lines] |= {"customdata": curve.places.drawn_steps, "meta": {"steps": True}}
+            picks_steps = False
     ends = [(float(curve.x[0]), float(curve.x[-1])) for curve in curves if len(curve.x)]
     first, last = min((end[0] for end in ends), default=0.0), max((end[1] for end in ends), default=0.0)
     # Marks at the ends would make plotly widen the axis.

@@ -18,7 +18,7 @@ class Frame:
         size: the height in pixels until it is drawn, one of those in figures.css.
         zoom: zooming requests finer data with `first` and `last`.
         clickable: a click on a point does something.
-        marks: it marks a run's alerts, changes and notes, and people pin notes to its steps.
+        marks: it marks runs' alerts, changes and notes; people pin notes to the steps of the page's run.
         keep: htmx keeps it when it replaces what is around it.
     """
 
@@ -42,6 +42,21 @@ FRAMES: Final[Mapping[str, Frame]] = {
         marks=True,
     ),
     "loss": Frame(title="Loss", on="rows alert report note", axis="steps", zoom=True, marks=True),
+    "scalar": Frame(
+        title="Throughput and other scalars",
+        on="rows alert report note",
+        axis="steps",
+        zoom=True,
+        marks=True,
+    ),
+    "overlay-chart": Frame(
+        title="Curves of chosen runs",
+        on="rows alert report note",
+        axis="runs",
+        size=320,
+        zoom=True,
+        marks=True,
+    ),
     "tensor-history": Frame(
         title="Exponents over the steps", on="histogram", axis="steps", size=320, zoom=True
     ),

@@ -1,4 +1,4 @@
-"""Marks of a chart over steps: events as vertical lines, and stretches of values that it cannot show."""
+"""Marks of a chart: what happened as vertical lines, and stretches of values that it cannot show."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fp8scope_dashboard.pages.charts.theme import Theme, escaped, faded
+from fp8scope_dashboard.pages.charts.theme import Slot, Theme, escaped, faded
 
 ALERT: Final = "alert"
 NOTE: Final = "note"
@@ -33,6 +33,7 @@ class Mark:
         label: the kind of mark, for the hover text; other than ALERT and NOTE, it is a change to the run.
         detail: further words of the hover text, in lines of their own.
         address: the page that a click on the mark opens; empty for none.
+        slot: the colour of its run, in a chart of several runs.
     """
 
     x: float
@@ -41,6 +42,7 @@ class Mark:
     label: str = ALERT
     detail: str = ""
     address: str = ""
+    slot: Slot | None = None
 
     @property
     def group(self) -> str:
@@ -78,7 +80,11 @@ def draw_marks(
             x1=mark.x,
             y0=0,
             y1=1,
-            line={"color": faded(_colour(mark, theme), 0.7), "width": 1, "dash": "dot"},
+            line={
+                "color": faded(_colour(mark, theme), 0.7 if mark.slot is None else 0.4),
+                "width": 1,
+                "dash": "dot",
+            },
             layer="below",
         )
     for name, symbol in _SYMBOLS.items():
@@ -98,7 +104,7 @@ def draw_marks(
                 text=[mark.hover for mark in group],
                 customdata=[escaped(mark.label) for mark in group],
                 name=name,
-                # For figure_marks.js: a click on a mark opens its page.
+                # For marks.js: a click on a mark opens its page.
                 meta={"addresses": [mark.address for mark in group]},
                 showlegend=False,
                 hovertemplate="%{text}<extra>%{customdata}</extra>",
@@ -117,6 +123,8 @@ def stretches(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 
 def _colour(mark: Mark, theme: Theme) -> str:
+    if mark.slot is not None:
+        return theme.arms[mark.slot]
     if mark.label == NOTE:
         return theme.text
     if mark.label != ALERT:

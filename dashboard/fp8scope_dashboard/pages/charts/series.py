@@ -13,7 +13,6 @@ import numpy as np
 import plotly.graph_objects as go
 from django.http import QueryDict
 from django.utils import timezone
-from numpy.typing import NDArray
 
 from fp8scope_dashboard.pages.charts.arms import ArmReader, arm_labels
 from fp8scope_dashboard.pages.charts.curves import Curve, curves_figure
@@ -21,8 +20,10 @@ from fp8scope_dashboard.pages.charts.marks import Mark
 from fp8scope_dashboard.pages.charts.ranges import loss_range
 from fp8scope_dashboard.pages.charts.settled_series import thinned_scalars
 from fp8scope_dashboard.pages.charts.smoothing import centred_average, default_span
-from fp8scope_dashboard.pages.charts.theme import Theme, theme_named
+from fp8scope_dashboard.pages.charts.step_places import StepPlaces
+from fp8scope_dashboard.pages.charts.theme import Slot, Theme, theme_named
 from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry.downsample import keep
 
@@ -95,6 +96,7 @@ def loss_figure(
     y_title: str = "loss",
     height: int = 340,
     marks: Sequence[Mark] = (),
+    picks_steps: bool = False,
 ) -> go.Figure:
     """Draw curves of losses, or of any scalar of several runs, as the options ask.
 
@@ -110,6 +112,8 @@ def loss_figure(
         x_title=AXIS_TITLES[options.axis],
         y_title=y_title,
         marks=marks,
+        is_dated=options.axis == "wall",
+        picks_steps=picks_steps,
     )
 
 
@@ -148,8 +152,19 @@ def scalar_curves(
         series = read[run.id]
         if len(series):
             x = axis_values(run.id, series, options, parts[run.id])
-            label = labels[str(run.id)]
-            curves.append(_curve(run, label, arms, x, series.values, options, run.id in background))
+            curves.append(
+                thinned_curve(
+                    series,
+                    x,
+                    _smoothed(series.values, options),
+                    options,
+                    name=run.name,
+                    arm=labels[str(run.id)],
+                    slot=arms.of(run).slot,
+                    is_quiet=run.id in background,
+                    run_id=run.id,
+                )
+            )
     return curves
 
 
@@ -170,40 +185,40 @@ def _read(
     return read
 
 
-def _curve(
-    run: Run,
-    label: str,
-    arms: ArmReader,
-    x: NDArray[np.float64],
-    y: NDArray[np.float64],
-    options: Options,
-    quiet: bool,
-) -> Curve:
-    smooth_x = smooth_y = np.zeros(0)
+def _smoothed(y: Floats, options: Options) -> Floats:
+    """The strong line; empty if the values are drawn as they are."""
     span = default_span(len(y))
-    if options.smooth and span > 1:
-        averaged = centred_average(y, span)
-        smooth_x, smooth_y = downsampled(x, averaged, options.points)
-    raw_x, raw_y = downsampled(x, y, options.points)
-    return Curve(
-        name=run.name,
-        arm=label,
-        slot=arms.of(run).slot,
-        x=raw_x,
-        y=raw_y,
-        smooth_x=smooth_x,
-        smooth_y=smooth_y,
-        quiet=quiet,
-    )
+    return centred_average(y, span) if options.smooth and span > 1 else np.zeros(0)
 
 
-def downsampled(
-    x: NDArray[np.float64], y: NDArray[np.float64], points: int
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """At most so many points of a line that look like all of them."""
+def thinned_curve(
+    series: queries.Series,
+    x: Floats,
+    smoothed: Floats,
+    options: Options,
+    *,
+    name: str,
+    arm: str,
+    slot: Slot,
+    is_quiet: bool = False,
+    run_id: UUID | None = None,
+) -> Curve:
+    """A curve with as many points as are drawn. `smoothed`: its strong line at the same x; empty for none."""
     # By position, not by x, because steps, tokens and times may be unevenly spaced.
-    indices = keep(np.arange(len(y)), y, points)
-    return x[indices], y[indices]
+    drawn = keep(np.arange(len(x)), series.values, options.points)
+    strong = keep(np.arange(len(smoothed)), smoothed, options.points)
+    return Curve(
+        name=name,
+        arm=arm,
+        slot=slot,
+        x=x[drawn],
+        y=series.values[drawn],
+        smooth_x=x[strong],
+        smooth_y=smoothed[strong],
+        quiet=is_quiet,
+        run_id=run_id,
+        places=StepPlaces(steps=series.steps.astype(np.float64), x=x, drawn=drawn),
+    )
 
 
 @dataclass(frozen=True)
@@ -231,7 +246,7 @@ def part_of(run_id: UUID, name: str, options: Options) -> DrawnSteps:
     return DrawnSteps(int(first), int(last), measure.times[0])
 
 
-def _times(series: queries.Series, axis: Axis, begin: np.datetime64) -> NDArray[np.float64]:
+def _times(series: queries.Series, axis: Axis, begin: np.datetime64) -> Floats:
     """Minutes since the first step, or milliseconds of the clock in the reader's time zone."""
     if axis == "time":
         return np.asarray((series.times - begin) / np.timedelta64(60, "s"), np.float64)
@@ -246,9 +261,7 @@ def _zone_milliseconds(begin: np.datetime64) -> float:
     return 0.0 if ahead is None else 1_000.0 * ahead.total_seconds()
 
 
-def axis_values(
-    run_id: UUID, series: queries.Series, options: Options, part: DrawnSteps
-) -> NDArray[np.float64]:
+def axis_values(run_id: UUID, series: queries.Series, options: Options, part: DrawnSteps) -> Floats:
     """The horizontal positions of a series that is not empty, in the units of the axis."""
     if options.axis in TIMED:
         return _times(series, options.axis, series.times[0] if part.begin is None else part.begin)

@@ -35,6 +35,7 @@ def panel_figure(
         y_title="",
         marks=marks,
         is_dated=options.axis == "wall",
+        picks_steps=True,
     )
     if panel.log and not options.zoomed and (ends := _log_range(panel, curves)) is not None:
         figure.layout.yaxis.update(range=ends, autorange=False)

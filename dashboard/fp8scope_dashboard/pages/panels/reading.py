@@ -12,7 +12,7 @@ import numpy as np
 from fp8scope_dashboard.db.regular_expressions import PatternError, matching
 from fp8scope_dashboard.pages.charts.arms import Arms
 from fp8scope_dashboard.pages.charts.curves import Curve
-from fp8scope_dashboard.pages.charts.series import TIMED, Options, axis_values, downsampled, part_of
+from fp8scope_dashboard.pages.charts.series import TIMED, Options, axis_values, part_of, thinned_curve
 from fp8scope_dashboard.pages.charts.smoothing import centred_average, default_span, exponential_average
 from fp8scope_dashboard.pages.charts.theme import PALETTE, Slot
 from fp8scope_dashboard.pages.panels import formulas
@@ -54,7 +54,8 @@ def read_content(run: Run, panel: Panel, options: Options) -> PanelContent:
             notes.append(f"{label} has no values here.")
             continue
         x = axis_values(run.id, series, options, part_of(run.id, basis, options))
-        curves.append(_curve(label, slot, x, series.values, panel, options))
+        smoothed = _smoothed(series.values, panel)
+        curves.append(thinned_curve(series, x, smoothed, options, name=label, arm=label, slot=slot))
     return PanelContent(curves, notes)
 
 
@@ -103,14 +104,6 @@ def _formula(run: Run, panel: Panel, options: Options, logged: Collection[str]) 
     values = formulas.evaluate(node, {name: read[name].values[at[name]] for name in names})
     first = read[names[0]]
     return names[0], queries.Series(steps, values, first.times[at[names[0]]])
-
-
-def _curve(name: str, slot: Slot, x: Floats, y: Floats, panel: Panel, options: Options) -> Curve:
-    smooth_x = smooth_y = np.zeros(0)
-    if len(smoothed := _smoothed(y, panel)):
-        smooth_x, smooth_y = downsampled(x, smoothed, options.points)
-    raw_x, raw_y = downsampled(x, y, options.points)
-    return Curve(name=name, arm=name, slot=slot, x=raw_x, y=raw_y, smooth_x=smooth_x, smooth_y=smooth_y)
 
 
 def _smoothed(y: Floats, panel: Panel) -> Floats:

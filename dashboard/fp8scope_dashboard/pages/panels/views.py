@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 from uuid import UUID
@@ -17,8 +18,10 @@ from fp8scope_dashboard.pages.access import POST, in_project, page, person, run_
 from fp8scope_dashboard.pages.address_values import whole_number
 from fp8scope_dashboard.pages.charts.addresses import figure_view
 from fp8scope_dashboard.pages.charts.answers import AnyChart, Chart, EmptyChart
+from fp8scope_dashboard.pages.charts.curves import Curve
 from fp8scope_dashboard.pages.charts.run_marks import marks_of
 from fp8scope_dashboard.pages.charts.series import Options
+from fp8scope_dashboard.pages.charts.step_places import StepPlaces
 from fp8scope_dashboard.pages.panels import arrangement, saved
 from fp8scope_dashboard.pages.panels.content import charts_context, tab_address
 from fp8scope_dashboard.pages.panels.figure import description, panel_figure
@@ -45,8 +48,15 @@ def panel_figure_view(project: Project, query: QueryDict, run_id: UUID) -> AnyCh
         return EmptyChart(str(error))
     if not content.curves:
         return EmptyChart(" ".join(content.notes) or "No values yet.")
-    figure = panel_figure(panel, content.curves, options, marks_of(run, options))
+    marks = marks_of(run, options, _widest(content.curves))
+    figure = panel_figure(panel, content.curves, options, marks)
     return Chart(figure, description(panel, content.curves, content.notes))
+
+
+def _widest(curves: Sequence[Curve]) -> StepPlaces | None:
+    """The places of the curve with the most steps. A metric may have begun late, or be logged seldom."""
+    measured = [curve.places for curve in curves if curve.places is not None]
+    return max(measured, key=lambda places: len(places.x), default=None)
 
 
 @in_project()

@@ -12,6 +12,7 @@ from fp8scope_dashboard.pages.address_values import uuids_in
 from fp8scope_dashboard.pages.charts.addresses import figure_view
 from fp8scope_dashboard.pages.charts.answers import AnyChart, Chart, EmptyChart
 from fp8scope_dashboard.pages.charts.run_colours import RunArms
+from fp8scope_dashboard.pages.charts.run_marks import marks_of_runs
 from fp8scope_dashboard.pages.charts.series import Options, loss_figure, scalar_curves
 from fp8scope_dashboard.runs.models import Run
 
@@ -27,7 +28,8 @@ def runs_figure(project: Project, query: QueryDict) -> AnyChart:
     """The curves of a metric of the runs of the query."""
     ids = uuids_in(query.get("runs", "").split(","), MAX_CURVES)
     metric = query.get("metric", "").strip().removeprefix("scalar.")[:NAME_LENGTH] or "loss"
-    runs = list(Run.objects.filter(project=project, pk__in=ids).order_by("created_at", "id"))
+    chosen = Run.objects.filter(project=project, pk__in=ids)
+    runs = list(chosen.select_related("project").order_by("created_at", "id"))
     if not runs:
         return EmptyChart("No run is chosen: the eye beside a run shows its curve.")
     options = Options.of(query)
@@ -36,7 +38,8 @@ def runs_figure(project: Project, query: QueryDict) -> AnyChart:
     curves = scalar_curves(runs, metric, arms, options, points=points)
     if not curves:
         return EmptyChart(f"None of the chosen runs has logged “{metric}”.")
-    drawn = loss_figure(curves, options, y_title=metric, height=320)
+    marks = marks_of_runs(runs, curves, options)
+    drawn = loss_figure(curves, options, y_title=metric, height=320, marks=marks)
     return Chart(drawn, f"{metric} of {_names(curve.name for curve in curves)}.")
 
 

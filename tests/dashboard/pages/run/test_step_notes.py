@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from dashboard.helpers.recording import Recorder, make_run
-from dashboard.helpers.visitors import Visitor, get_json
+from dashboard.helpers.visitors import Visitor, get_json, trace_values
 
 from fp8scope_dashboard.alerts.models import Alert
 from fp8scope_dashboard.control.models import Report, ReportKind
@@ -74,8 +74,31 @@ def test_one_function_marks_alerts_changes_and_notes(member: Visitor) -> None:
     for rest in ("figures/loss.json?", "figures/panels.json?", "charts/figure.json?metric=loss&"):
         assert set(marks(member, run, rest)) == set(NAMES)
         assert not marks(member, run, f"{rest}marks=0"), rest
-    # Their steps are no times.
-    assert not marks(member, run, "charts/figure.json?metric=loss&x=time")
+
+
+def test_marks_are_at_their_steps_on_every_axis(member: Visitor) -> None:
+    """Also over tokens and time, where the page can tell the step of each drawn point, for a note there."""
+    steps = np.arange(20)
+    run = make_run(member.project, "r")
+    Recorder(run=run).rows(steps[::2], {"loss": np.linspace(3.0, 2.0, 10), "tokens": 10.0 * steps[::2] ** 2})
+    saved(member, run, step="4")
+    saved(member, run, step="7")
+    saved(member, run, step="900")
+    begin = np.datetime64("2026-01-01", "ms").astype(float)
+    expected = {
+        "tokens": [(360.0 + 640.0) / 2, 160.0],
+        "time": [0.7 / 60.0, 0.4 / 60.0],
+        "wall": [begin + 700.0, begin + 400.0],
+    }
+    for axis, places in expected.items():
+        for rest in ("figures/loss.json?", "charts/figure.json?metric=loss&"):
+            figure = get_json(member, f"runs/{run.id}/{rest}x={axis}")["figure"]
+            (mark,) = (trace for trace in figure["data"] if trace.get("name") == "note")
+            np.testing.assert_allclose(mark["x"], places)
+            (line,) = (trace for trace in figure["data"] if (trace.get("meta") or {}).get("steps"))
+            np.testing.assert_array_equal(trace_values(line["customdata"]), steps[::2])
+            shapes = [shape["x0"] for shape in figure["layout"]["shapes"]]
+            np.testing.assert_allclose(shapes, places)
 
 
 def test_the_switch_of_marks_is_in_the_address(member: Visitor) -> None:

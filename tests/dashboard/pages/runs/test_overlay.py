@@ -13,7 +13,7 @@ from fp8scope_dashboard.audit.models import Entry
 from fp8scope_dashboard.pages.charts.run_colours import NAMES, RunArms, colour_number, colour_slot
 from fp8scope_dashboard.pages.charts.theme import RUN_SLOTS, THEMES
 from fp8scope_dashboard.pages.runs.overlay import MAX_CURVES
-from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.runs.models import Run, StepNote
 
 CURVES = "find/curves.json"
 
@@ -51,6 +51,21 @@ def test_any_metric(viewer: Visitor) -> None:
     assert "logged “loss”" in get_json(viewer, CURVES, runs=str(run.pk))["empty"]
     names = get_json(viewer, "find/suggestions.json", q="grad", **{"for": "metric"})["suggestions"]
     assert [entry["text"] for entry in names] == ["train/grad_norm"]
+
+
+def test_marks_have_the_colour_and_the_name_of_their_run(viewer: Visitor) -> None:
+    a, b, silent = logged(viewer, "a", colour=2), logged(viewer, "b", colour=5), make_run(viewer.project, "c")
+    for run, step in ((a, 3), (b, 7), (silent, 5)):
+        StepNote.objects.create(run=run, step=step, text="Warmer.")
+    ids = ",".join(str(run.pk) for run in (a, b, silent))
+    light = THEMES["light"].arms
+    for axis, place in (("step", 1.0), ("time", 0.1 / 60.0)):
+        figure = get_json(viewer, CURVES, runs=ids, x=axis)["figure"]
+        (notes,) = (trace for trace in figure["data"] if trace.get("name") == "note")
+        np.testing.assert_allclose(notes["x"], [7 * place, 3 * place])
+        assert notes["marker"]["color"] == [light["run-5"], light["run-2"]]
+        assert notes["text"] == ["b: Note at step 7<br>Warmer.", "a: Note at step 3<br>Warmer."]
+    assert "note" not in str(get_json(viewer, CURVES, runs=ids, marks="0"))
 
 
 def test_only_runs_of_the_project(viewer: Visitor, stranger: Visitor) -> None:

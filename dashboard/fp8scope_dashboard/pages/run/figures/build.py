@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -45,7 +46,8 @@ def _loss(run: Run, query: QueryDict, options: Options) -> AnyChart:
     mine = [curve for curve in curves if not curve.quiet]
     if not mine:
         return EmptyChart("No loss yet. Log it with step.log(loss=…).")
-    drawn = loss_figure(curves, options, marks=marks_of(run, options))
+    marks = marks_of(run, options, mine[0].places)
+    drawn = loss_figure(curves, options, marks=marks, picks_steps=True)
     return Chart(drawn, _describe(run, "loss", mine[0].y))
 
 
@@ -53,7 +55,8 @@ def _panels(run: Run, query: QueryDict, options: Options) -> AnyChart:
     loaded = load_panels(run, options, also=query.get("also", ""))
     if not loaded.panels:
         return EmptyChart("No loss yet. Log it with step.log(loss=…).")
-    marks = marks_of(run, options)
+    # These panels are always over steps.
+    marks = marks_of(run, replace(options, axis="step"))
     x_range = loaded.x_range
     if options.first is not None and options.last is not None and options.first < options.last:
         x_range = (float(options.first), float(options.last))
@@ -82,6 +85,9 @@ def _scalar(run: Run, query: QueryDict, options: Options) -> AnyChart:
         compact=options.compact,
         x_title=AXIS_TITLES[options.axis],
         y_title=unit,
+        marks=marks_of(run, options, curves[0].places),
+        is_dated=options.axis == "wall",
+        picks_steps=True,
     )
     return Chart(drawn, _describe(run, unit, curves[0].y))
 

@@ -6,7 +6,7 @@
 //   data-axis        figures with the same name share their range and their crosshair
 //   data-zoom        zooming requests finer data
 //   data-clickable   a click dispatches fp8:point on the element
-//   data-marks       it has marks of a run; marks.js opens what they stand for, and adds notes
+//   data-marks       it has marks of runs; marks.js opens what they stand for, and adds notes
 //
 // Events on the document, which other scripts may dispatch too:
 //
@@ -408,7 +408,7 @@ class Figure {
     if (!this.drawn || event.ctrlKey || event.metaKey || event.altKey || event.target !== this.plot) return;
     const axis = this.plot._fullLayout?.xaxis;
     if (!axis || axis.type === "category") return;
-    const [low, high] = axis.range.map(Number);
+    const [low, high] = axis.range.map((end) => axis.r2l(end));
     const move = { ArrowLeft: -1, ArrowRight: 1, PageUp: -20, PageDown: 20, Home: -Infinity, End: Infinity }[event.key];
     if (move !== undefined) this.step(move, low, high);
     else if (event.key === "+" || event.key === "-") {
@@ -442,8 +442,11 @@ class Figure {
       const index = Array.from(trace.x).indexOf(x);
       return index < 0 || !Number.isFinite(trace.y[index]) ? [] : [`${plainText(trace.name)} ${rounded(trace.y[index])}`];
     });
-    const unit = this.plot._fullLayout?.xaxis?.title?.text || "step";
-    line.textContent = x === null ? "" : [`${unit} ${rounded(x)}`, ...values].join(", ");
+    const axis = this.plot._fullLayout?.xaxis;
+    const unit = axis?.title?.text || "step";
+    // Of dates, the clock of the axis.
+    const said = axis?.type === "date" && x !== null ? new Date(x).toISOString().slice(0, 19).replace("T", " ") : rounded(x);
+    line.textContent = x === null ? "" : [`${unit} ${said}`, ...values].join(", ");
   }
 
   linkData(address) {

@@ -1,4 +1,4 @@
-// Marks of a run's charts: a click on a mark opens its alert or its note, a click on a step shows what is there and adds a
+// Marks of runs' charts: a click on a mark opens its alert or its note, a click on a step shows what is there and adds a
 // note. With the keyboard, Enter does the same at the step that the arrow keys have reached. Also the form of a note, in a
 // dialog. Without this script the form is a page, and the tab of notes and the alerts have what the marks lead to.
 
@@ -30,17 +30,35 @@ const marksOf = (figure) => {
   }).filter(({ left }) => left >= layout.xaxis._offset - 1 && left <= layout.xaxis._offset + layout.xaxis._length + 1);
 };
 
-// The step at a place of the figure: that of the values that are shown there, if there are any. Null outside of the chart
-// and of a chart over another axis than steps.
-const stepAt = (figure, { left, top }) => {
+// The step at a place of a figure's axis, in its units (milliseconds of dates). Over tokens or time it is that of the next
+// point of the line that has the steps of its points. Null in a chart that cannot tell.
+const stepOf = (figure, at) => {
+  if (layoutOf(figure).xaxis.title?.text === "step") return Math.max(0, Math.round(at));
+  const line = plotOf(figure)._fullData.find((trace) => trace.meta?.steps);
+  if (!line?.x?.length) return null;
+  let next = 0;
+  for (let index = 1; index < line.x.length; index += 1) {
+    if (Math.abs(line.x[index] - at) < Math.abs(line.x[next] - at)) next = index;
+  }
+  return line.customdata[next];
+};
+
+// The place on the axis of the values that are shown at a place of the figure, else of the place itself. Null outside of
+// the chart.
+const axisAt = (figure, { left, top }) => {
   const layout = layoutOf(figure);
   const axis = layout?.xaxis;
-  if (!axis || axis.title?.text !== "step") return null;
+  if (!axis) return null;
   const { t, h } = layout._size;
   if (left < axis._offset - 2 || left > axis._offset + axis._length + 2 || top < t || top > t + h) return null;
   const shown = plotOf(figure)._hoverdata?.[0]?.x;
-  const step = typeof shown === "number" && Math.abs(axis._offset + axis.d2p(shown) - left) < 24 ? shown : axis.p2d(left - axis._offset);
-  return Math.max(0, Math.round(step));
+  const isNear = shown !== undefined && Math.abs(axis._offset + axis.d2p(shown) - left) < 24;
+  return isNear ? axis.d2l(shown) : axis.p2l(left - axis._offset);
+};
+
+const stepAt = (figure, place) => {
+  const at = axisAt(figure, place);
+  return at === null ? null : stepOf(figure, at);
 };
 
 const placeIn = (figure, event) => {
@@ -65,13 +83,13 @@ const element = (tag, properties, ...children) => {
 };
 
 const closeCallout = ({ focus = false } = {}) => {
-  const step = callout?.dataset.step;
+  const at = callout?.dataset.at;
   callout?.remove();
   callout = null;
   if (!focus || !opener) return;
   opener.focus();
-  // The chart forgets the step that was reached when it loses the focus.
-  if (step) opener.dataset.at = step;
+  // The chart forgets the place that was reached when it loses the focus.
+  if (at) opener.dataset.at = at;
 };
 
 const formAddress = (figure, step) => {
@@ -92,7 +110,7 @@ const openCallout = (figure, step, place, { focus = false, near = NEAR.mouse } =
   close.addEventListener("click", () => closeCallout({ focus: true }));
   callout = element("div", { className: "figure__callout", role: "group", ariaLabel: title },
     element("div", { className: "figure__callout-head" }, element("strong", {}, title), close));
-  callout.dataset.step = step;
+  callout.dataset.at = layoutOf(figure).xaxis.p2l(place.left - layoutOf(figure).xaxis._offset);
   const entries = marks.slice(0, MAX_LISTED).map((mark) => {
     const text = mark.text.split("\n")[0];
     return element("li", {}, mark.address ? element("a", { href: mark.address }, text) : text);
@@ -158,13 +176,15 @@ document.addEventListener("keydown", (event) => {
   const figure = plot.matches?.(".figure__plot") && plot.closest(".figure[data-marks]");
   if (event.key !== "Enter" || !figure || event.ctrlKey || event.metaKey || event.altKey) return;
   const axis = layoutOf(figure)?.xaxis;
-  if (!axis || axis.title?.text !== "step") return;
-  event.preventDefault();
-  // figure.js keeps the step that the arrow keys have reached; without one it is the middle.
+  if (!axis) return;
+  // figure.js keeps the place that the arrow keys have reached; without one it is the middle.
   const reached = Number(plot.dataset.at || NaN);
-  const step = Number.isFinite(reached) ? reached : (Number(axis.range[0]) + Number(axis.range[1])) / 2;
-  const place = { left: axis._offset + axis.d2p(step), top: layoutOf(figure)._size.t + 30 };
-  openCallout(figure, Math.max(0, Math.round(step)), place, { focus: true });
+  const at = Number.isFinite(reached) ? reached : (axis.r2l(axis.range[0]) + axis.r2l(axis.range[1])) / 2;
+  const step = stepOf(figure, at);
+  if (step === null) return;
+  event.preventDefault();
+  const place = { left: axis._offset + axis.l2p(at), top: layoutOf(figure)._size.t + 30 };
+  openCallout(figure, step, place, { focus: true });
 });
 
 // A chart that is drawn again may have other marks elsewhere.
