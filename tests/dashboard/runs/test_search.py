@@ -94,6 +94,15 @@ def runs(db: None) -> dict[str, Run]:
         ("gpt large", "mxfp8"),
         ("gpt -large", "delayed"),
         ("gpt precision:bf16", ""),
+        ("failed", "shadow"),
+        ("-failed", "delayed mxfp8"),
+        ("FAILED bf16", "shadow"),
+        ("failed gpt", ""),
+        ('"failed"', ""),
+        ("running", "delayed mxfp8"),
+        ("crashed", "shadow"),
+        ("state:crashed", "shadow"),
+        ("done", ""),
         ("name:small", "delayed"),
         ("FP8-d", "delayed"),
         ("100%", ""),
@@ -151,6 +160,13 @@ def runs(db: None) -> dict[str, Run]:
 )  # fmt: skip
 def test_matches(runs: dict[str, Run], text: str, matches: str) -> None:
     assert found(text) == {runs[name].pk for name in matches.split()}
+
+
+def test_a_word_of_a_state_also_finds_names_with_it(runs: dict[str, Run]) -> None:
+    Run.objects.filter(pk=runs["mxfp8"].pk).update(name="sweep of failed runs")
+    assert found("failed") == {runs["mxfp8"].pk, runs["shadow"].pk}
+    assert found('"failed"') == {runs["mxfp8"].pk}
+    assert found("-failed") == {runs["delayed"].pk}
 
 
 def test_a_run_by_its_id(runs: dict[str, Run]) -> None:

@@ -8,6 +8,7 @@ from typing import Final
 
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.pages.charts.arms import precision_label
+from fp8scope_dashboard.runs.models import RunState
 from fp8scope_dashboard.runs.search import FIELDS, Vocabulary
 from fp8scope_dashboard.runs.search.language import quoted
 from fp8scope_dashboard.runs.search.vocabulary import common_tags, common_values
@@ -68,8 +69,10 @@ def _fields(head: str, minus: str, name: str, vocabulary: Vocabulary) -> list[Su
     prefix = name.lower()
     near = [other for other in fields if other[0].lower().startswith(prefix)]
     near += [other for other in fields if other not in near and prefix in other[0].lower()]
-    terms = [(f"{minus}{candidate}{end}", note) for candidate, note, end in near[:MOST]]
-    return [_entry(f"{head}{term}", term, note) for term, note in terms]
+    terms = [(f"{minus}{candidate}{end}", note) for candidate, note, end in near]
+    states = [state for state in RunState.values if state.startswith(prefix)]
+    terms += [(f"{minus}state:{state}", "runs in this state") for state in states]
+    return [_entry(f"{head}{term}", term, note) for term, note in terms[:MOST]]
 
 
 _KIND_HELP: Final = {"scalar": "last value of a logged scalar", "config": "entry of the configuration"}

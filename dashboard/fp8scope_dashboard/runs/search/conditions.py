@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.db.models import Q, QuerySet
 
 from fp8scope_dashboard.runs.models import Run
-from fp8scope_dashboard.runs.search.fields import any_of, condition_of, is_alternative
+from fp8scope_dashboard.runs.search.fields import any_of, condition_of, in_state, is_alternative
 from fp8scope_dashboard.runs.search.language import Query, SearchTerm
 
 
@@ -42,4 +42,6 @@ def _words(query: Query) -> Q:
 
 def _has(word: SearchTerm) -> Q:
     value = word.value
-    return Q(name__icontains=value) | Q(group__icontains=value) | Q(tags__contains=[value[:64]])
+    named = Q(name__icontains=value) | Q(group__icontains=value) | Q(tags__contains=[value[:64]])
+    state = None if word.is_quoted else in_state(value)
+    return named if state is None else named | state

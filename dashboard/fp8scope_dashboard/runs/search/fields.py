@@ -41,6 +41,15 @@ from fp8scope_dashboard.runs.search.vocabulary import Vocabulary
 
 VERDICTS: Final = ("equivalent", "better", "worse", "cannot_tell", "pending", "incomplete", "none")
 SEVERITIES: Final = ("critical", "warning")
+# The states that words of people mean; other programs have several of them.
+STATE_WORDS: Final[Mapping[str, tuple[RunState, ...]]] = {
+    **{state.value: (state,) for state in RunState},
+    "active": (RunState.RUNNING,),
+    "completed": (RunState.FINISHED,),
+    "done": (RunState.FINISHED,),
+    "crashed": (RunState.FAILED, RunState.SILENT),
+    "killed": (RunState.FAILED, RunState.SILENT),
+}
 _LOOKUPS: Final = {":": "exact", "<": "lt", "<=": "lte", ">": "gt", ">=": "gte"}
 _COMPARED: Final = {
     "<": LessThan,
@@ -124,12 +133,16 @@ def _age(operator: Operator, value: str) -> Q:
     return Q(**{f"created_at__{_LOOKUPS[_MIRRORED[operator]]}": timezone.now() - duration_of(value)})
 
 
-def _choice(column: str, values: tuple[str, ...]) -> Callable[[Operator, str], Q]:
-    def condition(_: Operator, value: str) -> Q:
-        if value.lower() not in values:
-            raise ValueProblem(f"one of {', '.join(values)}")
-        return Q(**{column: value.lower()})
+def in_state(word: str) -> Q | None:
+    """The condition on the state that a word means; None if it means none."""
+    states = STATE_WORDS.get(word.lower())
+    return None if states is None else Q(state__in=states)
 
+
+def _state(_: Operator, value: str) -> Q:
+    condition = in_state(value)
+    if condition is None:
+        raise ValueProblem(f"one of {', '.join(RunState.values)}")
     return condition
 
 
@@ -222,7 +235,7 @@ _BUILT_IN: Final = (
     SearchField(
         name="state",
         help="running, finished, failed or silent",
-        condition=_choice("state", tuple(RunState.values)),
+        condition=_state,
         example="state:failed",
         values=tuple(RunState.values),
     ),

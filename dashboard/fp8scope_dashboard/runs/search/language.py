@@ -48,6 +48,11 @@ class SearchTerm:
     negated: bool
     text: str
 
+    @property
+    def is_quoted(self) -> bool:
+        """Return whether it is a word in quotes, which means its letters and no state."""
+        return not self.field and self.text.removeprefix("-").startswith('"')
+
 
 @dataclass(frozen=True)
 class Query:

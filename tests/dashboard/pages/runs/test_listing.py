@@ -175,6 +175,7 @@ def test_suggests_fields_and_values(viewer: Visitor, runs: dict[str, Run]) -> No
     assert labels("group:") == ["group:g1"] and labels("state:f") == ["state:finished", "state:failed"]
     assert labels("") == labels("zzzz") == labels("loss<2.5") == []
     assert labels("grad", **{"for": "column"}) == ["scalar.grad_norm"]
+    assert labels("gpt -fai") == ["-state:failed"]
     (entry,) = get_json(viewer, "find/suggestions.json", q="gpt prec")["suggestions"]
     assert entry["text"] == "gpt precision:"
 
