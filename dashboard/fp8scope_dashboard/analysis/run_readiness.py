@@ -13,6 +13,7 @@ from fp8scope_dashboard.analysis.what_if.targets import Tensors
 from fp8scope_dashboard.runs.models import Tensor
 from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.telemetry import queries
+from fp8scope_dashboard.text.numbers import count
 
 # The tensors that a layer quantises; what an optimizer keeps is no operand of a product.
 ROLES: Final = ("input", "weight", "grad_output")
@@ -57,6 +58,19 @@ def sampled_tensors(run_id: UUID, step: int | None = None) -> Sampled | None:
             np.array([_columns(tensor) for tensor in catalogued]),
             _largest_amax(run_id, indices, stored.step - HISTORY, stored.step - 1),
         ),
+    )
+
+
+def missing_roles(run_id: UUID, step: int | None = None) -> str:
+    """The sentence about histograms that cannot be judged, because no tensor has a role; else empty."""
+    stored = queries.step_histograms(run_id, step)
+    if stored is None:
+        return ""
+    sampled = count(len(stored.tensors), "tensor")
+    return (
+        f"The run has the exponents of {sampled}, but none of them has the role input, weight or "
+        "grad_output, which says what a product quantises. The client sends it as `role` with the name of a "
+        "tensor."
     )
 
 

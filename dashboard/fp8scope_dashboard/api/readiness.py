@@ -11,6 +11,7 @@ from django.http import HttpRequest
 from ninja import Query, Router
 from pydantic import WithJsonSchema
 
+from fp8scope_dashboard.analysis.run_readiness import missing_roles
 from fp8scope_dashboard.analysis.what_if import sentences
 from fp8scope_dashboard.analysis.what_if.distribution import Bounds
 from fp8scope_dashboard.analysis.what_if.readiness import (
@@ -80,6 +81,8 @@ def get_readiness(
     except ValueError as problem:
         raise InvalidError(str(problem), "docs/readiness.md lists formats and scalings.") from None
     judged = tensors_to_judge(run, step)
+    if judged is None and (without_roles := missing_roles(run, step)):
+        raise InvalidError(without_roles, "docs/wire.md has the fields of a tensor.")
     if judged is None:
         raise InvalidError(
             "The run has no exponent histograms up to this step.",

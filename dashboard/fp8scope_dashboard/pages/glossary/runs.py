@@ -30,7 +30,7 @@ RUN_TERMS: Final[Mapping[str, Term]] = {
         "not show that it is its cause; the diagnosis looks at that.",
     ),
     "tensors_out_of_range": Term(
-        "Share of tensors out of range",
+        "Tensors out of range",
         "Of the tensors observed in the steps of a column: those whose overflow rate or underflow rate "
         "reaches the limit of the project's rule in at least one of these steps.",
     ),

@@ -9,6 +9,7 @@ from django.core.paginator import Paginator
 from django.http import HttpRequest, HttpResponse, QueryDict
 
 from fp8scope_dashboard.accounts.models import Project
+from fp8scope_dashboard.analysis.run_readiness import missing_roles
 from fp8scope_dashboard.pages.access import in_project, page, run_of
 from fp8scope_dashboard.pages.charts.addresses import figure_view
 from fp8scope_dashboard.pages.charts.answers import AnyChart, Chart, EmptyChart
@@ -42,7 +43,9 @@ def readiness(request: HttpRequest, project: Project, run_id: UUID) -> HttpRespo
         "scalings": SCALING_TITLES,
         "steps": queries.sampled_steps(run.pk, MAX_STEPS)[::-1],
     }
-    if answered is not None:
+    if answered is None:
+        context["missing_roles"] = missing_roles(run.pk, question.step)
+    else:
         shown = Paginator(answered.rows, TENSORS_A_PAGE).get_page(request.GET.get("page"))
         context |= {
             "pages": shown,

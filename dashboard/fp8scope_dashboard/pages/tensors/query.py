@@ -50,6 +50,7 @@ class TensorQuery:
     Attributes:
         open: the field `open` as it is in the address; empty if the page chooses.
         limit: the value above which a tensor is out of range; None for the default of the statistic.
+        everything: whether the ranking lists tensors whose rate is always 0.
     """
 
     statistic: str
@@ -62,6 +63,7 @@ class TensorQuery:
     sort: str
     limit: float | None
     page: int
+    everything: bool = False
 
     @classmethod
     def of(cls, query: QueryDict | Mapping[str, str], statistics: Sequence[str]) -> TensorQuery:
@@ -86,6 +88,7 @@ class TensorQuery:
             if query.get("limit_of", statistic) == statistic
             else None,
             page=_page(query.get("page", "")),
+            everything=query.get("everything") == "1",
         )
 
     @property

@@ -1,4 +1,4 @@
-"""The share of a run's tensors that leave their format's range, over steps."""
+"""The number of a run's tensors that leave their format's range, over steps."""
 
 from __future__ import annotations
 
@@ -26,17 +26,19 @@ KEPT: Final = 64
 _KINDS: Final = {OVERFLOW: RuleKind.SATURATION_RATE, UNDERFLOW: RuleKind.UNDERFLOW_RATE}
 
 
-@dataclass(frozen=True)
-class Shares:
-    """Shares of the tensors observed in each column, 0 to 1; NaN where none was observed.
+@dataclass(frozen=True, kw_only=True)
+class RangeCounts:
+    """Numbers of tensors in each column; NaN where none was observed.
 
     Attributes:
         edges: int64[C + 1]; column c holds the steps edges[c] <= step < edges[c + 1].
+        observed: the most tensors that a column observed.
         overflow, underflow: float64[C], tensors whose rate reaches its limit in a step of the column.
         either: float64[C], tensors with one of them.
     """
 
     edges: NDArray[np.int64]
+    observed: int
     overflow: Floats
     underflow: Floats
     either: Floats
@@ -67,19 +69,19 @@ def _parameter(run: Run, parameter: str) -> dict[str, float]:
     return values
 
 
-def read_shares(run: Run, *, first: int | None, last: int | None, columns: int) -> Shares | None:
-    """The shares over the steps first..last in at most `columns` columns; None without such statistics.
+def read_counts(run: Run, *, first: int | None, last: int | None, columns: int) -> RangeCounts | None:
+    """The counts over the steps first..last in at most `columns` columns; None without such statistics.
 
-    Over many steps the first and the last column begin and end a little outside of the range. The shares are
+    Over many steps the first and the last column begin and end a little outside of the range. The counts are
     kept until the run has new rows: reloading a page, and zooming out again, reads nothing.
     """
     limits = limits_of(run)
     rows = (run.rows_stored, run.last_step, run.state)
-    return _read_shares(run.pk, rows, first, last, columns, limits[OVERFLOW], limits[UNDERFLOW])
+    return _read_counts(run.pk, rows, first, last, columns, limits[OVERFLOW], limits[UNDERFLOW])
 
 
 @lru_cache(maxsize=KEPT)
-def _read_shares(
+def _read_counts(
     run_id: UUID,
     rows: tuple[object, ...],
     first: int | None,
@@ -87,10 +89,10 @@ def _read_shares(
     columns: int,
     overflow_limit: float,
     underflow_limit: float,
-) -> Shares | None:
+) -> RangeCounts | None:
     """`rows` tells apart what the run had stored."""
     names = queries.statistic_names(run_id)
-    # What is read for each kind of trouble.
+    # What is read for each of them.
     reads = {UNDERFLOW: UNDERFLOW, OVERFLOW: queries.overflow_name(names)}
     kinds = [name for name in _KINDS if reads[name] in names]
     if not kinds:
@@ -112,7 +114,7 @@ def _read_shares(
     blank = np.full_like(heatmap.values, np.nan)
     overflow, underflow = (rates.get(name, blank) for name in (OVERFLOW, UNDERFLOW))
     limits = {OVERFLOW: overflow_limit, UNDERFLOW: underflow_limit}
-    return shares_of(heatmap.step_edges, overflow, underflow, limits)
+    return counts_of(heatmap.step_edges, overflow, underflow, limits)
 
 
 def on_columns(values: Floats, edges: NDArray[np.int64], wanted: NDArray[np.int64]) -> Floats:
@@ -124,17 +126,21 @@ def on_columns(values: Floats, edges: NDArray[np.int64], wanted: NDArray[np.int6
     return moved
 
 
-def shares_of(
+def counts_of(
     edges: NDArray[np.int64], overflow: Floats, underflow: Floats, limits: dict[str, float]
-) -> Shares:
-    """The shares from the largest rates of each tensor in each column, float64[T, C]."""
+) -> RangeCounts:
+    """The counts from the largest rates of each tensor in each column, float64[T, C]."""
     observed = (~np.isnan(overflow) | ~np.isnan(underflow)).sum(axis=0)
     with np.errstate(invalid="ignore"):
         over, under = overflow >= limits[OVERFLOW], underflow >= limits[UNDERFLOW]
-    return Shares(edges, *(_share(mask, observed) for mask in (over, under, over | under)))
 
+    def counted(mask: NDArray[np.bool_]) -> Floats:
+        return np.where(observed > 0, mask.sum(axis=0), np.nan)
 
-def _share(mask: NDArray[np.bool_], observed: NDArray[np.int64]) -> Floats:
-    shares = np.full(len(observed), np.nan)
-    np.divide(mask.sum(axis=0), observed, out=shares, where=observed > 0)
-    return shares
+    return RangeCounts(
+        edges=edges,
+        observed=int(observed.max(initial=0)),
+        overflow=counted(over),
+        underflow=counted(under),
+        either=counted(over | under),
+    )

@@ -47,7 +47,11 @@ class RankedTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorRanking:
-    """All chosen tensors in order: `order` are positions in `indices`."""
+    """All chosen tensors in order: `order` are positions in `indices`.
+
+    Attributes:
+        still: the number of tensors that are left out of `order`, because their rate was 0 in every step.
+    """
 
     statistic: str
     limit: float
@@ -58,6 +62,12 @@ class TensorRanking:
     facts: Ranked
     order: NDArray[np.intp]
     onsets: Mapping[int, TensorOnset]
+    still: int = 0
+
+    @property
+    def total(self) -> int:
+        """The number of observed tensors."""
+        return len(self.order) + self.still
 
     def __len__(self) -> int:
         return len(self.order)
@@ -100,6 +110,7 @@ def rank(
     sort: str = "onset",
     *,
     left_out: int = 0,
+    everything: bool = False,
 ) -> TensorRanking:
     """Rank some tensors of a run, by Tensor.index, from one pass over the columns of its map.
 
@@ -108,6 +119,7 @@ def rank(
         limit: see analysis.tensor_onsets.default_limit.
         sort: one of SORTS.
         left_out: first steps of the run in which no onset is searched.
+        everything: whether the tensors whose rate is always 0 are listed, even if they fill more than a page.
     """
     heatmap = overview(run, statistic)
     values = of_tensors(heatmap, indices)
@@ -120,6 +132,12 @@ def rank(
     told = told_onsets(run, statistic, limit)
     onsets = {**first.onsets, **{i: told[name] for i, name in enumerate(names) if name in told}}
     observed = np.flatnonzero(~np.isnan(values).all(axis=1))
+    still = observed[:0]
+    if is_rate(statistic) and not everything:
+        still = observed[first.facts.ever[observed] == 0]
+        if len(still) <= ROWS_A_PAGE:
+            still = still[:0]
+        observed = np.setdiff1d(observed, still)
     return TensorRanking(
         statistic=statistic,
         limit=limit,
@@ -130,6 +148,7 @@ def rank(
         facts=first.facts,
         order=observed[_order(first.facts, onsets, observed, sort)],
         onsets=onsets,
+        still=len(still),
     )
 
 

@@ -39,7 +39,7 @@ from fp8scope_dashboard.pages.tensors.query import (
     other_run,
     tensor_named,
 )
-from fp8scope_dashboard.pages.tensors.range_shares import unjudged_steps
+from fp8scope_dashboard.pages.tensors.range_counts import unjudged_steps
 from fp8scope_dashboard.pages.tensors.ranking import ROWS_A_PAGE, SORTS, rank
 from fp8scope_dashboard.runs.models import Run, RunState, Tensor
 from fp8scope_dashboard.telemetry import queries
@@ -112,6 +112,7 @@ def ranking(request: HttpRequest, project: Project, run_id: UUID) -> HttpRespons
             question.threshold,
             question.sort,
             left_out=unjudged_steps(run, question.statistic),
+            everything=question.everything,
         )
         last = max(1, -(-len(ranked) // ROWS_A_PAGE))
         number = min(question.page, last)

@@ -53,6 +53,17 @@ def test_it_works(admin: Visitor, run: Run) -> None:
     assert f"runs/{run.id}/readiness/" in run_page
 
 
+def test_histograms_without_roles_are_no_missing_histograms(admin: Visitor, run: Run) -> None:
+    Tensor.objects.filter(run=run).update(role="")
+    sentence = "The run has the exponents of 4 tensors, but none of them has the role input, weight"
+    page = shown(admin, run)
+    assert sentence in page and "No exponent histograms" not in page
+    token = client_with_token(admin.project)
+    answer = token.get(f"/api/v1/runs/{run.id}/readiness")
+    assert answer.status_code == 422 and sentence in str(answer.json())
+    assert "No exponent histograms up to step 0" in shown(admin, run, "step=0")
+
+
 def test_choices_are_in_the_address(admin: Visitor, run: Run) -> None:
     assert "ready for NVFP4 with a scale for each 16 elements" in shown(admin, run, "format=nvfp4&step=1")
     assert "All 3 tensors are ready for FP8 E5M2 with the scale 32" in shown(

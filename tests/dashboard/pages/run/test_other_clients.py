@@ -41,7 +41,7 @@ def test_the_card_and_the_panels_show_the_saturation(admin: Visitor) -> None:
     assert [(worst.name, worst.rate) for worst in overflow.worst] == [("b.input", 0.03)]
     answer = get_json(admin, f"runs/{run.id}/figures/panels.json")
     notes = [note["text"] for note in answer["figure"]["layout"]["annotations"]]
-    assert "share of tensors out of range" in notes
+    assert "tensors out of range, of 2" in notes
     lines = get_json(admin, f"runs/{run.id}/figures/tensor.json?tensor=b.input")["figure"]["data"]
     assert any("saturat" in str(line.get("name")) for line in lines)
 

@@ -17,13 +17,13 @@ from fp8scope_dashboard.pages.charts.curves import Curve
 from fp8scope_dashboard.pages.charts.marks import Mark
 from fp8scope_dashboard.pages.charts.theme import THEMES
 from fp8scope_dashboard.pages.run.figures.panels import FigurePanel, PlainLine, log_ticks, panels_figure
-from fp8scope_dashboard.pages.tensors.range_shares import (
+from fp8scope_dashboard.pages.tensors.range_counts import (
     OVERFLOW,
     UNDERFLOW,
+    counts_of,
     limits_of,
     on_columns,
-    read_shares,
-    shares_of,
+    read_counts,
 )
 from fp8scope_dashboard.runs.models import Run
 
@@ -45,7 +45,7 @@ def test_it_works(admin: Visitor, seeded: Seeded) -> None:
     assert titles(answer) == [
         "loss",
         "difference to the baseline",
-        "share of tensors out of range",
+        "tensors out of range, of 48",
         "gradient norm",
         "learning rate",
     ]
@@ -84,7 +84,7 @@ def test_the_names_tell_the_panels_apart(admin: Visitor, seeded: Seeded) -> None
     assert "(2)" not in header and len(rows) == 150
 
 
-def test_the_share_holds_until_tensors_are_observed_again(admin: Visitor) -> None:
+def test_the_number_holds_until_tensors_are_observed_again(admin: Visitor) -> None:
     run = make_run(admin.project, "plain", precision="bf16")
     recorder = Recorder(run=run, tensors=["a.input", "b.input"])
     nan = np.nan
@@ -96,7 +96,7 @@ def test_the_share_holds_until_tensors_are_observed_again(admin: Visitor) -> Non
     }
     recorder.rows(np.arange(5), {"loss": np.ones(5)}, counts)
     line = trace(get_json(admin, f"runs/{run.id}/figures/panels.json"), "overflow ≥ 0.10\u202f%")
-    assert trace_values(line["x"]).tolist() == [0, 3, 4] and trace_values(line["y"]).tolist() == [0.5, 0, 0]
+    assert trace_values(line["x"]).tolist() == [0, 3, 4] and trace_values(line["y"]).tolist() == [1, 0, 0]
     assert line["line"]["shape"] == "hv"
 
 
@@ -182,16 +182,38 @@ def test_ticks_of_a_log_axis(low: float, high: float, ticks: list[float]) -> Non
     assert log_ticks((low, high)) == pytest.approx(ticks)
 
 
-def test_shares_of_tensors() -> None:
+def test_numbers_of_tensors() -> None:
     nan = np.nan
     overflow = np.array([[0.0, 0.1, nan], [0.2, nan, nan], [0.0, 0.0, nan], [nan, 0.1, nan]])
     underflow = np.array([[0.9, 0.0, nan], [0.9, nan, nan], [0.0, 0.6, nan], [nan, 0.0, nan]])
-    shares = shares_of(np.array([0, 5, 9, 12]), overflow, underflow, {OVERFLOW: 0.1, UNDERFLOW: 0.5})
-    assert shares.overflow[:2] == pytest.approx([1 / 3, 2 / 3])
-    assert shares.underflow[:2] == pytest.approx([2 / 3, 1 / 3])
+    counts = counts_of(np.array([0, 5, 9, 12]), overflow, underflow, {OVERFLOW: 0.1, UNDERFLOW: 0.5})
+    np.testing.assert_array_equal(counts.overflow, [1.0, 2.0, nan])
+    np.testing.assert_array_equal(counts.underflow, [2.0, 1.0, nan])
     # The second tensor of the first column has both.
-    assert shares.either[:2] == pytest.approx([2 / 3, 1.0])
-    assert np.isnan(shares.either[2])
+    np.testing.assert_array_equal(counts.either, [2.0, 3.0, nan])
+    assert counts.observed == 3
+
+
+def test_two_of_many_tensors_are_seen(admin: Visitor) -> None:
+    """The panel counts: as a share of hundreds of tensors, two would be a flat line."""
+    run = make_run(admin.project, "experts", precision="fp8")
+    recorder = Recorder(run=run, tensors=[f"experts.{number}.up.input" for number in range(600)])
+    saturated = np.zeros((10, 600))
+    saturated[5:, 100:102] = 20.0
+    full = np.full_like(saturated, 1_000.0)
+    statistics = {"saturated": saturated, "nonfinite": 0 * full, "underflow": 0 * full, "numel": full}
+    recorder.rows(np.arange(10), {"loss": np.ones(10)}, statistics)
+    answer = get_json(admin, f"runs/{run.id}/figures/panels.json")
+    assert "tensors out of range, of 600" in titles(answer)
+    assert "At most 2 of 600 tensors overflow or underflow at the same time." in answer["summary"]
+    (line,) = [trace for trace in answer["figure"]["data"] if str(trace.get("name")).startswith("overflow")]
+    assert trace_values(line["y"]).tolist() == [0.0] * 5 + [2.0] * 5
+    # Half of the panel's height, at least.
+    (axis,) = [
+        axis for key, axis in answer["figure"]["layout"].items()
+        if key.startswith("yaxis") and key.removeprefix("yaxis") == line["yaxis"].removeprefix("y")
+    ]  # fmt: skip
+    assert axis["range"] == [0.0, 4.0]
 
 
 def test_the_limits_are_those_of_the_rules(admin: Visitor) -> None:
@@ -230,8 +252,8 @@ def test_a_run_of_one_step_is_shown_beside_its_whole_baseline(admin: Visitor) ->
     writer.rows([3], {"loss": [2.9]}, statistics)
     figure = get_json(admin, f"runs/{run.id}/figures/panels.json")["figure"]
     assert figure["layout"]["xaxis"]["range"] == [0.0, 49.0]
-    shares = [each for each in figure["data"] if (each.get("name") or "").startswith("overflow")]
-    assert [each["mode"] for each in shares] == ["markers"]
+    lines = [trace for trace in figure["data"] if (trace.get("name") or "").startswith("overflow")]
+    assert [line["mode"] for line in lines] == ["markers"]
 
 
 def test_small_losses_have_powers_of_ten() -> None:
@@ -244,7 +266,7 @@ def test_small_losses_have_powers_of_ten() -> None:
     assert panels_figure([panel], THEMES["light"]).layout.yaxis.exponentformat == "power"
 
 
-def test_shares_are_read_again_when_rows_or_limits_have_changed(admin: Visitor) -> None:
+def test_numbers_of_tensors_are_read_again_when_rows_or_limits_have_changed(admin: Visitor) -> None:
     run = make_run(admin.project, "r", precision="fp8")
     recorder = Recorder(run=run, tensors=["a", "b"])
 
@@ -255,17 +277,17 @@ def test_shares_are_read_again_when_rows_or_limits_have_changed(admin: Visitor) 
             steps, {"loss": steps + 1.0}, {key: np.tile(each, (10, 1)) for key, each in values.items()}
         )
 
-    def shares() -> list[float]:
-        read = read_shares(Run.objects.get(pk=run.pk), first=None, last=None, columns=20)
+    def overflowing() -> list[float]:
+        read = read_counts(Run.objects.get(pk=run.pk), first=None, last=None, columns=20)
         assert read is not None
         return [float(each) for each in read.overflow]
 
     rows(0, [100.0, 0.0])
-    assert shares() == shares() == [0.5] * 10
+    assert overflowing() == overflowing() == [1.0] * 10
     rows(10, [100.0, 100.0])
-    assert shares() == [0.5] * 10 + [1.0] * 10
+    assert overflowing() == [1.0] * 10 + [2.0] * 10
     Rule.objects.create(project=admin.project, kind=RuleKind.SATURATION_RATE, parameters={"rate": 0.5})
-    assert shares() == [0.0] * 20
+    assert overflowing() == [0.0] * 20
 
 
 def test_the_smoothed_difference_ends_before_its_average_becomes_noise(admin: Visitor) -> None:

@@ -201,7 +201,7 @@ def test_ignores_invalid_parameters(admin: Visitor, deep: Run, subtests: pytest.
 def test_ranks_by_the_first_sustained_onset(admin: Visitor, deep: Run) -> None:
     page = ranking_of(admin, deep)
     assert (
-        page.index("blocks.7.mlp.up.input") < page.index("blocks.3.mlp.down.input") < page.index("blocks.0.")
+        page.index("blocks.7.mlp.up.input") < page.index("blocks.3.mlp.down.input") < page.index("blocks.1.")
     )
     assert "step 12<" in page and "step 20<" in page
     assert ">2 of 240</strong> tensors exceed" in page, "one step over the limit is no onset"
@@ -228,9 +228,21 @@ def test_the_limit_is_a_choice(admin: Visitor, deep: Run) -> None:
 
 def test_a_page_has_at_most_fifty_rows(admin: Visitor, deep: Run) -> None:
     assert ROWS_A_PAGE <= 50
-    pages = [ranking_of(admin, deep, page=str(number)) for number in range(1, 12)]
+    pages = [ranking_of(admin, deep, page=str(number), everything="1") for number in range(1, 12)]
     assert all(page.count("<tr>") == ROWS_A_PAGE + 1 for page in pages[:9])
     assert "226–240 of 240" in pages[9] and pages[10] == pages[9], "beyond the last page is the last page"
+
+
+def test_rates_that_are_always_zero_are_counted(admin: Visitor, deep: Run) -> None:
+    """Of hundreds of tensors, most have nothing to show: one line instead of pages of flat ones."""
+    page = ranking_of(admin, deep)
+    assert "237 other tensors are at 0 % in every step" in page and page.count("<tr>") == 3 + 1
+    assert ">2 of 240</strong>" in page and "ranking__pages" not in page
+    alone = ranking_of(admin, deep, filter="blocks.7.")
+    assert "in every step" not in alone and alone.count("<tr>") > 2, "a page of them is listed"
+    still = ranking_of(admin, deep, filter=".input")
+    assert "tensors are at 0 % in every step" in still and 'data-everything=""' in still
+    assert "in every step" not in ranking_of(admin, deep, statistic="amax"), "an amax is no rate"
 
 
 def test_onsets_in_one_column_are_told_apart_by_step(admin: Visitor) -> None:

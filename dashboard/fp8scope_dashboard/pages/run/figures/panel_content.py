@@ -20,7 +20,7 @@ from fp8scope_dashboard.pages.charts.theme import Slot
 from fp8scope_dashboard.pages.formatting import difference, percent
 from fp8scope_dashboard.pages.run.figures.panels import Band, FigurePanel, PlainLine, ShownInterval
 from fp8scope_dashboard.pages.run.onset_facts import steps_at
-from fp8scope_dashboard.pages.tensors.range_shares import OVERFLOW, UNDERFLOW, limits_of, read_shares
+from fp8scope_dashboard.pages.tensors.range_counts import OVERFLOW, UNDERFLOW, limits_of, read_counts
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.telemetry import queries
@@ -38,6 +38,8 @@ LOG_FROM: Final = 30.0
 STANDARD: Final = ("loss", "grad_norm", "learning_rate", "tokens")
 # Panels of other scalars in a run without a loss.
 MAX_FURTHER: Final = 6
+# The least end of an axis that counts tensors.
+MIN_COUNTED: Final = 4.0
 # Of a panel without a finite value: the marks of those that are not finite need a place.
 BLANK_RANGE: Final[Range] = (0.0, 1.0)
 
@@ -82,7 +84,7 @@ def load_panels(run: Run, options: Options, also: str = "") -> Loaded:
     bands = {name: _band(run, arms, baselines, [read[name] for read in seeds.values()]) for name in names}
     add(_loss(run, arms, options, own["loss"], bands["loss"]))
     add(_delta(run, arms, result, own["loss"], bands["loss"], options))
-    add(_trouble(run, options))
+    add(_out_of_range(run, options))
     add(_scalar(run, arms, options, "grad_norm", bands["grad_norm"], 90))
     add(_learning_rate(run, options))
     for name in _further(run, also):
@@ -315,15 +317,15 @@ def _delta_range(values: Sequence[Floats], tolerance: float) -> Range:
     return -float(np.clip(-1.1 * low, least, most)), float(np.clip(1.1 * high, least, most))
 
 
-def _trouble(run: Run, options: Options) -> tuple[FigurePanel, str] | None:
+def _out_of_range(run: Run, options: Options) -> tuple[FigurePanel, str] | None:
     columns = COMPACT_COLUMNS if options.compact else COLUMNS
-    shares = read_shares(run, first=options.first, last=options.last, columns=columns)
-    if shares is None or np.isnan(shares.either).all():
+    counts = read_counts(run, first=options.first, last=options.last, columns=columns)
+    if counts is None or np.isnan(counts.either).all():
         return None
     limits = limits_of(run)
-    edges = shares.edges.astype(np.float64)
-    # Where no tensor is observed, the last share that is known holds.
-    observed = np.flatnonzero(~np.isnan(shares.either))
+    edges = counts.edges.astype(np.float64)
+    # Where no tensor is observed, the last count holds.
+    observed = np.flatnonzero(~np.isnan(counts.either))
     # The last column reaches to the last step.
     x = edges[observed]
     is_wide = edges[-1] - 1.0 > x[-1]
@@ -331,19 +333,20 @@ def _trouble(run: Run, options: Options) -> tuple[FigurePanel, str] | None:
 
     def line(values: Floats, name: str, tone: str) -> PlainLine:
         drawn = np.append(values[observed], values[observed[-1]]) if is_wide else values[observed]
-        return PlainLine(name=name, x=x, y=drawn, tone=tone, unit=".2~%", is_area=tone == "danger")
+        return PlainLine(name=name, x=x, y=drawn, tone=tone, is_area=tone == "danger")
 
-    overflow = line(shares.overflow, f"overflow ≥ {percent(limits[OVERFLOW])}", "danger")
-    underflow = line(shares.underflow, f"underflow ≥ {percent(limits[UNDERFLOW])}", "warning")
-    highest = float(np.nanmax(shares.either))
+    overflow = line(counts.overflow, f"overflow ≥ {percent(limits[OVERFLOW])}", "danger")
+    underflow = line(counts.underflow, f"underflow ≥ {percent(limits[UNDERFLOW])}", "warning")
+    highest = int(np.nanmax(counts.either))
     panel = FigurePanel(
-        title="share of tensors out of range",
+        title=f"tensors out of range, of {counts.observed:,}",
         height=80,
-        y_range=(0.0, max(0.05, min(1.0, 1.15 * highest))),
+        # Counts, because a share would hide two of thousands; and no ticks between them.
+        y_range=(0.0, max(MIN_COUNTED, 1.15 * highest)),
         lines=(overflow, underflow),
-        tick_format=".2~%",
     )
-    return panel, f"At most {percent(highest)} of the tensors overflow or underflow at the same time."
+    said = f"At most {highest:,} of {counts.observed:,} tensors overflow or underflow at the same time."
+    return panel, said
 
 
 def _scalar(

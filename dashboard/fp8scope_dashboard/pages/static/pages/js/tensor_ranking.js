@@ -4,7 +4,7 @@
 import { firstChart } from "./first_chart.js";
 import { explainFailures, loadInto } from "./try_again.js";
 
-const CHOICES = ["sort", "limit", "limit_of", "page"];
+const CHOICES = ["sort", "limit", "limit_of", "page", "everything"];
 
 const publish = (name, value) => document.dispatchEvent(new CustomEvent("fp8:view", { detail: { name, value } }));
 
