@@ -36,7 +36,7 @@ ORDERS = {
 INNER_ORDERS = {
     "fp8scope_dashboard.alerts": """
         signals detectors kinds rules channels beginnings models evidence growth delivery
-        lifecycle run_alerts events detection custom_rules services tasks apps
+        lifecycle run_alerts alert_updates detection custom_rules services tasks apps
     """,
     "fp8scope_dashboard.pages": """
         apps access address_values formatting badges glossary configuration_differences undo_offer

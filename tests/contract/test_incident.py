@@ -51,6 +51,6 @@ def test_an_alert_becomes_an_incident_and_a_post_mortem(
     assert main(["report", run.id, "-o", str(tmp_path / "report.md")]) == 0
     text = (tmp_path / "report.md").read_text().replace("\\", "")
     assert "step 30: Loss not finite (critical)" in text
-    assert "somebody ordered checkpoint (before it is too late): done, written to step-31.pt" in text
+    assert "somebody gave the command checkpoint (before it is too late): done, written to step-31.pt" in text
     assert "Incident kept: steps 1 to" in text
     assert (tmp_path / "report-loss.svg").is_file()

@@ -32,7 +32,7 @@ class PostMortem:
     signs: Sequence[DocumentEvent] = ()
     """Changes, in the order of the steps."""
     alerts: Sequence[DocumentEvent] = ()
-    orders: Sequence[DocumentEvent] = ()
+    commands: Sequence[DocumentEvent] = ()
     """Commands and their results, and other changes to the run."""
     cause: Sequence[str] = ()
     replay: Sequence[str] = ()
@@ -46,7 +46,7 @@ class PostMortem:
         sections = [
             ("Onset, in order", [_at(event) for event in self.signs]),
             ("Alerts", [_at(event) for event in self.alerts]),
-            ("What was ordered", [_at(event) for event in self.orders]),
+            ("Commands and changes", [_at(event) for event in self.commands]),
             ("Suspected cause", list(self.cause)),
             ("Replay", list(self.replay)),
             ("Not known", list(self.gaps)),

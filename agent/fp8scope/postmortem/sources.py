@@ -49,7 +49,7 @@ def from_incident(incident: StoredIncident) -> PostMortem:
         facts=facts,
         signs=[DocumentEvent(sign.step, sign.sentence()) for sign in moved],
         alerts=[_alert(alert)] if alert else [],
-        orders=[_order(event) for event in document["events"] if event.get("name") != "incident"],
+        commands=[_change(event) for event in document["events"] if event.get("name") != "incident"],
         replay=[] if result is None else result["sentences"],
         products=[] if result is None else _products(result.get("bisection")),
         figures=_charts(rows, tensors, statistics, charted, document["target"]),
@@ -95,7 +95,7 @@ def _alert(alert: Mapping[str, Any]) -> DocumentEvent:
     )
 
 
-def _order(event: Mapping[str, Any]) -> DocumentEvent:
+def _change(event: Mapping[str, Any]) -> DocumentEvent:
     """A report of the run: the result of a command, or a change."""
     if event.get("kind") == "command":
         message = f": {event['message']}" if event.get("message") else ""
@@ -141,7 +141,7 @@ class RunSource:
                 if finding["onset"] is not None
             ],
             alerts=[_alert(alert) for alert in alerts],
-            orders=_commands(history),
+            commands=_commands(history),
             cause=[text for text in (diagnosis["sentence"], diagnosis["suggestion"]) if text],
             products=_products(_latest(history, "bisect")),
             figures=[chart for name in ("loss", "grad_norm") if (chart := self._chart(name, mark))],
@@ -197,7 +197,7 @@ def _commands(history: Mapping[str, Any]) -> list[DocumentEvent]:
     events = [
         DocumentEvent(
             command["step"],
-            f"{command['given_by']} ordered {command['kind']}"
+            f"{command['given_by']} gave the command {command['kind']}"
             + (f" ({command['reason']})" if command["reason"] else "")
             + f": {command['state']}"
             + (f", {command['message']}" if command["message"] else ""),
@@ -205,7 +205,7 @@ def _commands(history: Mapping[str, Any]) -> list[DocumentEvent]:
         for command in history["commands"]
     ]
     events += [
-        _order({"step": report["step"], **report["document"]})
+        _change({"step": report["step"], **report["document"]})
         for report in history["reports"]
         if report["kind"] == "annotation"
     ]

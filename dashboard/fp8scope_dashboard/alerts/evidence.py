@@ -63,30 +63,30 @@ def first_onset(finding: ConditionChange) -> int:
     return finding.onset_step if first is None else min(finding.onset_step, int(first["onset_step"]))
 
 
-def overlaps(event: Alert, finding: ConditionChange) -> bool:
+def overlaps(alert: Alert, finding: ConditionChange) -> bool:
     """Return whether a finding of tensors has the cause of an alert.
 
     It began at most SAME_CAUSE steps apart.
     """
-    last = int(event.evidence.get("last_onset", event.onset_step))
-    return event.onset_step - SAME_CAUSE <= finding.onset_step <= last + SAME_CAUSE
+    last = int(alert.evidence.get("last_onset", alert.onset_step))
+    return alert.onset_step - SAME_CAUSE <= finding.onset_step <= last + SAME_CAUSE
 
 
-def shares_tensors(event: Alert, finding: ConditionChange) -> bool:
+def shares_tensors(alert: Alert, finding: ConditionChange) -> bool:
     """Return whether a finding names a tensor of an alert; true if it names none at all."""
     if "tensors" not in finding.evidence:
         return True
-    names = {tensor["name"] for tensor in event.evidence.get("tensors", [])}
+    names = {tensor["name"] for tensor in alert.evidence.get("tensors", [])}
     return any(tensor["name"] in names for tensor in finding.evidence["tensors"])
 
 
-def is_about(event: Alert, finding: ConditionChange) -> bool:
+def is_about(alert: Alert, finding: ConditionChange) -> bool:
     """Return whether a finding names largely the tensors of an alert: half of its modules are the alert's.
 
     Input, weight and gradient of one module leave their ranges together. Of many tensors the evidence names
     only the worst; then half of the layers must be the alert's.
     """
-    ours, theirs = event.evidence, finding.evidence
+    ours, theirs = alert.evidence, finding.evidence
     if all(int(tensors.get("tensors_over", 0)) > NAMED for tensors in (ours, theirs)):
         mine, other = set(ours.get("layers", [])), set(theirs.get("layers", []))
         if mine and other:
@@ -99,7 +99,7 @@ def _modules(named: Mapping[str, Any]) -> set[Any]:
     return {tensor["name"].rpartition(".")[0] for tensor in named.get("tensors", [])}
 
 
-def add_further(event: Alert, rule: Rule, finding: ConditionChange) -> None:
+def add_further(alert: Alert, rule: Rule, finding: ConditionChange) -> None:
     """Keep what another rule found about the same tensors: one entry for each rule, the latest."""
     entry: dict[str, Any] = {
         "kind": rule.kind,
@@ -114,13 +114,13 @@ def add_further(event: Alert, rule: Rule, finding: ConditionChange) -> None:
             if key in finding.evidence
         },
     }
-    others = [entry for entry in event.evidence.get("further", []) if entry["title"] != rule.title]
-    event.evidence = {
-        **event.evidence,
-        **_earlier_first(event.evidence, finding.evidence),
+    others = [entry for entry in alert.evidence.get("further", []) if entry["title"] != rule.title]
+    alert.evidence = {
+        **alert.evidence,
+        **_earlier_first(alert.evidence, finding.evidence),
         "further": [*others, entry],
         "last_onset": max(
-            int(event.evidence.get("last_onset", event.onset_step)),
+            int(alert.evidence.get("last_onset", alert.onset_step)),
             int(finding.evidence.get("last_onset", 0)),
         ),
     }
@@ -132,26 +132,26 @@ def _earlier_first(before: Mapping[str, Any], other: Mapping[str, Any]) -> dict[
     return {"first": min(named, key=lambda first: int(first["onset_step"]))} if named else {}
 
 
-def complete(event: Alert, finding: ConditionChange) -> None:
+def complete(alert: Alert, finding: ConditionChange) -> None:
     """Add the tensors of a finding to an alert that has the same cause; other findings change nothing."""
     tensors = finding.evidence.get("tensors")
     if tensors is None:
         return
-    before = event.evidence
+    before = alert.evidence
     names = {tensor["name"] for tensor in tensors}
     others = [tensor for tensor in before.get("tensors", []) if tensor["name"] not in names]
     more = int(finding.evidence["tensors_over"]) >= int(before.get("tensors_over", 0))
-    event.evidence = {
+    alert.evidence = {
         **before,
         **(finding.evidence if more else {}),
         **_earlier_first(before, finding.evidence),
         "tensors": [*tensors, *others][:NAMED],
         "last_onset": max(
-            int(before.get("last_onset", event.onset_step)), int(finding.evidence.get("last_onset", 0))
+            int(before.get("last_onset", alert.onset_step)), int(finding.evidence.get("last_onset", 0))
         ),
     }
     if more:
-        event.message, event.value = finding.message[:MESSAGE_LENGTH], finding.value
+        alert.message, alert.value = finding.message[:MESSAGE_LENGTH], finding.value
 
 
 def _own_series(

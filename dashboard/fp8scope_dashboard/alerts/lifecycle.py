@@ -69,21 +69,21 @@ TRANSITIONS: Final[Mapping[EntryKind, Transition]] = {
 }
 
 
-def note_opened(event: Alert) -> None:
+def note_opened(alert: Alert) -> None:
     """Begin the history of a new alert."""
-    write(event, EntryKind.OPENED, text=event.message)
+    write(alert, EntryKind.OPENED, text=alert.message)
 
 
-def acknowledge(event: Alert, user: User) -> bool:
+def acknowledge(alert: Alert, user: User) -> bool:
     """Record that a person takes care of an alert. False if somebody did before, or if it is resolved."""
     now = timezone.now()
     return _move(
-        event, EntryKind.ACKNOWLEDGED, user, acknowledged_by=user, acknowledged_at=now, muted_until=None
+        alert, EntryKind.ACKNOWLEDGED, user, acknowledged_by=user, acknowledged_at=now, muted_until=None
     )
 
 
 @transaction.atomic
-def acknowledge_all(events: QuerySet[Alert], user: User) -> int:
+def acknowledge_all(alerts: QuerySet[Alert], user: User) -> int:
     """Acknowledge the open ones of these alerts, at one moment, by which they can be undone together.
 
     Returns:
@@ -92,7 +92,7 @@ def acknowledge_all(events: QuerySet[Alert], user: User) -> int:
     Raises:
         LifecycleError: more than MAX_AT_ONCE are open.
     """
-    chosen = Alert.objects.filter(pk__in=events.order_by().values("pk"), state=OPEN)
+    chosen = Alert.objects.filter(pk__in=alerts.order_by().values("pk"), state=OPEN)
     locked = chosen.select_for_update().order_by("pk").values_list("pk", flat=True)
     ids = list(locked[: MAX_AT_ONCE + 1])
     if len(ids) > MAX_AT_ONCE:
@@ -155,11 +155,11 @@ def _set_all(ids: list[int], kind: EntryKind, user: User, **fields: Any) -> None
     )
     # The step of one alert for each run: pages ask for the rest.
     first = Alert.objects.filter(pk__in=ids).order_by("run_id", "-step").distinct("run_id")
-    for event in first.select_related("run")[:MAX_ANNOUNCED]:
-        _announce(event)
+    for alert in first.select_related("run")[:MAX_ANNOUNCED]:
+        _announce(alert)
 
 
-def mute(event: Alert, user: User, until: datetime) -> bool:
+def mute(alert: Alert, user: User, until: datetime) -> bool:
     """Silence an alert until a time; then it is open again, unless its condition has ended.
 
     Returns:
@@ -172,27 +172,27 @@ def mute(event: Alert, user: User, until: datetime) -> bool:
     if not now < until <= now + LONGEST_MUTE:
         raise LifecycleError(f"Choose a time within the next {LONGEST_MUTE.days} days.")
     text = f"until {until:%Y-%m-%d %H:%M} UTC"
-    return _move(event, EntryKind.MUTED, user, text, muted_until=until)
+    return _move(alert, EntryKind.MUTED, user, text, muted_until=until)
 
 
-def unmute(event: Alert, user: User | None = None) -> bool:
+def unmute(alert: Alert, user: User | None = None) -> bool:
     """End the silence of an alert before its time, or, without a user, because its time is over."""
     text = "" if user is not None else "The time is over, and the condition lasts."
     now = timezone.now()
-    return _move(event, EntryKind.UNMUTED, user, text, muted_until=None, waiting_since=now, escalated_at=None)
+    return _move(alert, EntryKind.UNMUTED, user, text, muted_until=None, waiting_since=now, escalated_at=None)
 
 
-def resolve(event: Alert, user: User | None = None, *, step: int | None = None, reason: str = "") -> bool:
+def resolve(alert: Alert, user: User | None = None, *, step: int | None = None, reason: str = "") -> bool:
     """Close an alert, by hand or, without a user, because its condition has ended at `step`.
 
     Returns:
         False if it was closed before.
     """
     text = reason or ("" if user is not None else "The condition has ended.")
-    step = event.run.last_step if step is None else step
+    step = alert.run.last_step if step is None else step
     with transaction.atomic():
         is_closed = _move(
-            event,
+            alert,
             EntryKind.RESOLVED,
             user,
             text,
@@ -202,12 +202,12 @@ def resolve(event: Alert, user: User | None = None, *, step: int | None = None, 
             muted_until=None,
         )
         if is_closed:
-            routing.notify(event, Reason.RESOLVED)
+            routing.notify(alert, Reason.RESOLVED)
     return is_closed
 
 
 @transaction.atomic
-def reopen(event: Alert, user: User | None = None, *, text: str = "") -> bool:
+def reopen(alert: Alert, user: User | None = None, *, text: str = "") -> bool:
     """Open a resolved alert again, by hand or, without a user, because its condition came back.
 
     Without a user, the training process gets the alert again. Call it under the run's lock then.
@@ -221,15 +221,15 @@ def reopen(event: Alert, user: User | None = None, *, text: str = "") -> bool:
     """
     if user is not None:
         # The lock of the evaluation, which opens alerts.
-        DetectorState.objects.get_or_create(run_id=event.run_id, writer=RUN_WIDE)
-        DetectorState.objects.select_for_update().get(run_id=event.run_id, writer=RUN_WIDE)
-        if same_condition(event).filter(state__in=UNRESOLVED).exclude(pk=event.pk).exists():
+        DetectorState.objects.get_or_create(run_id=alert.run_id, writer=RUN_WIDE)
+        DetectorState.objects.select_for_update().get(run_id=alert.run_id, writer=RUN_WIDE)
+        if same_condition(alert).filter(state__in=UNRESOLVED).exclude(pk=alert.pk).exists():
             raise LifecycleError("A newer alert of this rule is not resolved yet: use that one.")
-    return _open_again(event, TRANSITIONS[EntryKind.REOPENED], user, text)
+    return _open_again(alert, TRANSITIONS[EntryKind.REOPENED], user, text)
 
 
 @transaction.atomic
-def open_again(event: Alert, text: str) -> bool:
+def open_again(alert: Alert, text: str) -> bool:
     """Raise an unresolved alert again, because its condition came back after a person had opened it.
 
     The training process gets the alert again. Call it under the run's lock.
@@ -237,13 +237,13 @@ def open_again(event: Alert, text: str) -> bool:
     Returns:
         False if it is muted, or resolved.
     """
-    return _open_again(event, Transition((OPEN, ACKNOWLEDGED), OPEN), None, text)
+    return _open_again(alert, Transition((OPEN, ACKNOWLEDGED), OPEN), None, text)
 
 
-def _open_again(event: Alert, transition: Transition, user: User | None, text: str) -> bool:
+def _open_again(alert: Alert, transition: Transition, user: User | None, text: str) -> bool:
     fields: dict[str, Any] = {"sent_again_as": _next_number()} if user is None else {}
     return _move(
-        event,
+        alert,
         EntryKind.REOPENED,
         user,
         text,
@@ -259,13 +259,13 @@ def _open_again(event: Alert, transition: Transition, user: User | None, text: s
     )
 
 
-def send_again(event: Alert) -> None:
+def send_again(alert: Alert) -> None:
     """Give the alert to the training process once more. Call it under the run's lock."""
-    event.sent_again_as = _next_number()
-    event.save(update_fields=["sent_again_as"])
+    alert.sent_again_as = _next_number()
+    alert.save(update_fields=["sent_again_as"])
 
 
-def comment(event: Alert, user: User, text: str) -> None:
+def comment(alert: Alert, user: User, text: str) -> None:
     """Add a person's comment.
 
     Raises:
@@ -274,30 +274,30 @@ def comment(event: Alert, user: User, text: str) -> None:
     text = text.strip()
     if not text or len(text) > LONGEST_COMMENT or "\0" in text:
         raise LifecycleError(f"A comment has 1 to {LONGEST_COMMENT:,} characters.")
-    if event.history.filter(kind=EntryKind.COMMENT).count() >= MAX_COMMENTS:
+    if alert.history.filter(kind=EntryKind.COMMENT).count() >= MAX_COMMENTS:
         raise LifecycleError(f"The alert has {MAX_COMMENTS} comments already.")
     with transaction.atomic():
-        write(event, EntryKind.COMMENT, user, text)
-        _announce(event)
+        write(alert, EntryKind.COMMENT, user, text)
+        _announce(alert)
 
 
 def unmute_due() -> int:
     """Open the muted alerts whose time is over. Returns their number."""
     over = Alert.objects.filter(state=MUTED, muted_until__lte=timezone.now()).select_related("run")
-    return sum(unmute(event) for event in over)
+    return sum(unmute(alert) for alert in over)
 
 
-def same_condition(event: Alert) -> Any:
+def same_condition(alert: Alert) -> Any:
     """The alerts of the same run, rule and generation."""
     return Alert.objects.filter(
-        run_id=event.run_id, kind=event.kind, rule_name=event.rule_name, generation=event.generation
+        run_id=alert.run_id, kind=alert.kind, rule_name=alert.rule_name, generation=alert.generation
     )
 
 
-def write(event: Alert, kind: EntryKind, user: User | None = None, text: str = "") -> None:
+def write(alert: Alert, kind: EntryKind, user: User | None = None, text: str = "") -> None:
     """Add an entry to the history of an alert."""
     HistoryEntry.objects.create(
-        event=event,
+        event=alert,
         kind=kind,
         user=user,
         user_name="" if user is None else user.username,
@@ -307,7 +307,7 @@ def write(event: Alert, kind: EntryKind, user: User | None = None, text: str = "
 
 @transaction.atomic
 def _move(
-    event: Alert,
+    alert: Alert,
     kind: EntryKind,
     user: User | None,
     text: str = "",
@@ -316,17 +316,17 @@ def _move(
     **fields: Any,
 ) -> bool:
     transition = transition or TRANSITIONS[kind]
-    allowed = Alert.objects.filter(pk=event.pk, state__in=transition.sources)
+    allowed = Alert.objects.filter(pk=alert.pk, state__in=transition.sources)
     if allowed.update(state=transition.target, **fields) != 1:
         return False
-    event.refresh_from_db()
-    write(event, kind, user, text)
-    _announce(event, step)
+    alert.refresh_from_db()
+    write(alert, kind, user, text)
+    _announce(alert, step)
     return True
 
 
-def _announce(event: Alert, step: int | None = None) -> None:
-    run_changed(event.run_id, event.run.project_id, "alert", event.step if step is None else step)
+def _announce(alert: Alert, step: int | None = None) -> None:
+    run_changed(alert.run_id, alert.run.project_id, "alert", alert.step if step is None else step)
 
 
 def _next_number() -> int:

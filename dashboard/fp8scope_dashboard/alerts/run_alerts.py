@@ -25,20 +25,20 @@ class RunAlerts:
     def unresolved(self, generation: str | None = None) -> list[Alert]:
         """The unresolved alerts, of all generations or of one."""
         return [
-            event
-            for event in self._live
-            if event.state in lifecycle.UNRESOLVED and generation in (None, event.generation)
+            alert
+            for alert in self._live
+            if alert.state in lifecycle.UNRESOLVED and generation in (None, alert.generation)
         ]
 
     def lasting(self) -> list[Alert]:
         """The alerts whose condition lasts, also those that a person has resolved."""
-        return [event for event in self._live if event.seen_by]
+        return [alert for alert in self._live if alert.seen_by]
 
-    def add(self, event: Alert) -> None:
+    def add(self, alert: Alert) -> None:
         """Add an alert that was created or reopened."""
-        if all(other.pk != event.pk for other in self._live):
-            event.run = self.run
-            self._live.append(event)
+        if all(other.pk != alert.pk for other in self._live):
+            alert.run = self.run
+            self._live.append(alert)
             self._live.sort(key=lambda other: other.pk)
 
     @property
@@ -53,7 +53,7 @@ class RunAlerts:
     @cached_property
     def _live(self) -> list[Alert]:
         live = Alert.objects.filter(Q(state__in=lifecycle.UNRESOLVED) | ~Q(seen_by=[]), run=self.run)
-        events = list(live.order_by("id"))
-        for event in events:
-            event.run = self.run
-        return events
+        alerts = list(live.order_by("id"))
+        for alert in alerts:
+            alert.run = self.run
+        return alerts

@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 # Alerts in one response; the training process gets the others with its next message.
-EVENTS_AT_ONCE = 1_000
+ALERTS_AT_ONCE = 1_000
 # The sweeper looks this far back for runs whose change of state was not announced.
 STATE_IS_NEWS = timedelta(hours=1)
 STATE_READ = ("run_id", "rows", "state__run_state")
@@ -57,9 +57,9 @@ def alerts_of(project: Project) -> QuerySet[Alert]:
     return Alert.objects.filter(run__project=project, run__deleted_at=None)
 
 
-def numbered(events: QuerySet[Alert]) -> Any:
+def numbered(alerts: QuerySet[Alert]) -> Any:
     """The alerts with their `number`; see `alerts_after`."""
-    return events.annotate(number=Coalesce("sent_again_as", "id", output_field=BigIntegerField()))
+    return alerts.annotate(number=Coalesce("sent_again_as", "id", output_field=BigIntegerField()))
 
 
 def alerts_after(run_id: UUID, after: int) -> list[dict[str, Any]]:
@@ -80,11 +80,11 @@ def alerts_after(run_id: UUID, after: int) -> list[dict[str, Any]]:
         "message",
         "opened_at",
     )
-    events = numbered(Alert.objects.filter(run_id=run_id)).filter(number__gt=after).order_by("number")
-    events = events[:EVENTS_AT_ONCE]
+    alerts = numbered(Alert.objects.filter(run_id=run_id)).filter(number__gt=after).order_by("number")
+    alerts = alerts[:ALERTS_AT_ONCE]
     return [
-        {"id": event.pop("number"), "rule": event.pop("rule_name"), **event}
-        for event in events.values("number", "opened_at", *fields)
+        {"id": alert.pop("number"), "rule": alert.pop("rule_name"), **alert}
+        for alert in alerts.values("number", "opened_at", *fields)
     ]
 
 

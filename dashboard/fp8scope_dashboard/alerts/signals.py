@@ -2,5 +2,5 @@
 
 from django.dispatch import Signal
 
-event_opened = Signal()
-"""Sent when a detector opens an alert, within its transaction. Argument: `event`."""
+alert_opened = Signal()
+"""Sent when a detector opens an alert, within its transaction. Argument: `alert`."""

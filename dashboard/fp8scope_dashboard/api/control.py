@@ -1,4 +1,4 @@
-"""Reports of training processes, and the history of what was ordered and reported."""
+"""Reports of training processes, and the history of commands and reports."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@ from typing import Any
 
 from django.apps import AppConfig
 
-from fp8scope_dashboard.alerts.signals import event_opened
+from fp8scope_dashboard.alerts.signals import alert_opened
 
 
 class ControlConfig(AppConfig):
@@ -11,12 +11,12 @@ class ControlConfig(AppConfig):
     label = "loop"
 
     def ready(self) -> None:
-        event_opened.connect(carry_out_action)
+        alert_opened.connect(carry_out_action)
 
 
-def carry_out_action(event: Any, **_: Any) -> None:
-    """Give the command that an event's rule asks for."""
+def carry_out_action(alert: Any, **_: Any) -> None:
+    """Give the command that an alert's rule asks for."""
     # Models can be imported only once all apps are loaded.
     from fp8scope_dashboard.control.commands import carry_out_rule_action
 
-    carry_out_rule_action(event)
+    carry_out_rule_action(alert)

@@ -59,7 +59,7 @@ def give(
     arguments: Mapping[str, Any] | None = None,
     *,
     user: User | None = None,
-    event: Alert | None = None,
+    alert: Alert | None = None,
     reason: str = "",
 ) -> Command:
     """Give a command to the run's processes; they receive it with the next response to one of their messages.
@@ -84,7 +84,7 @@ def give(
         arguments=checked,
         reason=reason[:MESSAGE_LENGTH],
         given_by=user,
-        event=event,
+        event=alert,
         given_at=now,
         expires_at=now + LIFETIME,
     )
@@ -100,39 +100,39 @@ HOW_TO_ALLOW: Mapping[str, str] = {
 }
 
 
-def carry_out_rule_action(event: Alert) -> None:
-    """Give the command that the rule of an event asks for, if any, and note it in the event's history.
+def carry_out_rule_action(alert: Alert) -> None:
+    """Give the command that the rule of an alert asks for, if any, and note it in the alert's history.
 
-    Call it when the event opens, and when it opens again.
+    Call it when the alert opens, and when it opens again.
     """
-    if event.rule is None or not event.rule.action:
+    if alert.rule is None or not alert.rule.action:
         return
-    label = str(RuleAction(event.rule.action).label)
+    label = str(RuleAction(alert.rule.action).label)
     try:
-        if event.rule.action == RuleAction.FALLBACK:
-            command = fall_back(event)
+        if alert.rule.action == RuleAction.FALLBACK:
+            command = fall_back(alert)
         else:
-            command = give(event.run, event.rule.action, event=event, reason=event.message)
+            command = give(alert.run, alert.rule.action, alert=alert, reason=alert.message)
     except CommandError as error:
-        lifecycle.write(event, EntryKind.ORDERED, text=f"{label}: not possible. {error}")
+        lifecycle.write(alert, EntryKind.ORDERED, text=f"{label}: not possible. {error}")
     else:
         layers = ", ".join(command.arguments.get("patterns", ()))
-        lifecycle.write(event, EntryKind.ORDERED, text=f"{label}{f': {layers}' if layers else ''}")
+        lifecycle.write(alert, EntryKind.ORDERED, text=f"{label}{f': {layers}' if layers else ''}")
 
 
-def fall_back(event: Alert) -> Command:
+def fall_back(alert: Alert) -> Command:
     """Ask for BF16 in the layers that an alert's evidence names.
 
     Raises:
         CommandError: as `give`, or if the evidence names no layer.
     """
-    tensors = [str(tensor["name"]) for tensor in event.evidence.get("tensors", ())][:MAX_PATTERNS]
-    modules = event.run.tensors.filter(name__in=tensors).values_list("module", flat=True)
+    tensors = [str(tensor["name"]) for tensor in alert.evidence.get("tensors", ())][:MAX_PATTERNS]
+    modules = alert.run.tensors.filter(name__in=tensors).values_list("module", flat=True)
     layers = sorted(set(filter(None, modules)))
     if not layers:
         raise CommandError("The alert names no layer of the run.")
     arguments = {"patterns": layers, "precision": "bf16"}
-    return give(event.run, "fallback", arguments, event=event, reason=event.message)
+    return give(alert.run, "fallback", arguments, alert=alert, reason=alert.message)
 
 
 def commands_for(run: Run, writer: UUID, after: int) -> list[dict[str, Any]]:

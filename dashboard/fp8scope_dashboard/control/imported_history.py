@@ -133,21 +133,21 @@ class PastCommand(Schema):
 
 def alerts_of(run_id: UUID) -> Iterator[tuple[int, dict[str, Any]]]:
     """The run's alerts, oldest first, each with its step, in the form of PastAlert."""
-    events = Alert.objects.filter(run_id=run_id).select_related("acknowledged_by").order_by("id")
-    for event in events.prefetch_related("history").iterator(100):
+    alerts = Alert.objects.filter(run_id=run_id).select_related("acknowledged_by").order_by("id")
+    for alert in alerts.prefetch_related("history").iterator(100):
         yield (
-            event.step,
+            alert.step,
             {
-                **{name: getattr(event, name) for name in ALERT},
-                "value": _as_json(event.value),
-                "threshold": _as_json(event.threshold),
-                "acknowledged_by": _name_of(event.acknowledged_by),
-                "reopened": event.reopened,
-                "resolved_step": event.resolved_step,
-                **_times(event, *ALERT_TIMES),
+                **{name: getattr(alert, name) for name in ALERT},
+                "value": _as_json(alert.value),
+                "threshold": _as_json(alert.threshold),
+                "acknowledged_by": _name_of(alert.acknowledged_by),
+                "reopened": alert.reopened,
+                "resolved_step": alert.resolved_step,
+                **_times(alert, *ALERT_TIMES),
                 "history": [
                     {name: getattr(entry, name) for name in ENTRY} | _times(entry, "at")
-                    for entry in list(event.history.all())[-MAX_ENTRIES:]
+                    for entry in list(alert.history.all())[-MAX_ENTRIES:]
                 ],
             },
         )
@@ -158,13 +158,13 @@ def commands_of(run_id: UUID) -> Iterator[tuple[int, dict[str, Any]]]:
     stored = Command.objects.filter(run_id=run_id).select_related("given_by", "event")
     for command in stored.prefetch_related("results").order_by("id"):
         results = list(command.results.all())
-        event = command.event
+        alert = command.event
         yield (
             max((result.step or 0 for result in results), default=0),
             {
                 **{name: getattr(command, name) for name in COMMAND},
                 "given_by": _name_of(command.given_by),
-                "alert": None if event is None else {name: getattr(event, name) for name in ALERT_KEY},
+                "alert": None if alert is None else {name: getattr(alert, name) for name in ALERT_KEY},
                 **_times(command, "given_at", "expires_at", "delivered_at"),
                 "results": [
                     {"writer": str(result.writer), **_times(result, "at")}
@@ -175,26 +175,26 @@ def commands_of(run_id: UUID) -> Iterator[tuple[int, dict[str, Any]]]:
         )
 
 
-def store_alert(run: Run, alert: PastAlert) -> None:
+def store_alert(run: Run, past: PastAlert) -> None:
     """Store an imported alert. If the run has one of the same kind, generation and onset, that one is kept.
 
     Raises:
         InvalidError: if the run has too many.
     """
     _check_room(Alert.objects.filter(run=run).count(), "alerts")
-    fields = alert.model_dump(exclude={*ALERT_KEY, "acknowledged_by", "history"})
-    fields["waiting_since"] = alert.waiting_since or alert.opened_at
+    fields = past.model_dump(exclude={*ALERT_KEY, "acknowledged_by", "history"})
+    fields["waiting_since"] = past.waiting_since or past.opened_at
     for name in ("value", "threshold"):
         fields[name] = NON_FINITE.get(fields[name], fields[name])
-    fields["acknowledged_by"] = _person(run, alert.acknowledged_by)
-    key = {name: getattr(alert, name) for name in ALERT_KEY}
-    event, created = Alert.objects.get_or_create(run=run, **key, defaults=fields)
+    fields["acknowledged_by"] = _person(run, past.acknowledged_by)
+    key = {name: getattr(past, name) for name in ALERT_KEY}
+    stored, created = Alert.objects.get_or_create(run=run, **key, defaults=fields)
     if created:
         HistoryEntry.objects.bulk_create(
-            HistoryEntry(event=event, user=_person(run, entry.user_name), **entry.model_dump())
-            for entry in alert.history
+            HistoryEntry(event=stored, user=_person(run, entry.user_name), **entry.model_dump())
+            for entry in past.history
         )
-    run_changed(run.id, run.project_id, "alert", alert.step)
+    run_changed(run.id, run.project_id, "alert", past.step)
 
 
 def store_command(run: Run, command: PastCommand) -> None:

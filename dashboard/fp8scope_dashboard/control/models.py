@@ -36,7 +36,7 @@ class Command(models.Model):
     arguments = models.JSONField(default=dict, blank=True)
     reason = models.CharField(max_length=500, blank=True, default="")
     given_by = models.ForeignKey(User, null=True, blank=True, on_delete=models.SET_NULL, related_name="+")
-    # The event whose rule gave the command, if any.
+    # The alert whose rule gave the command, if any.
     event = models.ForeignKey(
         "alerts.Alert", null=True, blank=True, on_delete=models.SET_NULL, related_name="commands"
     )

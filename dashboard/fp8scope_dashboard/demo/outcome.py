@@ -84,7 +84,7 @@ def outcome_of(plan: RunPlan, report: TrainerReport, stored: Mapping[str, Any]) 
         delta=comparison.get("delta"),
         tolerance=comparison.get("tolerance"),
         scores=tuple(_score(score) for score in scores),
-        alerts=tuple(_alert(plan, report, event) for event in stored["events"]),
+        alerts=tuple(_alert(plan, report, alert) for alert in stored["events"]),
         points_sent=finished.get("points_sent", 0),
         points_stored=stored["points_stored"],
         page=stored["url"],
@@ -158,18 +158,18 @@ def _missing_alerts(outcome: RunOutcome, fault_at: int) -> list[str]:
     return missing
 
 
-def _alert(plan: RunPlan, report: TrainerReport, event: Mapping[str, Any]) -> AlertOutcome:
-    step = int(event["step"])
-    opened = datetime.fromisoformat(event["opened_at"]).timestamp()
+def _alert(plan: RunPlan, report: TrainerReport, alert: Mapping[str, Any]) -> AlertOutcome:
+    step = int(alert["step"])
+    opened = datetime.fromisoformat(alert["opened_at"]).timestamp()
 
     def since(number: int | None) -> float | None:
         has_time = number is not None and 1 <= number <= len(report.step_times)
         return opened - report.step_times[number - 1] if has_time and number is not None else None
 
     return AlertOutcome(
-        kind=event["kind"],
-        severity=event["severity"],
-        onset_step=int(event["onset_step"]),
+        kind=alert["kind"],
+        severity=alert["severity"],
+        onset_step=int(alert["onset_step"]),
         step=step,
         steps=None if plan.fault_at is None else step - plan.fault_at,
         seconds=since(plan.fault_at),

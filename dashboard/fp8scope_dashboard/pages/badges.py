@@ -76,7 +76,7 @@ SEVERITIES: Final[Mapping[str, Badge]] = {
     "critical": Badge("Critical", "danger", "cross"),
     "warning": Badge("Warning", "warning", "alert"),
 }
-EVENT_STATES: Final[Mapping[str, Badge]] = {
+ALERT_STATES: Final[Mapping[str, Badge]] = {
     "open": Badge("Open", "danger", "alert"),
     "acknowledged": Badge("Acknowledged", "neutral", "eye"),
     "muted": Badge("Muted", "neutral", "bell-off"),

@@ -83,7 +83,7 @@ def test_a_message_has_what_is_known_by_then(project: Project) -> None:
     lifecycle.write(event, EntryKind.ORDERED, text="Fall back to BF16: 1 layer.")
     lines = wording.details(notice_of(event))
     assert "Suspected cause: The scale is frozen by an Inf." in lines
-    assert "Ordered: Fall back to BF16: 1 layer." in lines
+    assert "Command: Fall back to BF16: 1 layer." in lines
     assert any(line.startswith("Also: Growing amax since step") for line in lines)
 
 

@@ -8,10 +8,10 @@ import pytest
 from dashboard.helpers.recording import make_run
 
 from fp8scope_dashboard.accounts.services import create_project
-from fp8scope_dashboard.alerts import events
+from fp8scope_dashboard.alerts import alert_updates
+from fp8scope_dashboard.alerts.alert_updates import Detection
 from fp8scope_dashboard.alerts.custom_rules import store as rule_store
 from fp8scope_dashboard.alerts.detectors import ConditionChange
-from fp8scope_dashboard.alerts.events import Detection
 from fp8scope_dashboard.alerts.models import Alert, AlertState, Channel, Delivery, EntryKind, Rule
 from fp8scope_dashboard.alerts.services import alerts_after
 from fp8scope_dashboard.runs.models import Run
@@ -52,7 +52,7 @@ def finding(onset: int, *names: str, over: int = 0, layers: tuple[int, ...] = ()
 
 def apply(run: Run, *each: tuple[str, ConditionChange]) -> list[Alert]:
     detections = [Detection(rule(run, kind), found, "writer/0", "0") for kind, found in each]
-    return events.apply(run, detections).opened
+    return alert_updates.apply(run, detections).opened
 
 
 UP, DOWN = "blocks.3.mlp.up", "blocks.3.mlp.down"

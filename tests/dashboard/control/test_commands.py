@@ -11,8 +11,8 @@ from dashboard.helpers.reporting import another, send_report
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import User
+from fp8scope_dashboard.alerts.alert_updates import Detection, apply
 from fp8scope_dashboard.alerts.detectors import ConditionChange
-from fp8scope_dashboard.alerts.events import Detection, apply
 from fp8scope_dashboard.alerts.models import Rule, RuleAction
 from fp8scope_dashboard.control import commands
 from fp8scope_dashboard.control.models import Command

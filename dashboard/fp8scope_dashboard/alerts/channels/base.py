@@ -37,7 +37,7 @@ class Notice:
         tensors: the worst ones; `tensors_over` counts all.
         note: why the notice is sent, if it is not the first.
         cause: what the diagnosis of the run suspects by now; empty if nothing.
-        also: other rules that found the same. orders: what the training was asked to do.
+        also: other rules that found the same. commands: what the training was asked to do.
     """
 
     delivery: int
@@ -66,7 +66,7 @@ class Notice:
     note: str = ""
     cause: str = ""
     also: tuple[str, ...] = ()
-    orders: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """The fields as JSON types. Numbers that JSON does not have are the strings of docs/wire.md."""

@@ -70,7 +70,7 @@ def details(notice: Notice) -> list[str]:
         lines.append(f"Also: {', '.join(notice.also)}.")
     if notice.cause:
         lines.append(f"Suspected cause: {notice.cause}")
-    return [*lines, *(f"Ordered: {order}" for order in notice.orders)]
+    return [*lines, *(f"Command: {command}" for command in notice.commands)]
 
 
 def facts(notice: Notice) -> list[tuple[str, str]]:
@@ -83,7 +83,7 @@ def facts(notice: Notice) -> list[tuple[str, str]]:
         (f"Tensors ({count:,})", names),
         ("Also", ", ".join(notice.also)),
         ("Suspected cause", notice.cause),
-        *(("Ordered", order) for order in notice.orders),
+        *(("Command", command) for command in notice.commands),
     ]
     return [(name, value) for name, value in rows if value]
 

@@ -10,8 +10,8 @@ from django.db import connection, transaction
 
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.alerts import lifecycle
+from fp8scope_dashboard.alerts.alert_updates import held_by
 from fp8scope_dashboard.alerts.custom_rules.documents import Draft, RuleDocumentError, document_of, key_of
-from fp8scope_dashboard.alerts.events import held_by
 from fp8scope_dashboard.alerts.models import RUN_WIDE, Alert, DetectorState, Rule, RuleKind
 
 MAX_RULES: Final = 500
@@ -159,14 +159,14 @@ def _close_alerts(rule: Rule, reason: str) -> None:
     """Start the detectors of a rule again: end its conditions, and resolve alerts that have no other."""
     _forget(rule)
     of_project = Alert.objects.filter(run__project=rule.project_id).exclude(seen_by=[])
-    for event in of_project.select_related("run"):
-        held = held_by(event, rule.pk)
+    for alert in of_project.select_related("run"):
+        held = held_by(alert, rule.pk)
         if not held:
             continue
-        event.seen_by = [holder for holder in event.seen_by if holder not in held]
-        event.save(update_fields=["seen_by"])
-        if not event.seen_by:
-            lifecycle.resolve(event, reason=reason)
+        alert.seen_by = [holder for holder in alert.seen_by if holder not in held]
+        alert.save(update_fields=["seen_by"])
+        if not alert.seen_by:
+            lifecycle.resolve(alert, reason=reason)
 
 
 def _forget(rule: Rule) -> None:

@@ -35,70 +35,70 @@ def compose(delivery: Delivery) -> ChannelMessage:
 
     if len(notices) != 1 or delivery.event is None:
         return ChannelMessage(key=str(delivery.key), project=project.slug, url=url, notices=notices)
-    event = delivery.event
-    chart_url = picture_links.address_of(delivery) if event.evidence.get("series") else ""
+    alert = delivery.event
+    chart_url = picture_links.address_of(delivery) if alert.evidence.get("series") else ""
     title = headline(notices[0])
     return ChannelMessage(
         key=str(delivery.key),
         project=project.slug,
         url=url,
         notices=notices,
-        draw_chart=lambda: draw(event, title),
+        draw_chart=lambda: draw(alert, title),
         chart_url=chart_url,
     )
 
 
-def _notice(delivery: Delivery, event: Alert) -> Notice:
-    run, tensors = event.run, event.evidence.get("tensors", [])
+def _notice(delivery: Delivery, alert: Alert) -> Notice:
+    run, tensors = alert.run, alert.evidence.get("tensors", [])
     return Notice(
         delivery=delivery.pk,
         key=str(delivery.key),
         alert=str(_first_key(delivery)),
         reason=delivery.reason,
-        event=event.pk,
-        kind=event.kind,
-        label=event.title,
-        severity=event.severity,
-        state=event.state,
-        message=event.message,
-        onset_step=event.onset_step,
-        step=event.step,
-        value=event.value,
-        threshold=event.threshold,
-        opened_at=event.opened_at,
+        event=alert.pk,
+        kind=alert.kind,
+        label=alert.title,
+        severity=alert.severity,
+        state=alert.state,
+        message=alert.message,
+        onset_step=alert.onset_step,
+        step=alert.step,
+        value=alert.value,
+        threshold=alert.threshold,
+        opened_at=alert.opened_at,
         project=run.project.slug,
         run=str(run.id),
         run_name=run.name,
-        url=f"{settings.BASE_URL}{reverse('alert', args=[run.project.slug, event.pk])}",
+        url=f"{settings.BASE_URL}{reverse('alert', args=[run.project.slug, alert.pk])}",
         run_url=page_url(run),
         tensors=tensors,
-        tensors_over=max(len(tensors), int(event.evidence.get("tensors_over", 0))),
-        after_step=event.after_step,
-        note=_note(event, delivery.reason),
-        cause=_suspected_cause(event),
-        also=tuple(f"{entry['title']} since step {entry['since']}" for entry in event.further),
-        orders=tuple(_texts(event, EntryKind.ORDERED)),
+        tensors_over=max(len(tensors), int(alert.evidence.get("tensors_over", 0))),
+        after_step=alert.after_step,
+        note=_note(alert, delivery.reason),
+        cause=_suspected_cause(alert),
+        also=tuple(f"{entry['title']} since step {entry['since']}" for entry in alert.further),
+        commands=tuple(_texts(alert, EntryKind.ORDERED)),
     )
 
 
-def _texts(event: Alert, kind: EntryKind) -> list[str]:
-    return list(event.history.filter(kind=kind).values_list("text", flat=True))
+def _texts(alert: Alert, kind: EntryKind) -> list[str]:
+    return list(alert.history.filter(kind=kind).values_list("text", flat=True))
 
 
-def _note(event: Alert, reason: str) -> str:
+def _note(alert: Alert, reason: str) -> str:
     """Return why a later notice is sent: the latest entry of its kind in the alert's history."""
     if reason not in NOTED:
         return ""
-    entry = event.history.filter(kind=NOTED[reason]).last()
+    entry = alert.history.filter(kind=NOTED[reason]).last()
     if entry is None:
         return ""
-    where = f" at step {event.resolved_step:,}" if reason == Reason.RESOLVED and event.resolved_step else ""
+    where = f" at step {alert.resolved_step:,}" if reason == Reason.RESOLVED and alert.resolved_step else ""
     who = f" by {entry.user_name}" if entry.user_name else ""
     return f"{entry.get_kind_display().capitalize()}{who}{where}. {entry.text}".strip()
 
 
-def _suspected_cause(event: Alert) -> str:
-    diagnosis = suspected_cause(event.run_id, event.onset_step)
+def _suspected_cause(alert: Alert) -> str:
+    diagnosis = suspected_cause(alert.run_id, alert.onset_step)
     return "" if diagnosis is None else diagnosis.sentence
 
 
@@ -110,17 +110,17 @@ def _first_key(delivery: Delivery) -> object:
     return same.order_by("id").values_list("key", flat=True)[0]
 
 
-def draw(event: Alert, title: str = "") -> bytes | None:
+def draw(alert: Alert, title: str = "") -> bytes | None:
     """The chart of an alert as a PNG, under a title (by default the alert's); None without one."""
     try:
         return chart.draw(
-            event.evidence,
-            title=title or event.title,
-            onset=event.onset_step,
-            after=event.after_step,
-            detected=event.step,
-            threshold=event.threshold,
+            alert.evidence,
+            title=title or alert.title,
+            onset=alert.onset_step,
+            after=alert.after_step,
+            detected=alert.step,
+            threshold=alert.threshold,
         )
     except Exception:  # an alert without its picture is better than none
-        logger.exception("The chart of alert %d could not be drawn.", event.pk)
+        logger.exception("The chart of alert %d could not be drawn.", alert.pk)
         return None

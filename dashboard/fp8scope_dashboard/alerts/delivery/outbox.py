@@ -64,7 +64,7 @@ _at_once = BoundedSemaphore(MAX_AT_ONCE)
 
 
 def enqueue(
-    event: Alert,
+    alert: Alert,
     channels: Collection[Channel] | None = None,
     reason: Reason = Reason.OPENED,
     occurrence: int = 0,
@@ -83,15 +83,15 @@ def enqueue(
         due_at: when to send, e.g. at the end of quiet hours; by default now.
     """
     if channels is None:
-        channels = Channel.objects.filter(project=event.run.project_id)
+        channels = Channel.objects.filter(project=alert.run.project_id)
     notified: set[int] = set()
     if reason == Reason.RESOLVED:
-        notified = set(Delivery.objects.filter(event=event).values_list("channel_id", flat=True))
+        notified = set(Delivery.objects.filter(event=alert).values_list("channel_id", flat=True))
     wanting = [
-        channel for channel in channels if _wants(channel, event, reason, was_notified=channel.pk in notified)
+        channel for channel in channels if _wants(channel, alert, reason, was_notified=channel.pk in notified)
     ]
     new = [
-        (event.pk, channel.pk, reason, occurrence, uuid4(), due_at or timezone.now()) for channel in wanting
+        (alert.pk, channel.pk, reason, occurrence, uuid4(), due_at or timezone.now()) for channel in wanting
     ]
     for delivery_id in _insert(new):
         if due_at is None:
@@ -182,7 +182,7 @@ def deliver(delivery_id: int) -> bool:
     return True
 
 
-def _wants(channel: Channel, event: Alert, reason: Reason, *, was_notified: bool) -> bool:
+def _wants(channel: Channel, alert: Alert, reason: Reason, *, was_notified: bool) -> bool:
     if not channel.enabled:
         return False
     if reason == Reason.ESCALATED:
@@ -191,7 +191,7 @@ def _wants(channel: Channel, event: Alert, reason: Reason, *, was_notified: bool
         return False
     # In ascending order.
     severities = list(Severity.values)
-    return severities.index(event.severity) >= severities.index(channel.least_severity)
+    return severities.index(alert.severity) >= severities.index(channel.least_severity)
 
 
 @contextmanager

@@ -24,21 +24,21 @@ from fp8scope_dashboard.alerts.models import (
 from fp8scope_dashboard.notifications import run_changed
 
 
-def notify(event: Alert, reason: Reason) -> None:
+def notify(alert: Alert, reason: Reason) -> None:
     """Queue the notices of an alert, in the current transaction.
 
     They go to the channels of its rule, or, if it names none, to all of the project. In the rule's quiet
     hours they wait for the end of these.
     """
-    rule = event.rule
+    rule = alert.rule
     channels = list(rule.channels.all()) if rule is not None else []
     outbox.enqueue(
-        event, channels or None, reason, occurrence=event.reopened, due_at=_not_before(rule, event.severity)
+        alert, channels or None, reason, occurrence=alert.reopened, due_at=_not_before(rule, alert.severity)
     )
 
 
 def treats_alike(rule: Rule, other: Rule) -> bool:
-    """Return whether alerts of two rules order nothing, and go to the same people at the same times."""
+    """Return whether alerts of two rules give no command, and go to the same people at the same times."""
 
     def way(rule: Rule) -> tuple[object, ...]:
         channels = (sorted(rule.channels.values_list("pk", flat=True)),)
@@ -60,7 +60,7 @@ def escalate_due() -> int:
             escalated_at=None,
             waiting_since__lte=now - timedelta(minutes=rule.escalate_minutes or 0),
         )
-        count += sum(_escalate(event, rule, now) for event in waiting.select_related("run"))
+        count += sum(_escalate(alert, rule, now) for alert in waiting.select_related("run"))
     return count
 
 
@@ -87,23 +87,23 @@ def quiet_until(moment: datetime, begin: time, end: time, zone: str) -> datetime
 
 
 @transaction.atomic
-def _escalate(event: Alert, rule: Rule, now: datetime) -> bool:
-    unclaimed = Alert.objects.filter(pk=event.pk, state=AlertState.OPEN, escalated_at=None)
+def _escalate(alert: Alert, rule: Rule, now: datetime) -> bool:
+    unclaimed = Alert.objects.filter(pk=alert.pk, state=AlertState.OPEN, escalated_at=None)
     if unclaimed.update(escalated_at=now) != 1:
         return False
     channels = list(rule.escalation_channels.all())
-    earlier = HistoryEntry.objects.filter(event=event, kind=EntryKind.ESCALATED).count()
+    earlier = HistoryEntry.objects.filter(event=alert, kind=EntryKind.ESCALATED).count()
     outbox.enqueue(
-        event,
+        alert,
         channels or None,
         Reason.ESCALATED,
         occurrence=earlier,
-        due_at=_not_before(rule, event.severity),
+        due_at=_not_before(rule, alert.severity),
     )
     names = ", ".join(channel.name for channel in channels) or "all channels"
     text = f"Nobody acknowledged it within {rule.escalate_minutes} minutes: sent to {names}."
-    HistoryEntry.objects.create(event=event, kind=EntryKind.ESCALATED, text=text)
-    run_changed(event.run_id, event.run.project_id, "alert", event.step)
+    HistoryEntry.objects.create(event=alert, kind=EntryKind.ESCALATED, text=text)
+    run_changed(alert.run_id, alert.run.project_id, "alert", alert.step)
     return True
 
 

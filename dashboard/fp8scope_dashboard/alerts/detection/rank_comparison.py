@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fp8scope_dashboard.alerts import rules
+from fp8scope_dashboard.alerts.alert_updates import Detection
 from fp8scope_dashboard.alerts.detectors import State, scale_disagreement
 from fp8scope_dashboard.alerts.detectors.rank_scales import EVERY
-from fp8scope_dashboard.alerts.events import Detection
 from fp8scope_dashboard.alerts.models import Rule, RuleKind
 from fp8scope_dashboard.runs.models import Run, Tensor
 from fp8scope_dashboard.telemetry.codec import ChunkData, Float64s, Int64s

@@ -16,7 +16,8 @@ from django.db import transaction
 from django.utils import timezone
 from psycopg.types.json import Jsonb
 
-from fp8scope_dashboard.alerts import events, rules
+from fp8scope_dashboard.alerts import alert_updates, rules
+from fp8scope_dashboard.alerts.alert_updates import Detection
 from fp8scope_dashboard.alerts.detection import baselines, custom_rules, generations
 from fp8scope_dashboard.alerts.detection import streams as detection
 from fp8scope_dashboard.alerts.detection.generations import WriterStream
@@ -30,7 +31,6 @@ from fp8scope_dashboard.alerts.detection.run_conditions import (
     run_silent,
 )
 from fp8scope_dashboard.alerts.detectors import State, TensorFacts
-from fp8scope_dashboard.alerts.events import Detection
 from fp8scope_dashboard.alerts.models import RUN_WIDE, Alert, DetectorState, Rule
 from fp8scope_dashboard.analysis import comparison_runs
 from fp8scope_dashboard.db import sql
@@ -140,7 +140,7 @@ def evaluate_together(run_ids: Collection[UUID], *, waits: bool = False) -> Eval
         for run in runs
     ]
     _read(works)
-    opened = [event for work in works for event in _judge(work)]
+    opened = [alert for work in works for alert in _judge(work)]
     _save(works)
     return Evaluated(opened, [work.run.pk for work in works if work.more], busy)
 
@@ -217,7 +217,7 @@ def _judge(work: RunDetection) -> list[Alert]:
         _read_run(work, work.streams)
     shared = work.state(RUN_WIDE)
     shared.rows = NOT_ALL_READ if work.more or work.waiting else work.rows
-    applied = events.apply(
+    applied = alert_updates.apply(
         work.run,
         work.detections,
         waiting=shared.state.get(WAITING, []),

@@ -25,7 +25,7 @@ from fp8scope_dashboard.alerts.models import (
 from fp8scope_dashboard.pages import formatting
 from fp8scope_dashboard.pages.address_values import uuid_in
 from fp8scope_dashboard.pages.alerts import rule_words
-from fp8scope_dashboard.pages.badges import EVENT_STATES, SEVERITIES, Badge
+from fp8scope_dashboard.pages.badges import ALERT_STATES, SEVERITIES, Badge
 from fp8scope_dashboard.pages.charts.arms import Arm, Arms
 from fp8scope_dashboard.runs.models import Run
 
@@ -63,7 +63,7 @@ class ShownAlert:
     def of(cls, event: Alert) -> Self:
         """An event whose deliveries have been read."""
         deliveries = list(event.deliveries.all())
-        return cls(event, SEVERITIES[event.severity], EVENT_STATES[event.state], deliveries)
+        return cls(event, SEVERITIES[event.severity], ALERT_STATES[event.state], deliveries)
 
     @property
     def value(self) -> str:

@@ -165,7 +165,7 @@ def compare_find(request: HttpRequest, project: Project) -> HttpResponse:
     """The runs that a search in the chooser finds, beside the chosen ones."""
     chosen = chosen_runs(project, request.GET)
     context = _choices(project, chosen, Arms(project), request.GET.get("find", ""))
-    return page(request, project, "compare", "pages/reports/_choices.html", {**context, "chosen": chosen})
+    return page(request, project, "compare", "pages/reports/_run_offers.html", {**context, "chosen": chosen})
 
 
 @in_project()

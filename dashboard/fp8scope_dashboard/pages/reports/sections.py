@@ -25,7 +25,7 @@ from django.http import QueryDict
 
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.alerts.models import Alert
-from fp8scope_dashboard.pages.badges import EVENT_STATES, SEVERITIES, Badge
+from fp8scope_dashboard.pages.badges import ALERT_STATES, SEVERITIES, Badge
 from fp8scope_dashboard.pages.charts.answers import AnyChart, Chart, EmptyChart
 from fp8scope_dashboard.pages.charts.arms import Arms, precision_label
 from fp8scope_dashboard.pages.charts.svg import svg_of
@@ -155,17 +155,17 @@ def _evaluations(project: Project, choice: ReportChoice) -> Section:
 
 
 def _alerts(project: Project, choice: ReportChoice) -> Section:
-    events = Alert.objects.filter(run__in=[run.pk for run in choice.runs]).select_related("run")
+    alerts = Alert.objects.filter(run__in=[run.pk for run in choice.runs]).select_related("run")
     rows = [
         {
-            "kind": event.get_kind_display(),
-            "run": event.run.name,
-            "severity": _badge(SEVERITIES[event.severity]),
-            "state": _badge(EVENT_STATES[event.state]),
-            "onset": event.onset_in_words,
-            "message": event.message,
+            "kind": alert.get_kind_display(),
+            "run": alert.run.name,
+            "severity": _badge(SEVERITIES[alert.severity]),
+            "state": _badge(ALERT_STATES[alert.state]),
+            "onset": alert.onset_in_words,
+            "message": alert.message,
         }
-        for event in events.order_by("onset_step", "id")[:MAX_ALERTS]
+        for alert in alerts.order_by("onset_step", "id")[:MAX_ALERTS]
     ]
     return {"kind": "alerts", "title": "Alerts", "rows": rows}
 

@@ -86,16 +86,16 @@ def failure_line(run: Run) -> str:
 
 
 def _alerts(run: Run) -> list[AlertFact]:
-    events = Alert.objects.filter(run=run).order_by("onset_step", "id")[:MAX_ALERTS]
+    alerts = Alert.objects.filter(run=run).order_by("onset_step", "id")[:MAX_ALERTS]
     slug = run.project.slug
     facts = []
-    for event in events:
-        address = reverse("alert", args=[slug, event.pk])
-        facts += [_alert(event, address), *_further(event, address)]
+    for alert in alerts:
+        address = reverse("alert", args=[slug, alert.pk])
+        facts += [_alert(alert, address), *_further(alert, address)]
     return facts
 
 
-def _further(event: Alert, address: str) -> list[AlertFact]:
+def _further(alert: Alert, address: str) -> list[AlertFact]:
     """Return what other rules found about the tensors of an alert: they saturate after their scale froze."""
     return [
         AlertFact(
@@ -108,27 +108,27 @@ def _further(event: Alert, address: str) -> list[AlertFact]:
             tensors=tuple(str(tensor["name"]) for tensor in further["tensors"]),
             tensors_over=int(further.get("tensors_over", len(further["tensors"]))),
             after=after_step(further, onset_of_further(further)),
-            is_resolved=event.state == AlertState.RESOLVED,
+            is_resolved=alert.state == AlertState.RESOLVED,
         )
-        for further in event.evidence.get("further", [])
+        for further in alert.evidence.get("further", [])
         # Earlier versions kept no tensors.
-        if further.get("tensors") and further["kind"] != event.kind
+        if further.get("tensors") and further["kind"] != alert.kind
     ]
 
 
-def _alert(event: Alert, address: str) -> AlertFact:
-    tensors = event.evidence.get("tensors") or []
+def _alert(alert: Alert, address: str) -> AlertFact:
+    tensors = alert.evidence.get("tensors") or []
     return AlertFact(
-        kind=event.kind,
-        onset=event.onset_step,
-        severity=event.severity,
-        message=event.message,
+        kind=alert.kind,
+        onset=alert.onset_step,
+        severity=alert.severity,
+        message=alert.message,
         address=address,
-        name=event.rule_name or str(event.get_kind_display()).lower(),
+        name=alert.rule_name or str(alert.get_kind_display()).lower(),
         tensors=tuple(str(tensor["name"]) for tensor in tensors),
-        tensors_over=int(event.evidence.get("tensors_over", len(tensors))),
-        after=event.after_step,
-        is_resolved=event.state == AlertState.RESOLVED,
+        tensors_over=int(alert.evidence.get("tensors_over", len(tensors))),
+        after=alert.after_step,
+        is_resolved=alert.state == AlertState.RESOLVED,
     )
 
 

@@ -229,8 +229,8 @@ def _disagreement(run: Run, ranks: Sequence[Rank]) -> Disagreement | None:
 
 def _since(run: Run) -> str:
     """Since when the ranks differ, as the earliest alert that lasts says."""
-    events = Alert.objects.filter(run=run, kind=SCALE_DISAGREEMENT.name)
-    first = events.exclude(state=AlertState.RESOLVED).order_by("onset_step").first()
+    alerts = Alert.objects.filter(run=run, kind=SCALE_DISAGREEMENT.name)
+    first = alerts.exclude(state=AlertState.RESOLVED).order_by("onset_step").first()
     return "" if first is None else first.onset_in_words
 
 

@@ -158,15 +158,15 @@ class RunHead:
     overflow: Overflow | None
     # The run ended before its planned end, so nothing about it is shown as good.
     is_dead: bool = False
-    events: list[Alert] = field(default_factory=list)
-    open_events: int = 0
+    alerts: list[Alert] = field(default_factory=list)
+    open_alerts: int = 0
     # What the rules cannot judge, and why.
     unjudged: list[str] = field(default_factory=list)
     scores: list[EvaluationComparison] = field(default_factory=list)
 
     @property
-    def more_events(self) -> int:
-        return self.open_events - len(self.events)
+    def more_alerts(self) -> int:
+        return self.open_alerts - len(self.alerts)
 
     @property
     def lost(self) -> int | None:
@@ -200,7 +200,7 @@ def summarise(run: Run) -> RunHead:
     ended_badly = is_dead(standing_now(run))
     pending = Alert.objects.filter(run=run, state=AlertState.OPEN)
     critical_first = sorted(
-        pending.order_by("-step")[:100], key=lambda event: event.severity != Severity.CRITICAL
+        pending.order_by("-step")[:100], key=lambda alert: alert.severity != Severity.CRITICAL
     )
     latest = EvaluationComparison.objects.filter(run=run).order_by("name", "metric", "-step")
     return RunHead(
@@ -208,8 +208,8 @@ def summarise(run: Run) -> RunHead:
         verdict=verdict_of(run, baseline_groups(run.project_id)),
         overflow=_overflow(run, ended_badly),
         is_dead=ended_badly,
-        events=critical_first[:OPEN_ALERTS_SHOWN],
-        open_events=pending.count(),
+        alerts=critical_first[:OPEN_ALERTS_SHOWN],
+        open_alerts=pending.count(),
         unjudged=unjudged(run),
         scores=list(latest.distinct("name", "metric")[:OPEN_ALERTS_SHOWN]),
     )

@@ -40,7 +40,7 @@ class RowContent:
     run: Run
     state: Badge
     verdict: ShownVerdict
-    open_events: int
+    open_alerts: int
     base: str
     now: datetime
     texts: Mapping[str, str] = field(default_factory=dict)
@@ -150,8 +150,8 @@ def _verdict(row: RowContent, column: RunColumn) -> SafeString:
     if verdict.share:
         share = verdict.share
         parts.append(format_html('<small class="muted" title="{}">{}</small>', share, share))
-    if row.open_events:
-        alerts = Badge(f"{row.open_events} alert{'' if row.open_events == 1 else 's'}", "danger", "alert")
+    if row.open_alerts:
+        alerts = Badge(f"{row.open_alerts} alert{'' if row.open_alerts == 1 else 's'}", "danger", "alert")
         address = f"{row.base}alerts/?run={row.run.pk}"
         parts.append(format_html('<a class="runs__alerts" href="{}">{}</a>', address, badge_html(alerts)))
     content = mark_safe("".join(parts))

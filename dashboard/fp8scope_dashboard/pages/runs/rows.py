@@ -42,7 +42,7 @@ class RenderedRows:
                 run=run,
                 state=state_badge(standing_now(run)),
                 verdict=verdicts[run.pk],
-                open_events=opened.get(run.pk, 0),
+                open_alerts=opened.get(run.pk, 0),
                 base=base,
                 now=now,
                 texts={key: column[run.pk] for key, column in texts.items()},

@@ -45,13 +45,13 @@ def test_it_works(admin: Visitor, seeded: Seeded) -> None:
     assert summary.overflow is not None and summary.overflow.badge.tone == "danger"
     assert all("mlp.down.input" in worst.name for worst in summary.overflow.worst)
     assert summary.overflow.observed == 48 and 6 <= summary.overflow.overflowing < 48
-    assert summary.open_events >= 2 and summary.events[0].severity == "critical"
+    assert summary.open_alerts >= 2 and summary.alerts[0].severity == "critical"
     assert {score.metric for score in summary.scores} == {"accuracy", "nll"}
 
 
 def test_summarises_a_healthy_run(admin: Visitor, seeded: Seeded) -> None:
     summary = summarise(seeded.healthy)
-    assert summary.verdict.badge.tone == "good" and summary.open_events == 0
+    assert summary.verdict.badge.tone == "good" and summary.open_alerts == 0
     assert summary.verdict.seeds == 3 and summary.verdict.baseline == "bf16"
     gauge = summary.verdict.gauge
     assert gauge is not None and gauge.low < gauge.point < gauge.high

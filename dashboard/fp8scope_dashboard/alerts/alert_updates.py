@@ -116,9 +116,9 @@ def apply(
     still_kept: list[Detection] = []
     for detection in remaining:
         _opened_or_kept(live, detection, opened, still_kept)
-    for event in opened:
-        routing.notify(event, Reason.REOPENED if event.reopened else Reason.OPENED)
-        signals.event_opened.send(sender=Alert, event=event)
+    for alert in opened:
+        routing.notify(alert, Reason.REOPENED if alert.reopened else Reason.OPENED)
+        signals.alert_opened.send(sender=Alert, alert=alert)
     if detections or opened:
         step = max(
             (detection.finding.step for detection in detections), default=opened[-1].step if opened else 0
@@ -153,26 +153,26 @@ def _opened_or_kept(
         return
     outranking = [kind.name for kind in rules.KINDS.values() if detection.rule.kind in kind.outranks]
     # No detector sees imported alerts any more.
-    seen = [event for event in live.unresolved(detection.generation) if event.seen_by]
-    if any(_covers(event, detection.finding) for event in seen if event.kind in outranking):
+    seen = [alert for alert in live.unresolved(detection.generation) if alert.seen_by]
+    if any(_covers(alert, detection.finding) for alert in seen if alert.kind in outranking):
         remaining.append(detection)
         return
-    event = _come_back(live, detection)
-    if event is None:
+    alert = _come_back(live, detection)
+    if alert is None:
         other = _cause_seen_by_another_rule(live, detection)
         if other is not None:
-            was_opened_now = any(event.pk == other.pk for event in opened)
+            was_opened_now = any(alert.pk == other.pk for alert in opened)
             _add_evidence(other, detection, notifies=not was_opened_now)
             return
-        event = _create(live, detection)
-    if event is not None:
-        live.add(event)
-        opened.append(event)
+        alert = _create(live, detection)
+    if alert is not None:
+        live.add(alert)
+        opened.append(alert)
 
 
-def _covers(event: Alert, finding: ConditionChange) -> bool:
+def _covers(alert: Alert, finding: ConditionChange) -> bool:
     """Return whether an alert of a kind that outranks a finding's has its cause."""
-    return not rules.kind_of(event.kind).names_tensors or evidence.overlaps(event, finding)
+    return not rules.kind_of(alert.kind).names_tensors or evidence.overlaps(alert, finding)
 
 
 def _completed(waiting: Detection, update: Detection) -> Detection:
@@ -187,84 +187,84 @@ def _same_cause(live: RunAlerts, detection: Detection) -> Alert | None:
 
     A kind that names tensors may have several causes at once, told apart by their onsets.
     """
-    for event in live.unresolved():
-        if detection.further_holder in event.seen_by:
-            return event
-    for event in live.unresolved():
-        if event.rule_id != detection.rule.pk:
+    for alert in live.unresolved():
+        if detection.further_holder in alert.seen_by:
+            return alert
+    for alert in live.unresolved():
+        if alert.rule_id != detection.rule.pk:
             continue
-        if detection.holder in event.seen_by:
-            return event
-        if detection.finding.update or event.generation != detection.generation:
+        if detection.holder in alert.seen_by:
+            return alert
+        if detection.finding.update or alert.generation != detection.generation:
             continue
         if not rules.kind_of(detection.rule.kind).names_tensors or evidence.overlaps(
-            event, detection.finding
+            alert, detection.finding
         ):
-            return event
+            return alert
     return None
 
 
 def _cause_seen_by_another_rule(live: RunAlerts, detection: Detection) -> Alert | None:
     """The unresolved alert of another rule about the same tensors, whose onset is near.
 
-    A rule of a person has alerts of its own. So has one that orders something, or whose alerts go elsewhere
+    A rule of a person has alerts of its own. So has one that gives a command, or whose alerts go elsewhere
     or escalate differently: that would not happen otherwise.
     """
     if not rules.kind_of(detection.rule.kind).names_tensors or detection.rule.kind == RuleKind.THRESHOLD:
         return None
-    for event in live.unresolved(detection.generation):
-        is_other = event.rule_id not in (None, detection.rule.pk) and event.kind != RuleKind.THRESHOLD
-        if not event.seen_by or not is_other or not rules.kind_of(event.kind).names_tensors:
+    for alert in live.unresolved(detection.generation):
+        is_other = alert.rule_id not in (None, detection.rule.pk) and alert.kind != RuleKind.THRESHOLD
+        if not alert.seen_by or not is_other or not rules.kind_of(alert.kind).names_tensors:
             continue
-        about_the_same = evidence.overlaps(event, detection.finding) and evidence.is_about(
-            event, detection.finding
+        about_the_same = evidence.overlaps(alert, detection.finding) and evidence.is_about(
+            alert, detection.finding
         )
-        if about_the_same and event.rule is not None and routing.treats_alike(event.rule, detection.rule):
-            return event
+        if about_the_same and alert.rule is not None and routing.treats_alike(alert.rule, detection.rule):
+            return alert
     return None
 
 
-def _add_evidence(event: Alert, detection: Detection, *, notifies: bool = True) -> None:
+def _add_evidence(alert: Alert, detection: Detection, *, notifies: bool = True) -> None:
     """Make a finding of another rule further evidence of an alert, and the alert as severe as that rule.
 
     Args:
         notifies: whether a more severe alert is sent again; false if it has not been sent yet.
     """
-    is_new = detection.further_holder not in event.seen_by
+    is_new = detection.further_holder not in alert.seen_by
     if is_new:
-        event.seen_by = [*event.seen_by, detection.further_holder]
-    evidence.add_further(event, detection.rule, detection.finding)
+        alert.seen_by = [*alert.seen_by, detection.further_holder]
+    evidence.add_further(alert, detection.rule, detection.finding)
     if rules.kind_of(detection.rule.kind).dates_others:
-        _begin_earlier(event, detection.finding)
-    is_worse = event.severity == Severity.WARNING and detection.rule.severity == Severity.CRITICAL
+        _begin_earlier(alert, detection.finding)
+    is_worse = alert.severity == Severity.WARNING and detection.rule.severity == Severity.CRITICAL
     if is_worse:
-        event.severity = detection.rule.severity
+        alert.severity = detection.rule.severity
         # Its own message first, as its title says; the other one has room for what made it more severe.
         more = f" {detection.rule.title}: {detection.finding.message}"[: evidence.MESSAGE_LENGTH // 2]
-        event.message = f"{event.message[: evidence.MESSAGE_LENGTH - len(more)]}{more}"
-    event.save(update_fields=["seen_by", "evidence", "severity", "message", "onset_step"])
+        alert.message = f"{alert.message[: evidence.MESSAGE_LENGTH - len(more)]}{more}"
+    alert.save(update_fields=["seen_by", "evidence", "severity", "message", "onset_step"])
     if is_new:
-        lifecycle.write(event, EntryKind.UPDATED, text=f"{detection.rule.title}: {detection.finding.message}")
+        lifecycle.write(alert, EntryKind.UPDATED, text=f"{detection.rule.title}: {detection.finding.message}")
     if is_worse and notifies:
-        lifecycle.send_again(event)
-        routing.notify(event, Reason.WORSE)
+        lifecycle.send_again(alert)
+        routing.notify(alert, Reason.WORSE)
 
 
-def _join(event: Alert, detection: Detection) -> None:
+def _join(alert: Alert, detection: Detection) -> None:
     """Add the finding to an alert: another rank that sees the same, or more tensors."""
-    if detection.further_holder in event.seen_by:
-        _add_evidence(event, detection)
+    if detection.further_holder in alert.seen_by:
+        _add_evidence(alert, detection)
         return
-    if detection.holder not in event.seen_by:
-        event.seen_by = [*event.seen_by, detection.holder]
-    before = int(event.evidence.get("tensors_over", 0))
-    evidence.complete(event, detection.finding)
+    if detection.holder not in alert.seen_by:
+        alert.seen_by = [*alert.seen_by, detection.holder]
+    before = int(alert.evidence.get("tensors_over", 0))
+    evidence.complete(alert, detection.finding)
     if "tensors" in detection.finding.evidence:
-        _begin_earlier(event, detection.finding)
-    event.save(update_fields=["seen_by", "evidence", "message", "value", "onset_step"])
+        _begin_earlier(alert, detection.finding)
+    alert.save(update_fields=["seen_by", "evidence", "message", "value", "onset_step"])
     # Not each tensor is an entry: a cause may reach hundreds.
-    if before and event.evidence["tensors_over"] >= 2 * before:
-        lifecycle.write(event, EntryKind.UPDATED, text=event.message)
+    if before and alert.evidence["tensors_over"] >= 2 * before:
+        lifecycle.write(alert, EntryKind.UPDATED, text=alert.message)
 
 
 def _come_back(live: RunAlerts, detection: Detection) -> Alert | None:
@@ -288,12 +288,12 @@ def _come_back(live: RunAlerts, detection: Detection) -> Alert | None:
     return _reopened(last, detection)
 
 
-def _reopened(event: Alert, detection: Detection) -> Alert | None:
-    if not lifecycle.reopen(event, text=_came_back(detection)):
+def _reopened(alert: Alert, detection: Detection) -> Alert | None:
+    if not lifecycle.reopen(alert, text=_came_back(detection)):
         return None
-    event.seen_by, event.severity = [detection.holder], detection.rule.severity
-    event.save(update_fields=["seen_by", "severity"])
-    return event
+    alert.seen_by, alert.severity = [detection.holder], detection.rule.severity
+    alert.save(update_fields=["seen_by", "severity"])
+    return alert
 
 
 def _came_back(detection: Detection) -> str:
@@ -315,23 +315,23 @@ def _create(live: RunAlerts, detection: Detection) -> Alert | None:
         )
         lifecycle.note_opened(first)
         return first
-    event = Alert.objects.filter(**same, evidence__own_onset=detection.finding.onset_step).first()
+    alert = Alert.objects.filter(**same, evidence__own_onset=detection.finding.onset_step).first()
     created = False
-    if event is None:
-        event, created = Alert.objects.get_or_create(
+    if alert is None:
+        alert, created = Alert.objects.get_or_create(
             **same, onset_step=finding.onset_step, defaults=_fields(run, detection, finding)
         )
     if created:
-        lifecycle.note_opened(event)
-        return event
+        lifecycle.note_opened(alert)
+        return alert
     # The object that others of this transaction have changed, if there is one.
-    event = next((other for other in live.lasting() if other.pk == event.pk), event)
-    if not event.seen_by:
+    alert = next((other for other in live.lasting() if other.pk == alert.pk), alert)
+    if not alert.seen_by:
         # It ended for those that saw it, e.g. for another rank.
-        return _reopened(event, detection)
+        return _reopened(alert, detection)
     # A person has resolved what another detector still sees.
-    event.seen_by = [*event.seen_by, detection.holder]
-    event.save(update_fields=["seen_by"])
+    alert.seen_by = [*alert.seen_by, detection.holder]
+    alert.save(update_fields=["seen_by"])
     return None
 
 
@@ -378,63 +378,63 @@ def _since_its_beginning(run: Run, detection: Detection) -> ConditionChange:
     return replace(finding, onset_step=onset, message=message, evidence=own)
 
 
-def _begin_earlier(event: Alert, finding: ConditionChange) -> None:
+def _begin_earlier(alert: Alert, finding: ConditionChange) -> None:
     """Let an alert begin at a finding's onset if that is earlier. The caller saves it."""
     onset = evidence.first_onset(finding)
-    if onset >= event.onset_step:
+    if onset >= alert.onset_step:
         return
     same = Alert.objects.filter(
-        run=event.run_id, kind=event.kind, rule_name=event.rule_name, generation=event.generation
+        run=alert.run_id, kind=alert.kind, rule_name=alert.rule_name, generation=alert.generation
     )
     if same.filter(onset_step=onset).exists():
         return
-    event.evidence = {"own_onset": event.onset_step, **event.evidence}
-    event.onset_step = onset
+    alert.evidence = {"own_onset": alert.onset_step, **alert.evidence}
+    alert.onset_step = onset
 
 
 def _leave(live: RunAlerts, end: Detection) -> None:
     """The detector no longer sees the condition; the alert is resolved when none does."""
-    for event in live.lasting():
-        holders = [end.further_holder, *([end.holder] if event.rule_id == end.rule.pk else [])]
-        gone = [other for other in holders if other in event.seen_by]
-        _without(event, gone, step=end.finding.step)
-        if gone and event.seen_by and not held_by(event, end.rule.pk):
+    for alert in live.lasting():
+        holders = [end.further_holder, *([end.holder] if alert.rule_id == end.rule.pk else [])]
+        gone = [other for other in holders if other in alert.seen_by]
+        _without(alert, gone, step=end.finding.step)
+        if gone and alert.seen_by and not held_by(alert, end.rule.pk):
             text = f"{end.rule.title} has ended; other conditions last."
-            lifecycle.write(event, EntryKind.UPDATED, text=text)
+            lifecycle.write(alert, EntryKind.UPDATED, text=text)
 
 
-def held_by(event: Alert, rule: int) -> list[Any]:
+def held_by(alert: Alert, rule: int) -> list[Any]:
     """The entries of `Alert.seen_by` of a rule's detectors."""
-    own = [holder for holder in event.seen_by if len(holder) == 2 and event.rule_id == rule]
-    return own + [holder for holder in event.seen_by if len(holder) > 2 and holder[2] == rule]
+    own = [holder for holder in alert.seen_by if len(holder) == 2 and alert.rule_id == rule]
+    return own + [holder for holder in alert.seen_by if len(holder) > 2 and holder[2] == rule]
 
 
 def _end_streams(live: RunAlerts, ended: Mapping[str, str]) -> None:
-    for event in live.lasting() if ended else ():
-        gone = [holder for holder in event.seen_by if holder[0] in ended]
-        _without(event, gone, ended[gone[0][0]] if gone else "")
+    for alert in live.lasting() if ended else ():
+        gone = [holder for holder in alert.seen_by if holder[0] in ended]
+        _without(alert, gone, ended[gone[0][0]] if gone else "")
 
 
 def _continue_streams(live: RunAlerts, continued: Collection[str]) -> list[Alert]:
     """Open what a person has resolved, and lasts in the next start of the training. Returns these alerts."""
     return [
-        event
-        for event in (live.lasting() if continued else ())
-        if event.state == AlertState.RESOLVED
-        and any(holder[0] in continued for holder in event.seen_by)
-        and lifecycle.reopen(event, text="The training was continued, and the condition lasts.")
+        alert
+        for alert in (live.lasting() if continued else ())
+        if alert.state == AlertState.RESOLVED
+        and any(holder[0] in continued for holder in alert.seen_by)
+        and lifecycle.reopen(alert, text="The training was continued, and the condition lasts.")
     ]
 
 
 def _without(
-    event: Alert, holders: Collection[Sequence[Any]], reason: str = "", step: int | None = None
+    alert: Alert, holders: Collection[Sequence[Any]], reason: str = "", step: int | None = None
 ) -> None:
     if not holders:
         return
-    event.seen_by = [holder for holder in event.seen_by if holder not in holders]
-    event.save(update_fields=["seen_by"])
-    if not event.seen_by:
-        lifecycle.resolve(event, step=step, reason=reason)
+    alert.seen_by = [holder for holder in alert.seen_by if holder not in holders]
+    alert.save(update_fields=["seen_by"])
+    if not alert.seen_by:
+        lifecycle.resolve(alert, step=step, reason=reason)
 
 
 def _as_json(detection: Detection) -> dict[str, Any]:
