@@ -11,7 +11,22 @@ from fp8scope_kernels.convert import (
     fp8_layers,
 )
 from fp8scope_kernels.distributed import keep_scaling_out_of_ddp, sync_amaxes, sync_amaxes_after
-from fp8scope_kernels.formats import DATA_FORMATS, E2M1, E2M3, E3M2, E4M3, E5M2, E8M0, FORMATS, Format
+from fp8scope_kernels.formats import (
+    DATA_FORMATS,
+    E2M1,
+    E2M3,
+    E3M2,
+    E4M3,
+    E4M3FNUZ,
+    E5M2,
+    E5M2FNUZ,
+    E8M0,
+    ENCODINGS,
+    FORMATS,
+    Encoding,
+    Format,
+    in_encoding,
+)
 from fp8scope_kernels.fp6 import Fp6Linear, Fp6Weight, quantize_fp6
 from fp8scope_kernels.gradient_reduction import Fp8GradientReducer
 from fp8scope_kernels.linear import PRODUCTS, Fp8Linear, Product
@@ -72,8 +87,11 @@ __all__ = [
     "E2M3",
     "E3M2",
     "E4M3",
+    "E4M3FNUZ",
     "E5M2",
+    "E5M2FNUZ",
     "E8M0",
+    "ENCODINGS",
     "EXPONENT_BINS",
     "FORMATS",
     "MAX_EXPONENT",
@@ -88,6 +106,7 @@ __all__ = [
     "ConversionReport",
     "CurrentScaling",
     "DelayedScaling",
+    "Encoding",
     "Extent",
     "Format",
     "Fp6Linear",
@@ -116,6 +135,7 @@ __all__ = [
     "exponent_histogram",
     "fp8_layers",
     "get_backend",
+    "in_encoding",
     "keep_scaling_out_of_ddp",
     "measure",
     "observable_layers",

@@ -1,10 +1,11 @@
-"""The choice of the backend that quantises: eager torch, C++ on CPUs, or Triton on CUDA devices.
+"""The choice of the backend that quantises: eager torch, C++ on CPUs, or Triton on GPUs.
 
 `reference` is the definition and needs only torch. `compiled` is C++ for CPUs, built with the package.
-`triton` is for CUDA devices. All compute the same bits. `auto`, the default, takes `compiled` for tensors on
-a CPU and `triton` for tensors on a CUDA device, where they can be loaded. If a backend fails under `auto`,
-one warning says why and `reference` replaces it for the rest of the process: all of `compiled`, which is one
-library, but only the kernel of `triton` that has failed, because each is compiled by itself.
+`triton` is for CUDA and ROCm devices. All compute the same bits. `auto`, the default, takes `compiled` for
+tensors on a CPU and `triton` for tensors on these GPUs, where they can be loaded, and `reference` on other
+accelerators. If a backend fails under `auto`, one warning says why and `reference` replaces it for the rest
+of the process: all of `compiled`, which is one library, but only the kernel of `triton` that has failed,
+because each is compiled by itself.
 """
 
 import warnings
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fp8scope_kernels.cpu import library as cpu_library
+from fp8scope_kernels.devices import TRITON_DEVICES
 from fp8scope_kernels.plain_tensors import is_plain
 from fp8scope_kernels.triton import availability as triton_availability
 
@@ -90,10 +92,11 @@ def _load() -> bool:
 
 
 def use_triton(x: Tensor, kernel: TritonKernel) -> bool:
-    """Return whether this Triton kernel takes this tensor: if chosen, or on CUDA devices under `auto`."""
+    """Return whether this Triton kernel takes this tensor: if chosen, or on GPUs under `auto`."""
     if _chosen == "triton":
-        return (x.is_cuda or (x.is_cpu and triton_availability.is_interpreted())) and is_plain(x)
-    if _chosen != "auto" or not x.is_cuda or kernel in _triton_failures:
+        runs = x.device.type in TRITON_DEVICES or (x.is_cpu and triton_availability.is_interpreted())
+        return runs and is_plain(x)
+    if _chosen != "auto" or x.device.type not in TRITON_DEVICES or kernel in _triton_failures:
         return False
     return triton_availability.is_installed() and is_plain(x)
 

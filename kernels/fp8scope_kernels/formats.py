@@ -1,8 +1,9 @@
 """The number formats, as immutable values.
 
 Every property of a format follows from its exponent width, mantissa width, exponent bias and special values.
-Sources: Micikevicius et al., "FP8 Formats for Deep Learning" (2022), and the OCP Microscaling Formats
-specification 1.0 (2023).
+Sources: Micikevicius et al., "FP8 Formats for Deep Learning" (2022), the OCP Microscaling Formats
+specification 1.0 (2023), and for the formats of AMD's CDNA 3 Noune et al., "8-bit Numerical Formats for Deep
+Neural Networks" (2022).
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Specials = Literal["ieee", "nan", "none"]
+Specials = Literal["ieee", "nan", "negative_zero", "none"]
+
+Encoding = Literal["ocp", "fnuz"]
+"""The two pairs of FP8 formats: E4M3 and E5M2 of the OCP, and E4M3FNUZ and E5M2FNUZ (finite, one NaN, an
+unsigned zero) of AMD's CDNA 3."""
+ENCODINGS: tuple[Encoding, ...] = ("ocp", "fnuz")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,8 +26,9 @@ class Format:
     """A small floating-point format.
 
     `specials` says which bit patterns are not finite numbers: `ieee` reserves the largest exponent for Inf
-    and NaN, `nan` reserves only the all-ones pattern (of each sign) for NaN, `none` reserves nothing. A
-    format without mantissa bits (E8M0, the scales of MX formats) also has no sign, no zero and no subnormals.
+    and NaN, `nan` reserves only the all-ones pattern (of each sign) for NaN, `negative_zero` has one NaN in
+    the place of -0, `none` reserves nothing. A format without mantissa bits (E8M0, the scales of MX formats)
+    also has no sign, no zero and no subnormals.
     """
 
     name: str
@@ -51,6 +58,19 @@ class Format:
     def has_nan(self) -> bool:
         """Return whether NaN has a code; the formats of 6 and 4 bits have none."""
         return self.specials != "none"
+
+    @property
+    def has_negative_zero(self) -> bool:
+        """Return whether zero has a sign. Where it has none, what rounds to zero becomes +0."""
+        return self.signed and self.specials != "negative_zero"
+
+    @property
+    def nan_code(self) -> int | None:
+        """The bit pattern of NaN as torch writes it: all ones below the sign, or that of -0."""
+        if not self.has_nan:
+            return None
+        negative_zero = 1 << (self.bits - self.signed)
+        return negative_zero if self.specials == "negative_zero" else negative_zero - 1
 
     @property
     def has_subnormals(self) -> bool:
@@ -106,6 +126,8 @@ class Format:
         """Return the value of a bit pattern, 0 <= code < 2**bits. Raises ValueError outside this range."""
         if not 0 <= code < 1 << self.bits:
             raise ValueError(f"{self.name} has codes 0 to {(1 << self.bits) - 1}, got {code}.")
+        if self.specials == "negative_zero" and code == self.nan_code:
+            return float("nan")
         sign = -1.0 if code >> (self.exponent_bits + self.mantissa_bits) else 1.0
         all_ones = (1 << self.mantissa_bits) - 1
         mantissa = code & all_ones
@@ -134,6 +156,22 @@ E4M3 = Format(
 E5M2 = Format(
     name="E5M2", exponent_bits=5, mantissa_bits=2, bias=15, specials="ieee", dtype=torch.float8_e5m2
 )
+E4M3FNUZ = Format(
+    name="E4M3FNUZ",
+    exponent_bits=4,
+    mantissa_bits=3,
+    bias=8,
+    specials="negative_zero",
+    dtype=torch.float8_e4m3fnuz,
+)
+E5M2FNUZ = Format(
+    name="E5M2FNUZ",
+    exponent_bits=5,
+    mantissa_bits=2,
+    bias=16,
+    specials="negative_zero",
+    dtype=torch.float8_e5m2fnuz,
+)
 E3M2 = Format(name="E3M2", exponent_bits=3, mantissa_bits=2, bias=3, specials="none")
 E2M3 = Format(name="E2M3", exponent_bits=2, mantissa_bits=3, bias=1, specials="none")
 E2M1 = Format(name="E2M1", exponent_bits=2, mantissa_bits=1, bias=1, specials="none")
@@ -147,5 +185,13 @@ E8M0 = Format(
 )
 """The format of MX scales: powers of two from 2^-127 to 2^127. It is not for data."""
 
-DATA_FORMATS: dict[str, Format] = {f.name: f for f in (E4M3, E5M2, E3M2, E2M3, E2M1)}
+DATA_FORMATS: dict[str, Format] = {f.name: f for f in (E4M3, E5M2, E4M3FNUZ, E5M2FNUZ, E3M2, E2M3, E2M1)}
 FORMATS: dict[str, Format] = {**DATA_FORMATS, E8M0.name: E8M0}
+
+_FNUZ_OF: dict[str, Format] = {E4M3.name: E4M3FNUZ, E5M2.name: E5M2FNUZ}
+_OCP_OF: dict[str, Format] = {fnuz.name: FORMATS[name] for name, fnuz in _FNUZ_OF.items()}
+
+
+def in_encoding(format: Format, encoding: Encoding) -> Format:
+    """The format of the same widths in this encoding; the format itself where there is none."""
+    return (_FNUZ_OF if encoding == "fnuz" else _OCP_OF).get(format.name, format)

@@ -90,7 +90,7 @@ class Fp8Linear(nn.Linear):
         self._precision: Precision = "fp8"
         device = self.weight.device
         self.scaling = nn.ModuleDict(
-            {role: ScalingState(recipe, recipe.format_of(role), device) for role in ROLES}
+            {role: ScalingState(recipe, recipe.format_of(role, device), device) for role in ROLES}
         )
         # In evaluation nn.TransformerEncoderLayer reads the weights of its layers instead of calling them,
         # unless a module in it has a hook. This container is never called, so that its hook costs nothing.
@@ -236,7 +236,7 @@ class Fp8Linear(nn.Linear):
         return operand, turned
 
     def _has_units(self, device: torch.device) -> bool:
-        forward, backward = self.recipe.format_of("input"), self.recipe.format_of("grad_output")
+        forward, backward = self.state_of("input").format, self.state_of("grad_output").format
         return has_fp8_units(device) and can_multiply(forward, forward) and can_multiply(forward, backward)
 
     def __getstate__(self) -> dict[str, Any]:

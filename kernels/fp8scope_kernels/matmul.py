@@ -4,16 +4,17 @@ The product multiplies the quantised values q, and applies the inverse scales to
 therefore exact in BF16, which holds every FP8 value, whether or not the scale is a power of two.
 """
 
+import warnings
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fp8scope_kernels import backends
+from fp8scope_kernels import backends, devices
 from fp8scope_kernels.block_quantization import quantize_blocks
 from fp8scope_kernels.cpu import backend as cpu_backend
-from fp8scope_kernels.formats import E4M3, Format
+from fp8scope_kernels.formats import E4M3, E4M3FNUZ, Format
 from fp8scope_kernels.plain_tensors import can_branch_on
 from fp8scope_kernels.quantization import (
     quantize,
@@ -58,10 +59,8 @@ def exact_operand(x: Tensor) -> Operand:
 
 
 def has_fp8_units(device: torch.device) -> bool:
-    """Return whether the device has FP8 matrix units: NVIDIA GPUs from compute capability 8.9 on."""
-    if device.type != "cuda" or torch.version.hip is not None:
-        return False
-    return torch.cuda.get_device_capability(device) >= (8, 9)
+    """Return whether torch multiplies FP8 operands on units of the device, and has not failed to."""
+    return devices.is_accelerator(device) and devices.capabilities_of(device).units and not _unit_failure
 
 
 def to_operand(
@@ -156,7 +155,10 @@ def multiply(a: Operand, b: Operand, out_dtype: torch.dtype) -> Tensor:
     FP8 operands must not both be E5M2, which FP8 units do not multiply; see `can_multiply`.
     """
     if a.is_fp8 and b.is_fp8:
-        return _scaled_mm(a, b).to(out_dtype)
+        product = _multiply_on_units(a, b)
+        if product is not None:
+            return product.to(out_dtype)
+        a, b = (Operand(operand.values.bfloat16(), operand.inverse_scale) for operand in (a, b))
     # Scaled in float32: the unscaled product may be beyond float16, and BF16 would round the scale.
     product = _mm(a.values, b.values)
     if a.inverse_scale.dim() or b.inverse_scale.dim():
@@ -177,8 +179,8 @@ def _can_scale_compiled(product: Tensor, a: Operand, b: Operand, out_dtype: torc
 
 
 def can_multiply(a: Format, b: Format) -> bool:
-    """Return whether FP8 units multiply these two formats: at least one has to be E4M3."""
-    return E4M3 in (a, b) and a.dtype is not None and b.dtype is not None
+    """Return whether FP8 units multiply these two formats: at least one has three bits of mantissa."""
+    return bool({E4M3, E4M3FNUZ} & {a, b}) and a.dtype is not None and b.dtype is not None
 
 
 def _mm(a: Tensor, b: Tensor) -> Tensor:
@@ -190,6 +192,33 @@ def _mm(a: Tensor, b: Tensor) -> Tensor:
         # Products of BF16 are exact in float32: the same sum, up to its order, with the same rounding.
         return torch.mm(a.float(), b.float()).bfloat16()
     return torch.mm(a, b)
+
+
+_unit_failure = ""
+"""The reason for which products on FP8 units were given up in this process."""
+
+
+def _multiply_on_units(a: Operand, b: Operand) -> Tensor | None:
+    """The product in bfloat16; None once torch's product of FP8 operands has failed on this machine.
+
+    A library may lack this product for a device that has the units: training must go on.
+    """
+    global _unit_failure
+    if _unit_failure:
+        return None
+    try:
+        return _scaled_mm(a, b)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        _unit_failure = str(error)
+        warnings.warn(
+            "FP8 operands are multiplied as BF16 from now on, with the same numbers, because torch's product "
+            f"on FP8 units failed ({_unit_failure.splitlines()[0]}).",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None
 
 
 def _scaled_mm(a: Operand, b: Operand) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import unserializable_hook
 
-from fp8scope_kernels import backends
+from fp8scope_kernels import backends, devices
 from fp8scope_kernels.convert import candidate_layers, fp8_layers
 from fp8scope_kernels.cpu import backend as cpu_backend
 from fp8scope_kernels.formats import Format
@@ -196,14 +196,17 @@ def add_tensor(slot: Slot, x: Tensor) -> None:
 @contextmanager
 def _timed(pace: Pace, x: Tensor) -> Iterator[None]:
     """Record events around the device's work in this block, if the pace collects events."""
-    if pace.events is None or not x.is_cuda or torch.cuda.is_current_stream_capturing():
+    device = x.device
+    if pace.events is None or not devices.is_accelerator(device) or devices.is_capturing(device):
         yield
         return
-    stream = torch.cuda.current_stream(x.device)
-    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    before.record(stream)
+    before, after = (devices.new_event(device, timing=True) for _ in range(2))
+    if before is None or after is None:
+        yield
+        return
+    devices.record(before, device)
     yield
-    after.record(stream)
+    devices.record(after, device)
     pace.events.append((before, after))
 
 
@@ -234,7 +237,7 @@ def _register(path: str, layer: nn.Linear, buffer: StatisticsBuffer) -> dict[Rol
     }
     slots: dict[Role, Slot] = {}
     for role in ROLES:
-        format: Format | None = layer.recipe.format_of(role) if isinstance(layer, Fp8Linear) else None
+        format: Format | None = layer.state_of(role).format if isinstance(layer, Fp8Linear) else None
         name = f"{path}.{role}" if path else role
         slots[role] = buffer.register(name, format=format, shape=shapes[role], role=role)
     return slots

@@ -8,7 +8,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Literal
 
-from fp8scope_kernels.formats import E4M3, E5M2, Format
+import torch
+
+from fp8scope_kernels.devices import capabilities_of
+from fp8scope_kernels.formats import E4M3, E5M2, ENCODINGS, Encoding, Format, in_encoding
 
 Role = Literal["input", "weight", "grad_output"]
 ROLES: tuple[Role, ...] = ("input", "weight", "grad_output")
@@ -20,6 +23,8 @@ Nonfinite = Literal["propagate", "clamp"]
 """The result of an Inf element: NaN (`propagate`), or the format's largest value (`clamp`). NaN stays NaN."""
 NONFINITE: tuple[Nonfinite, ...] = ("propagate", "clamp")
 
+FP8_ENCODINGS = ("device", *ENCODINGS)
+
 MAX_HISTORY = 65_536
 MAX_MARGIN = 64
 
@@ -29,8 +34,10 @@ class Recipe:
     """The fields that all recipes have.
 
     `fp8_format`: `HYBRID` (E4M3 forward, E5M2 backward), `E4M3` or `E5M2` for all three tensors.
-    `saturate`: clamp to the largest finite value before rounding. With False, larger values become NaN in
-    E4M3 and Inf in E5M2; this exists to demonstrate that fault.
+    `fp8_encoding`: `device` takes the pair of formats that the tensor's device computes in, by the table in
+    devices.py. `ocp` (E4M3 and E5M2) and `fnuz` (E4M3FNUZ and E5M2FNUZ) take one pair on every device.
+    `saturate`: clamp to the largest finite value before rounding. With False, larger values become NaN, and
+    Inf in E5M2; this exists to demonstrate that fault.
     `stochastic_gradients`: round `grad_output` at random, so that small gradients are kept on average.
     `nonfinite`: `propagate` turns an Inf element into NaN, so that a `GradScaler` or a check of the loss sees
     it; `clamp` turns it into the largest finite value, which hides it. NaN stays NaN in both. Stored recipes
@@ -42,22 +49,32 @@ class Recipe:
     saturate: bool = True
     stochastic_gradients: bool = False
     nonfinite: Nonfinite = "propagate"
+    fp8_encoding: Literal["device", "ocp", "fnuz"] = "device"
 
     def __post_init__(self) -> None:
         _one_of(self, "fp8_format", ("HYBRID", "E4M3", "E5M2"))
+        _one_of(self, "fp8_encoding", FP8_ENCODINGS)
         _one_of(self, "nonfinite", NONFINITE)
         _boolean(self, "saturate")
         _boolean(self, "stochastic_gradients")
         if self.stochastic_gradients and not self.saturate:
             raise ValueError(f"{self.kind}: stochastic_gradients needs saturate=True.")
 
-    def format_of(self, role: Role) -> Format:
-        """The format of a layer's `input`, `weight` or `grad_output`. Raises ValueError for another role."""
+    def format_of(self, role: Role, device: torch.device | None = None) -> Format:
+        """The format of a layer's `input`, `weight` or `grad_output` on a device, by default a CPU.
+
+        Raises ValueError for another role.
+        """
         if role not in ROLES:
             raise ValueError(f"role must be one of {', '.join(ROLES)}, got {role!r}.")
-        if self.fp8_format == "HYBRID":
-            return E5M2 if role == "grad_output" else E4M3
-        return E5M2 if self.fp8_format == "E5M2" else E4M3
+        five_bits = role == "grad_output" if self.fp8_format == "HYBRID" else self.fp8_format == "E5M2"
+        return in_encoding(E5M2 if five_bits else E4M3, self.encoding_on(device))
+
+    def encoding_on(self, device: torch.device | None) -> Encoding:
+        """The pair of FP8 formats on a device, by default a CPU."""
+        if self.fp8_encoding != "device":
+            return self.fp8_encoding
+        return "ocp" if device is None else capabilities_of(device).encoding
 
     def block_of(self, role: Role) -> Block | None:
         """The block that shares a scale, (rows, columns) with the dimension that a product sums over last.
@@ -71,7 +88,11 @@ class Recipe:
 
     def to_dict(self) -> dict[str, Any]:
         """A plain dict of strings, numbers and booleans, with the recipe's name under `recipe`."""
-        return {"recipe": self.kind, **asdict(self)}
+        values = {"recipe": self.kind, **asdict(self)}
+        # Runs of earlier versions have no such field, and the default changes nothing for them.
+        if self.fp8_encoding == "device":
+            del values["fp8_encoding"]
+        return values
 
 
 @dataclass(frozen=True, kw_only=True)

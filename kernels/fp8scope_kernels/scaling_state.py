@@ -7,9 +7,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fp8scope_kernels import backends
+from fp8scope_kernels import backends, devices
 from fp8scope_kernels.cpu import backend as cpu_backend
-from fp8scope_kernels.formats import Format
+from fp8scope_kernels.formats import Format, in_encoding
 from fp8scope_kernels.plain_tensors import is_abstract
 from fp8scope_kernels.quantization import amax_to_scale
 from fp8scope_kernels.recipes import CurrentScaling, DelayedScaling, Recipe
@@ -62,6 +62,9 @@ class ScalingState(nn.Module):
     checkpoints with the number of calls as extra state can be loaded; for torch.distributed.checkpoint use
     the planner in dcp_planner.py.
 
+    `format` follows the device: where the recipe leaves the encoding to it, a state that moves to a device
+    with other formats changes to these, and its scale by the quotient of their maxima.
+
     A state that was made on the meta device is cleared when it gets memory: by `to_empty`, which leaves in it
     what was there, or at its first call.
     """
@@ -97,6 +100,15 @@ class ScalingState(nn.Module):
                 self.register_buffer("calls", torch.zeros((), dtype=torch.int64, device=device))
                 self.register_buffer("amax_history", history)
         self._is_empty = self._has_meta()
+        self._follow_device()
+
+    def _follow_device(self) -> None:
+        """Change to the format that the recipe takes on the device of the buffers."""
+        format = in_encoding(self.format, self.recipe.encoding_on(self.scale.device))
+        if format != self.format:
+            with torch.inference_mode(False), torch.no_grad():
+                self.scale.mul_(format.max / self.format.max)
+            self.format = format
 
     def next_scale(self, amax: Tensor, *, update: bool = True) -> Tensor:
         """The scale, float32 without dimensions, for a tensor with this amax.
@@ -259,6 +271,7 @@ class ScalingState(nn.Module):
                     setattr(self, name, _moved(buffer, moved.device))
                 elif not (moved is buffer or moved.is_meta or buffer.is_meta):
                     moved.copy_(buffer)
+        self._follow_device()
         if self._has_meta():
             self._is_empty = True
         elif self._is_empty or any(buffer.is_meta for buffer in before.values()):
@@ -269,11 +282,12 @@ class ScalingState(nn.Module):
         """Give a state from the meta device, at its first call, zeros on the device of its tensor."""
         if not self._is_empty or device.type == "meta":
             return
-        if _is_capturing_on(device):
+        if devices.is_capturing(device):
             raise RuntimeError("Scaling state from the meta device has no values: run the model once before.")
         with torch.inference_mode(False):
             for name, buffer in list(self.named_buffers()):
                 setattr(self, name, _moved(buffer, device))
+        self._follow_device()
         self._clear()
 
     def _has_meta(self) -> bool:
@@ -319,11 +333,7 @@ def _moved(buffer: Tensor, device: torch.device) -> Tensor:
 
 
 def _is_capturing(like: Tensor) -> bool:
-    return _is_capturing_on(like.device)
-
-
-def _is_capturing_on(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return devices.is_capturing(like.device)
 
 
 def scaling_status(model: nn.Module) -> dict[str, Status]:

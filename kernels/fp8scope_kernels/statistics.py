@@ -32,6 +32,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fp8scope_kernels.devices import Event
 from fp8scope_kernels.formats import Format
 
 STATISTICS: tuple[str, ...] = ("numel", "amax", "scale", "saturated", "underflow", "subnormal", "nonfinite")
@@ -117,8 +118,8 @@ class Pace:
 
     Several buffers may share one. Set `observing` between two steps; FP8 layers count in every step
     regardless. `seconds` and `calls` grow with every hook that has read tensors: host time, on the threads of
-    the training. While `events` is a list, observers on a CUDA device append a pair of events around each of
-    their reads.
+    the training. While `events` is a list, observers on an accelerator append a pair of events around each
+    of their reads.
     """
 
     __slots__ = ("calls", "events", "observing", "seconds")
@@ -127,7 +128,7 @@ class Pace:
         self.observing = True
         self.seconds = 0.0
         self.calls = 0
-        self.events: list[tuple[torch.cuda.Event, torch.cuda.Event]] | None = None
+        self.events: list[tuple[Event, Event]] | None = None
 
 
 class StatisticsBuffer:

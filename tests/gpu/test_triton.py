@@ -7,7 +7,9 @@ from torch import Tensor
 from fp8scope_kernels import (
     DATA_FORMATS,
     E4M3,
+    E4M3FNUZ,
     E5M2,
+    E5M2FNUZ,
     STATISTICS,
     Extent,
     Format,
@@ -24,7 +26,7 @@ from fp8scope_kernels.triton import backend as triton_backend
 pytestmark = pytest.mark.gpu
 
 SCALES = (0.3, 3.4028234663852886e38)
-FORMATS = pytest.mark.parametrize("fmt", [E4M3, E5M2], ids=lambda fmt: fmt.name)
+FORMATS = pytest.mark.parametrize("fmt", [E4M3, E5M2, E4M3FNUZ, E5M2FNUZ], ids=lambda fmt: fmt.name)
 BYTES = pytest.mark.parametrize("as_bytes", [True, False], ids=["bytes", "values"])
 
 

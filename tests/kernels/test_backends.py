@@ -26,7 +26,7 @@ from fp8scope_kernels.backends import Backend
 from fp8scope_kernels.cpu import backend as cpu_backend
 
 formats = pytest.mark.parametrize("fmt", DATA_FORMATS.values(), ids=DATA_FORMATS)
-SIGN = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
+SIGN = {1: torch.uint8, 2: torch.int16}
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,7 @@ def assert_same(make: Any, x: Tensor, scale: float, fmt: Format) -> None:
     expected, expected_row = run("reference", make, x, scale, fmt)
     nan = expected.float().isnan()
     assert torch.equal(data.float().isnan(), nan)
-    bits = SIGN[data.dtype]
+    bits = SIGN[data.dtype.itemsize]
     assert torch.equal(data.view(bits).masked_fill(nan, 0), expected.view(bits).masked_fill(nan, 0))
     assert row == expected_row
 

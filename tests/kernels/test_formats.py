@@ -8,11 +8,26 @@ import numpy as np
 import pytest
 import torch
 
-from fp8scope_kernels import DATA_FORMATS, E2M1, E2M3, E3M2, E4M3, E5M2, E8M0, FORMATS, Format
+from fp8scope_kernels import (
+    DATA_FORMATS,
+    E2M1,
+    E2M3,
+    E3M2,
+    E4M3,
+    E4M3FNUZ,
+    E5M2,
+    E5M2FNUZ,
+    E8M0,
+    FORMATS,
+    Format,
+    in_encoding,
+)
 
 WITNESSES = {
     "E4M3": ml_dtypes.float8_e4m3fn,
     "E5M2": ml_dtypes.float8_e5m2,
+    "E4M3FNUZ": ml_dtypes.float8_e4m3fnuz,
+    "E5M2FNUZ": ml_dtypes.float8_e5m2fnuz,
     "E3M2": ml_dtypes.float6_e3m2fn,
     "E2M3": ml_dtypes.float6_e2m3fn,
     "E2M1": ml_dtypes.float4_e2m1fn,
@@ -48,7 +63,22 @@ def test_published_figures_of_the_microscaling_formats() -> None:
     assert (E8M0.signed, E8M0.has_subnormals, E8M0.has_nan) == (False, False, True)
 
 
-@pytest.mark.parametrize("fmt", [E4M3, E5M2, E8M0], ids=lambda fmt: fmt.name)
+def test_published_figures_of_the_formats_with_one_nan() -> None:
+    assert (E4M3FNUZ.max, E5M2FNUZ.max) == (240.0, 57344.0)
+    assert (E4M3FNUZ.smallest_normal, E4M3FNUZ.smallest_subnormal) == (2.0**-7, 2.0**-10)
+    assert (E5M2FNUZ.smallest_normal, E5M2FNUZ.smallest_subnormal) == (2.0**-15, 2.0**-17)
+    assert (E4M3FNUZ.nan_code, E5M2FNUZ.nan_code, E4M3.nan_code, E3M2.nan_code) == (0x80, 0x80, 0x7F, None)
+    assert not E4M3FNUZ.has_negative_zero and not E5M2FNUZ.has_infinity and E4M3.has_negative_zero
+
+
+def test_formats_correspond_across_encodings() -> None:
+    assert in_encoding(E4M3, "fnuz") is E4M3FNUZ and in_encoding(E5M2, "fnuz") is E5M2FNUZ
+    assert in_encoding(E4M3FNUZ, "ocp") is E4M3 and in_encoding(E5M2FNUZ, "ocp") is E5M2
+    assert in_encoding(E4M3, "ocp") is E4M3 and in_encoding(E4M3FNUZ, "fnuz") is E4M3FNUZ
+    assert in_encoding(E2M1, "fnuz") is E2M1
+
+
+@pytest.mark.parametrize("fmt", [E4M3, E5M2, E4M3FNUZ, E5M2FNUZ, E8M0], ids=lambda fmt: fmt.name)
 def test_every_bit_pattern_decodes_as_torch_does(fmt: Format) -> None:
     assert fmt.dtype is not None
     codes = torch.arange(256, dtype=torch.uint8)
@@ -80,6 +110,8 @@ def test_properties_follow_from_the_values(fmt: Format) -> None:
     assert fmt.epsilon == positive[positive.index(1.0) + 1] - 1.0
     assert fmt.has_nan == any(math.isnan(value) for value in values)
     assert fmt.has_infinity == any(math.isinf(value) for value in values)
+    assert fmt.has_negative_zero == any(value == 0 and math.copysign(1, value) < 0 for value in values)
+    assert fmt.nan_code is None or math.isnan(values[fmt.nan_code])
     assert 2.0**fmt.max_exponent <= fmt.max < 2.0 ** (fmt.max_exponent + 1)
     assert 2.0**fmt.min_exponent == fmt.smallest_normal
 

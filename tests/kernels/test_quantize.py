@@ -15,7 +15,9 @@ from fp8scope_kernels import (
     DATA_FORMATS,
     E2M3,
     E4M3,
+    E4M3FNUZ,
     E5M2,
+    E5M2FNUZ,
     Format,
     amax_to_scale,
     quantize,
@@ -29,13 +31,15 @@ from fp8scope_kernels.recipes import NONFINITE, Nonfinite
 WITNESSES = {
     "E4M3": ml_dtypes.float8_e4m3fn,
     "E5M2": ml_dtypes.float8_e5m2,
+    "E4M3FNUZ": ml_dtypes.float8_e4m3fnuz,
+    "E5M2FNUZ": ml_dtypes.float8_e5m2fnuz,
     "E3M2": ml_dtypes.float6_e3m2fn,
     "E2M3": ml_dtypes.float6_e2m3fn,
     "E2M1": ml_dtypes.float4_e2m1fn,
 }
 SCALES = [1.0, 2.0**-9, 2.0**13, 0.3, 177.7, 3.4028234663852886e38, 1.1754943508222875e-38]
 
-formats = pytest.mark.parametrize("fmt", [E4M3, E5M2], ids=lambda fmt: fmt.name)
+formats = pytest.mark.parametrize("fmt", [E4M3, E5M2, E4M3FNUZ, E5M2FNUZ], ids=lambda fmt: fmt.name)
 data_formats = pytest.mark.parametrize("fmt", DATA_FORMATS.values(), ids=DATA_FORMATS)
 scales = pytest.mark.parametrize("scale", SCALES)
 nonfinites = pytest.mark.parametrize("nonfinite", NONFINITE)
@@ -214,7 +218,7 @@ def test_scale_stays_within_float32() -> None:
     assert amax_to_scale(torch.tensor(info.max), E4M3, margin=64).item() == info.tiny
 
 
-@given(st.floats(2.0**-100, 2.0**100, width=32), st.sampled_from([E4M3, E5M2]))
+@given(st.floats(2.0**-100, 2.0**100, width=32), st.sampled_from([E4M3, E5M2, E4M3FNUZ, E5M2FNUZ]))
 def test_a_power_of_two_scale_is_the_largest_that_does_not_saturate(amax: float, fmt: Format) -> None:
     scale = amax_to_scale(torch.tensor(amax), fmt, power_of_two=True).item()
     assert np.log2(scale) == int(np.log2(scale))

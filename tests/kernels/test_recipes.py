@@ -5,12 +5,15 @@ import json
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fp8scope_kernels import (
     E4M3,
+    E4M3FNUZ,
     E5M2,
+    E5M2FNUZ,
     MXFP8,
     BlockScaling,
     CurrentScaling,
@@ -47,6 +50,16 @@ def test_hybrid_is_e4m3_forward_and_e5m2_backward() -> None:
     assert CurrentScaling(fp8_format="E5M2").format_of("input") is E5M2
 
 
+def test_the_encoding_is_that_of_the_device_or_of_the_recipe() -> None:
+    assert CurrentScaling().format_of("input", torch.device("cpu")) is E4M3
+    fnuz = CurrentScaling(fp8_encoding="fnuz")
+    assert (fnuz.format_of("input"), fnuz.format_of("grad_output")) == (E4M3FNUZ, E5M2FNUZ)
+    assert CurrentScaling(fp8_encoding="ocp").format_of("weight") is E4M3
+    # Runs that were stored before there was a choice are equal to those that leave it to the device.
+    assert "fp8_encoding" not in CurrentScaling().to_dict()
+    assert fnuz.to_dict()["fp8_encoding"] == "fnuz"
+
+
 def test_an_unknown_role_is_refused() -> None:
     with pytest.raises(ValueError, match="input, weight, grad_output"):
         DelayedScaling().format_of("output")  # type: ignore[arg-type]
@@ -60,6 +73,7 @@ recipes: st.SearchStrategy[Recipe] = st.one_of(
         margin=st.integers(-8, 8),
         interval=st.integers(1, 100),
         fp8_format=st.sampled_from(["HYBRID", "E4M3", "E5M2"]),
+        fp8_encoding=st.sampled_from(["device", "ocp", "fnuz"]),
         saturate=st.booleans(),
     ),
     st.builds(CurrentScaling, power_of_two=st.booleans(), margin=st.integers(-8, 8)),
@@ -88,6 +102,7 @@ def test_round_trip_through_json(recipe: Recipe) -> None:
         ({"recipe": "DelayedScaling", "margin": 65}, "margin must be a whole number from -64 to 64"),
         ({"recipe": "DelayedScaling", "amax_compute": "mean"}, "max, most_recent"),
         ({"recipe": "DelayedScaling", "fp8_format": "E3M4"}, "HYBRID, E4M3, E5M2"),
+        ({"recipe": "CurrentScaling", "fp8_encoding": "ieee"}, "device, ocp, fnuz"),
         ({"recipe": "CurrentScaling", "power_of_two": 1}, "power_of_two must be True or False"),
         ({"recipe": "MXFP8", "rounding": "nearest"}, "up, floor"),
         ({"recipe": "BlockScaling", "power_of_two": None}, "power_of_two must be True or False"),

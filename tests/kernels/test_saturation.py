@@ -1,6 +1,7 @@
 """An element is saturated if it exceeds the next float32 above M. A scale M / amax never leads there."""
 
 from collections.abc import Iterator
+from typing import Literal
 
 import pytest
 import torch
@@ -67,6 +68,10 @@ def tensors(dtype: torch.dtype) -> Iterator[Tensor]:
             yield (torch.randn(size, generator=generator) * 2.0 ** (turn - 10)).to(dtype)
 
 
+def encoding_of(fmt: Format) -> Literal["ocp", "fnuz"]:
+    return "fnuz" if fmt.name.endswith("FNUZ") else "ocp"
+
+
 def neighbours(fmt: Format) -> Tensor:
     """The largest value and the next two float32 above it."""
     points = [torch.tensor(fmt.max)]
@@ -107,7 +112,7 @@ def test_current_scaling_never_counts_saturation(backend: str, fmt: Format, dtyp
     row, above = empty_row(), 0
     for x in tensors(dtype):
         extent = measure(x)
-        s = ScalingState(CurrentScaling(), fmt).next_scale(extent.amax)
+        s = ScalingState(CurrentScaling(fp8_encoding=encoding_of(fmt)), fmt).next_scale(extent.amax)
         above += int((x.float().abs() * s).max() > fmt.max)
         for known in (None, extent):
             quantize_values(x, s, fmt, row, extent=known)
@@ -170,7 +175,8 @@ def test_healthy_layers_report_none(backend: str, recipe: Recipe, traced: bool) 
 @pytest.mark.parametrize(("place", "counted"), [(0, 0), (1, 0), (2, 2)], ids=["M", "next", "the one after"])
 def test_delayed_scaling_counts_from_two_above(backend: str, fmt: Format, place: int, counted: int) -> None:
     """With s = 1, from a past of M, neither M nor the next float32 counts, but the one after it does."""
-    state, row, value = ScalingState(DelayedScaling(), fmt), empty_row(), neighbours(fmt)[place]
+    state = ScalingState(DelayedScaling(fp8_encoding=encoding_of(fmt)), fmt)
+    row, value = empty_row(), neighbours(fmt)[place]
     state.next_scale(torch.tensor(fmt.max))
     x = torch.stack((value, -value, value / 3))
     s = state.next_scale(value)

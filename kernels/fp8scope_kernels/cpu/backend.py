@@ -318,9 +318,9 @@ def _threads(x: Tensor) -> int:
 
 @cache
 def _parameters(format: Format, nonfinite: Nonfinite) -> _Format:
-    # NaN has all bits set below the sign, in E4M3 and as torch writes it in E5M2.
     accepted = INF if nonfinite == "clamp" else INF - 1
     return _Format(
         *(format.max, format.limit, format.smallest_normal, format.smallest_subnormal),
-        *(format.mantissa_bits, format.bias, 0x7F, format.max_exponent, accepted),
+        # A format without NaN is written as bfloat16, which has one.
+        *(format.mantissa_bits, format.bias, format.nan_code or 0x7F, format.max_exponent, accepted),
     )

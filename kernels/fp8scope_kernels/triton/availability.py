@@ -4,7 +4,7 @@ import os
 from functools import cache
 from importlib.util import find_spec
 
-import torch
+from fp8scope_kernels.devices import TRITON_DEVICES, accelerators
 
 
 @cache
@@ -21,8 +21,8 @@ def require() -> None:
     """Raise RuntimeError, with instructions, if no Triton kernel can run."""
     if not is_installed():
         raise RuntimeError("The triton backend needs Triton: pip install triton")
-    if not (torch.cuda.is_available() or is_interpreted()):
+    if not (any(device.type in TRITON_DEVICES for device in accelerators()) or is_interpreted()):
         raise RuntimeError(
-            "The triton backend needs a CUDA device. To try it on a CPU, slowly, start Python with "
+            "The triton backend needs a CUDA or ROCm device. To try it on a CPU, slowly, start Python with "
             "TRITON_INTERPRET=1 in the environment."
         )

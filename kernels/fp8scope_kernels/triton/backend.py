@@ -3,7 +3,7 @@
 Nothing here waits for the device or reads from it, so that every call can be captured in a CUDA graph.
 """
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import cache
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fp8scope_kernels import devices
 from fp8scope_kernels.formats import E8M0, Format
 from fp8scope_kernels.plain_tensors import check_memory, in_memory_order
 from fp8scope_kernels.recipes import MXFP8, Block, BlockScaling, Nonfinite, Recipe, RowwiseScaling
@@ -144,7 +145,7 @@ def quantize_blocks(
     data = torch.empty(rows, columns, dtype=torch.bfloat16, device=x.device)
     scales = torch.empty(_ceil(rows, block_height), 1, across, 1, dtype=torch.float32, device=x.device)
     partials, programs = _partials(x, tiles)
-    bits = {name: value for name, value in _format_bits(format).items() if name != "MAX_CODE"}
+    bits = {name: value for name, value in _format_bits(format).items() if name not in ("MAX_CODE", "NAN")}
     counting = row is not None or block_row is not None
     with _device(x):
         _kernels().quantize_block_tiles[(programs,)](
@@ -244,7 +245,7 @@ def _check_row(x: Tensor, row: Tensor | None) -> None:
 
 def _device(x: Tensor) -> AbstractContextManager[Any]:
     """Triton launches on the current device, which need not be the tensor's."""
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+    return devices.activated(x.device)
 
 
 def _bits_of(value: float) -> int:
@@ -263,11 +264,13 @@ def _format_bits(format: Format) -> dict[str, Any]:
         "MANTISSA": format.mantissa_bits,
         "BIAS": format.bias,
         "MAX_CODE": (top << format.mantissa_bits) + mantissa,
+        # A format without NaN is written as bfloat16, which has one.
+        "NAN": format.nan_code or 0x7F,
     }
 
 
 _NO_FORMAT: dict[str, Any] = {
-    **dict.fromkeys(("MAX", "LIMIT", "NORMAL", "MANTISSA", "BIAS", "MAX_CODE", "BEYOND"), 0),
+    **dict.fromkeys(("MAX", "LIMIT", "NORMAL", "MANTISSA", "BIAS", "MAX_CODE", "BEYOND", "NAN"), 0),
     **dict.fromkeys(("SATURATE", "PROPAGATE", "BYTES", "CAST", "TRANSPOSE", "COUNT"), False),
 }
 
@@ -277,7 +280,7 @@ def _beyond(format: Format, dtype: torch.dtype) -> int:
     """The bits stored, without sign, for more than M where nothing clamps: of Inf, NaN or M."""
     beyond = torch.inf if format.has_infinity else torch.nan if format.has_nan else format.max
     if dtype.itemsize == 1:
-        return 0x7F if format.specials == "nan" else 0x7C
+        return 0x7C if format.has_infinity else format.nan_code or 0x7F
     return 0x7FC0 if beyond != beyond else _bits_of(beyond) >> 16
 
 

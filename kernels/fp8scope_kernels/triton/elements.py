@@ -72,14 +72,15 @@ def quantized_bits(
     BIAS: tl.constexpr,
     MAX_CODE: tl.constexpr,
     BEYOND: tl.constexpr,
+    NAN: tl.constexpr,
     SATURATE: tl.constexpr,
     PROPAGATE: tl.constexpr,
     BYTES: tl.constexpr,
 ) -> tl.tensor:
-    """(bits to store, code without sign) of x*s. NaN's code is 0x7F; more than M becomes BEYOND.
+    """(bits to store, code without sign) of x*s. NaN is stored as NAN, with the code 0x7F.
 
-    PROPAGATE: an Inf of x becomes NaN. The test is on x, not on x*s: a finite x with an infinite product
-    becomes M.
+    More than M becomes BEYOND. PROPAGATE: an Inf of x becomes NaN. The test is on x, not on x*s: a finite x
+    with an infinite product becomes M.
     """
     bits = scaled.to(tl.int32, bitcast=True)
     magnitude = bits & _ABS
@@ -91,7 +92,7 @@ def quantized_bits(
         number = number & ((x.to(tl.int32, bitcast=True) & _ABS) < _INF)
     if BYTES:
         stored = code if SATURATE else tl.where(code > MAX_CODE, BEYOND, code)
-        stored = tl.where(number, stored, 0x7F)
+        stored = tl.where(number, stored, NAN)
         sign = (bits >> 24) & 0x80
     else:
         stored = code_to_bfloat16(code, MANTISSA, BIAS)
@@ -100,7 +101,8 @@ def quantized_bits(
         stored = tl.where(number, stored, 0x7FC0)
         sign = (bits >> 16) & 0x8000
     # As in reference.py: rounding by addition and subtraction flushes to +0, a cast keeps the sign.
-    keep_sign: tl.constexpr = BYTES and SATURATE
+    # Where NaN has the place of -0, zero has no sign.
+    keep_sign: tl.constexpr = BYTES and SATURATE and NAN != 0x80
     stored = stored | (sign if keep_sign else tl.where(stored == 0, 0, sign))
     return stored.to(tl.uint8 if BYTES else tl.int16), tl.where(number, code, 0x7F)
 

@@ -99,6 +99,7 @@ def quantize_tiles(
     BIAS: tl.constexpr,
     MAX_CODE: tl.constexpr,
     BEYOND: tl.constexpr,
+    NAN: tl.constexpr,
     SATURATE: tl.constexpr,
     PROPAGATE: tl.constexpr,
     BYTES: tl.constexpr,
@@ -129,7 +130,7 @@ def quantize_tiles(
         if CAST:
             scaled = wide * s
             stored, code = quantized_bits(
-                wide, scaled, MAX, NORMAL, MANTISSA, BIAS, MAX_CODE, BEYOND, SATURATE, PROPAGATE, BYTES
+                wide, scaled, MAX, NORMAL, MANTISSA, BIAS, MAX_CODE, BEYOND, NAN, SATURATE, PROPAGATE, BYTES
             )
             tl.store(q + (row[:, None] * columns + column[None, :]), stored, mask=inside)
             if TRANSPOSE:
@@ -208,7 +209,7 @@ def quantize_block_tiles(
             wide = load_wide(x + at, inside)
             scaled = wide * s[:, None]
             stored, code = quantized_bits(
-                wide, scaled, MAX, NORMAL, MANTISSA, BIAS, 0, 0, True, PROPAGATE, False
+                wide, scaled, MAX, NORMAL, MANTISSA, BIAS, 0, 0, 0, True, PROPAGATE, False
             )
             tl.store(q + (row[:, None] * columns + column[None, :]), stored, mask=inside)
             if COUNT:

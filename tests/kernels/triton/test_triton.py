@@ -16,7 +16,17 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from fp8scope_kernels import E4M3, E5M2, Format, RowwiseScaling, backends, get_backend, set_backend
+from fp8scope_kernels import (
+    E4M3,
+    E4M3FNUZ,
+    E5M2,
+    E5M2FNUZ,
+    Format,
+    RowwiseScaling,
+    backends,
+    get_backend,
+    set_backend,
+)
 from fp8scope_kernels.triton import availability as triton_availability
 from fp8scope_kernels.triton import backend as triton_backend
 
@@ -137,7 +147,7 @@ def test_the_sum_of_partials_compiles() -> None:
     assert not re.search(r"\b(atom|red)\.", ptx)
 
 
-@pytest.mark.parametrize("fmt", [E4M3, E5M2], ids=lambda fmt: fmt.name)
+@pytest.mark.parametrize("fmt", [E4M3, E5M2, E4M3FNUZ, E5M2FNUZ], ids=lambda fmt: fmt.name)
 def test_format_constants_of_the_kernels(fmt: Format) -> None:
     assert fmt.dtype is not None
     largest = torch.tensor([fmt.max]).to(fmt.dtype).view(torch.uint8).item()
@@ -148,8 +158,8 @@ def test_format_constants_of_the_kernels(fmt: Format) -> None:
 
 def test_selecting_triton_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(RuntimeError, match="needs a CUDA device.*TRITON_INTERPRET=1"):
+    monkeypatch.setattr(triton_availability, "accelerators", lambda: [torch.device("xpu", 0)])
+    with pytest.raises(RuntimeError, match="needs a CUDA or ROCm device.*TRITON_INTERPRET=1"):
         set_backend("triton")
     monkeypatch.setattr(triton_availability, "is_installed", lambda: False)
     with pytest.raises(RuntimeError, match="pip install triton"):
@@ -159,7 +169,7 @@ def test_selecting_triton_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) 
 
 def test_which_tensors_use_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(triton_availability, "accelerators", lambda: [torch.device("cuda", 0)])
     on_cpu = torch.empty(4)
     for choice in ("auto", "reference", "triton"):
         set_backend(choice)
@@ -181,7 +191,7 @@ def test_a_failure_gives_up_one_kernel_without_stopping_training(monkeypatch: py
     assert len(seen) == 1
     assert backends.failures() == ("observe: OSError: no compiler\nat all",)
     monkeypatch.setattr(backends, "is_plain", lambda x: True)
-    on_gpu: Any = SimpleNamespace(is_cuda=True, is_cpu=False)
+    on_gpu: Any = SimpleNamespace(device=torch.device("cuda"), is_cpu=False)
     for kernel in get_args(backends.TritonKernel):
         assert backends.use_triton(on_gpu, kernel) == (kernel != "observe")
     assert backends.attempt_triton("quantize", lambda: 3) == 3

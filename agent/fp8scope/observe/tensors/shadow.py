@@ -20,7 +20,6 @@ from fp8scope.observe.tensors.buffers import (
     SCALE,
     StatisticsTable,
     StatisticsTables,
-    to_device,
 )
 from fp8scope.observe.tensors.layers import is_foreign
 from fp8scope.observe.tensors.switched_hooks import replace_observer
@@ -39,6 +38,7 @@ from fp8scope_kernels import (
     quantize_values,
 )
 from fp8scope_kernels.convert import Selection, matches
+from fp8scope_kernels.devices import to_device
 from fp8scope_kernels.observers import add_extent, add_tensor
 from fp8scope_kernels.recipes import ROLES, Role
 from fp8scope_kernels.reference import Extent
@@ -87,7 +87,7 @@ class ShadowLayers:
         for role in ROLES:
             if role == "weight" and not isinstance(getattr(layer, "weight", None), Tensor):
                 continue
-            name, format = f"{path}.{role}" if path else role, recipe.format_of(role)
+            name, format = f"{path}.{role}" if path else role, recipe.format_of(role, table.buffer.device)
             slots[role] = table.buffer.register(name, format=format, shape=shapes.get(role, (-1,)), role=role)
             if table in self._scales:
                 self._scales[table].add(slots[role], format)
@@ -238,7 +238,7 @@ class ShadowObserver(HighPrecisionObserver):
             self._quantize(role, slot, x if factor is None else x.float() * factor)
 
     def _quantize(self, role: Role, slot: Slot, x: Tensor) -> None:
-        recipe, format, sample = self._recipe, self._recipe.format_of(role), slot.sample_row
+        recipe, format, sample = self._recipe, self._recipe.format_of(role, x.device), slot.sample_row
         grid = recipe.block_of(role)
         if grid is not None:
             x = x.reshape(-1, x.shape[-1]) if x.dim() else x.reshape(1, 1)

@@ -25,7 +25,9 @@ from fp8scope.observe.tensors.buffers import (
 from fp8scope.observe.tensors.switched_hooks import replace_observer
 from fp8scope_kernels import (
     E4M3,
+    E4M3FNUZ,
     E5M2,
+    E5M2FNUZ,
     Format,
     HighPrecisionObserver,
     Slot,
@@ -37,7 +39,12 @@ from fp8scope_kernels import (
 from fp8scope_kernels.observers import add_extent
 from fp8scope_kernels.recipes import ROLES, Role
 
-FORMAT_OF = {torch.float8_e4m3fn: E4M3, torch.float8_e5m2: E5M2}
+FORMAT_OF = {
+    torch.float8_e4m3fn: E4M3,
+    torch.float8_e5m2: E5M2,
+    torch.float8_e4m3fnuz: E4M3FNUZ,
+    torch.float8_e5m2fnuz: E5M2FNUZ,
+}
 
 
 class Cast(NamedTuple):

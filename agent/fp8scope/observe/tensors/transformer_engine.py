@@ -23,7 +23,8 @@ from torch.utils.hooks import unserializable_hook
 from fp8scope.observe.tensors.base import OnError, inside_backward, path_of
 from fp8scope.observe.tensors.buffers import AMAX, NUMEL, SCALE, StatisticsTable, StatisticsTables
 from fp8scope.observe.tensors.layers import note_delayed
-from fp8scope_kernels import E4M3, E5M2, Format, Slot
+from fp8scope_kernels import E4M3, E5M2, Format, Slot, in_encoding
+from fp8scope_kernels.devices import capabilities_of
 from fp8scope_kernels.hooks import register_forward_hook, register_tensor_hook, remove_hooks
 from fp8scope_kernels.torch_internals import break_graph
 
@@ -146,7 +147,7 @@ class Layer:
             inside = f".gemm{product + 1}" if len(self.products) > 1 else ""
             slot = self._table.buffer.register(
                 f"{self._path}{inside}.{role}".lstrip("."),
-                format=_format(self._meta, backward=direction == BACKWARD),
+                format=_format(self._meta, self._table.buffer.device, backward=direction == BACKWARD),
                 shape=shapes[role],
                 role=role,
             )
@@ -202,7 +203,11 @@ def _newest(history: Tensor) -> Tensor:
     return torch.where(history[0] != 0, history[0], history[-1])
 
 
-def _format(meta: Mapping[str, Any], *, backward: bool) -> Format:
-    """Return the format of the recipe in `meta`. The default is HYBRID: E4M3 forward, E5M2 backward."""
+def _format(meta: Mapping[str, Any], device: torch.device, *, backward: bool) -> Format:
+    """Return the format of the recipe in `meta`, as the device encodes it.
+
+    The default is HYBRID: E4M3 forward, E5M2 backward.
+    """
     name = getattr(getattr(meta.get("recipe"), "fp8_format", None), "name", "HYBRID")
-    return E5M2 if name == "E5M2" or (backward and name == "HYBRID") else E4M3
+    format = E5M2 if name == "E5M2" or (backward and name == "HYBRID") else E4M3
+    return in_encoding(format, capabilities_of(device).encoding)

@@ -47,13 +47,16 @@ class NumberFormat:
 
 E4M3: Final = NumberFormat("E4M3", 448.0, -6, 3)
 E5M2: Final = NumberFormat("E5M2", 57344.0, -14, 2)
+# AMD's older accelerators: one NaN, no -0, and one binade less for numbers than for codes of the OCP.
+E4M3FNUZ: Final = NumberFormat("E4M3FNUZ", 240.0, -7, 3)
+E5M2FNUZ: Final = NumberFormat("E5M2FNUZ", 57344.0, -15, 2)
 E3M2: Final = NumberFormat("E3M2", 28.0, -2, 2)
 E2M3: Final = NumberFormat("E2M3", 7.5, 0, 3)
 E2M1: Final = NumberFormat("E2M1", 6.0, 0, 1)
 FP16: Final = NumberFormat("FP16", 65504.0, -14, 10)
 
 FORMATS: Final[Mapping[str, NumberFormat]] = {
-    format.name.lower(): format for format in (E4M3, E5M2, E3M2, E2M3, E2M1, FP16)
+    format.name.lower(): format for format in (E4M3, E5M2, E4M3FNUZ, E5M2FNUZ, E3M2, E2M3, E2M1, FP16)
 }
 
 

@@ -50,12 +50,21 @@ template <typename T> int64_t count_zeros(const T* x, int64_t n) {
 
 // The zeros, flushed and small elements of n <= BLOCK that were cast.
 template <typename Out, typename T> void count(const T* x, const Out* q, int64_t n, const Format& f, Counts& c) {
-  const Out normal = sizeof(Out) == 1 ? Out(1u << f.mantissa_bits) : Out(bits(f.smallest_normal) >> 16);
-  int64_t flushed = 0;
-  count_small<Out>(q, n, normal, flushed, c.below);
-  c.flushed += flushed;
-  // If no result is zero, no input is.
-  if (flushed) c.zeros += count_zeros(x, n);
+  if constexpr (std::is_same_v<Out, Fnuz>) {
+    // Without its sign the NaN is a zero.
+    const uint8_t* bytes = (const uint8_t*)q;
+    uint32_t nans = 0;
+    for (int64_t i = 0; i < n; i++) nans += bytes[i] == FNUZ_NAN;
+    count(x, bytes, n, f, c);
+    c.flushed -= nans, c.below -= nans;
+  } else {
+    const Out normal = sizeof(Out) == 1 ? Out(1u << f.mantissa_bits) : Out(bits(f.smallest_normal) >> 16);
+    int64_t flushed = 0;
+    count_small<Out>(q, n, normal, flushed, c.below);
+    c.flushed += flushed;
+    // If no result is zero, no input is.
+    if (flushed) c.zeros += count_zeros(x, n);
+  }
 }
 
 // The largest pattern without its sign; Inf and NaN are larger than every number.

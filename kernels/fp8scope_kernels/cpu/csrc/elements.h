@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 // backend.py declares the same two structures.
 struct Format {
@@ -40,6 +41,11 @@ template <typename Out> Out narrow(float x) {
   else return Out((b & ABS) > INF ? 0x7fc0 : (b + 0x7fff + (b >> 16 & 1)) >> 16);
 }
 
+// A byte of a format with one NaN, in the place of -0. A type of its own, so that the cast to other formats does not
+// ask for the sign of each zero.
+enum class Fnuz : uint8_t {};
+constexpr int32_t FNUZ_NAN = 0x80;
+
 template <typename T> constexpr T SIGNLESS = T(~T(0)) >> 1;
 
 // A format as the cast needs it. Passed by value, because a byte that is written may alias any object.
@@ -54,7 +60,7 @@ struct Rounding {
         accepted(f.accepted), shift(8388608.0f * f.smallest_subnormal) {}
 };
 
-// x * scale clamped and rounded to nearest even: the FP8 byte (uint8_t), or the same number as bfloat16 (uint16_t).
+// x * scale clamped and rounded to nearest even: the FP8 byte (uint8_t or Fnuz), or the same number as bfloat16 (uint16_t).
 // `OnX` compares x with f.accepted, which takes longer. Comparing the product does not distinguish an Inf from a finite
 // x whose product overflows.
 template <typename Out, bool OnX = false>
@@ -68,7 +74,9 @@ INLINED inline void cast(const auto* __restrict x, Out* __restrict q, int64_t n,
     const uint32_t rounded = clamped + f.half + ((clamped >> f.drop) & 1);
     if constexpr (sizeof(Out) == 1) {
       const uint32_t code = clamped < f.normal ? bits(shifted) - base : (rounded >> f.drop) - f.rebias;
-      q[i] = Out((lost ? f.nan : code) | (b >> 24 & 0x80));
+      const uint32_t sign = b >> 24 & 0x80;
+      if constexpr (std::is_same_v<Out, Fnuz>) q[i] = Out((lost ? f.nan : code) | (code ? sign : 0));
+      else q[i] = Out((lost ? f.nan : code) | sign);
     } else {
       const uint32_t value = clamped < f.normal ? bits(shifted - f.shift) : rounded & f.kept;
       // As in reference.py, a flushed value becomes +0.

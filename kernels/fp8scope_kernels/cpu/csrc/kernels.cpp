@@ -44,9 +44,19 @@ void accumulate_blocks(double* row, int64_t n, const Counts& c) {
   row[2] = c.smallest, row[3] = c.median, row[4] = c.largest;
 }
 
+// Calls go(x, q) with pointers of the elements' types. `wide`: x is float32, else bfloat16. `bytes`: q is FP8, else
+// bfloat16.
+template <typename Go> auto with_types(const void* x, void* q, int wide, int bytes, const Format& f, const Go& go) {
+  const auto to = [&](auto* in) {
+    if (!bytes) return go(in, (uint16_t*)q);
+    return f.nan == FNUZ_NAN ? go(in, (Fnuz*)q) : go(in, (uint8_t*)q);
+  };
+  return wide ? to((const uint32_t*)x) : to((const uint16_t*)x);
+}
+
 }  // namespace
 
-// `wide`: x is float32, else bfloat16. `bytes`: q is FP8, else bfloat16. A row may be null.
+// A row may be null.
 #pragma GCC visibility push(default)
 extern "C" {
 
@@ -126,9 +136,7 @@ float fp8scope_quantize(const void* x, void* q, int64_t n, int wide, int bytes, 
       return quantize(in + first, out + first, last - first, scale, *f, wanted, amax, part);
     }));
   };
-  float top;
-  if (wide) top = bytes ? go((const uint32_t*)x, (uint8_t*)q) : go((const uint32_t*)x, (uint16_t*)q);
-  else top = bytes ? go((const uint16_t*)x, (uint8_t*)q) : go((const uint16_t*)x, (uint16_t*)q);
+  const float top = with_types(x, q, wide, bytes, *f, go);
   if (wanted & AMAX) amax = top;
   if (row) accumulate(row, n, amax, scale, *c);
   return amax;
@@ -147,9 +155,7 @@ void fp8scope_quantize_blocks(const void* x, void* q, float* scales, int64_t row
                              last - first, columns, height, width, rule, *f, counting, part);
     }));
   };
-  float amax;
-  if (wide) amax = bytes ? go((const uint32_t*)x, (uint8_t*)q) : go((const uint32_t*)x, (uint16_t*)q);
-  else amax = bytes ? go((const uint16_t*)x, (uint8_t*)q) : go((const uint16_t*)x, (uint16_t*)q);
+  const float amax = with_types(x, q, wide, bytes, *f, go);
   if (counting) summarize(scales, blocks, rule, c);
   if (row) accumulate(row, rows * columns, amax, c.median, c);
   if (block_row) accumulate_blocks(block_row, blocks, c);
