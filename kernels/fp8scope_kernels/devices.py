@@ -28,7 +28,7 @@ class Event(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What a device does with FP8.
+    """The FP8 formats and units of a device.
 
     `encoding`: the pair of formats that its units or its libraries take. `units`: it has FP8 matrix units,
     and torch multiplies on them.
@@ -80,6 +80,11 @@ def look_up(platform: str, architecture: str) -> Capabilities:
 def platform_of(device: torch.device) -> str:
     """`rocm` for AMD's devices, which torch calls `cuda`; else the device's type."""
     return "rocm" if device.type == "cuda" and torch.version.hip is not None else device.type
+
+
+def is_nvidia(device: torch.device) -> bool:
+    """Return whether NVIDIA's driver knows the device."""
+    return platform_of(device) == "cuda"
 
 
 def architecture_of(device: torch.device) -> str:
@@ -198,7 +203,7 @@ def _can_pin(kind: str) -> bool:
     if current is None or current.type != kind:
         return False
     try:
-        return bool(torch.empty(1, pin_memory=True).is_pinned())
+        return bool(torch.empty(1, device="cpu", pin_memory=True).is_pinned())
     except (RuntimeError, NotImplementedError):
         return False
 

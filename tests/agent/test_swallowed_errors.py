@@ -211,7 +211,7 @@ def test_a_driver_that_answers_nonsense(settings: Settings, monkeypatch: pytest.
 
     monkeypatch.setattr("fp8scope.observe.timing.machine.utilisation_of", broken)
     counter = guard.Guard()
-    machine = Machine(counter, lambda: 0)
+    machine = Machine(counter, lambda: torch.device("cuda", 0))
     for _ in range(3):
         machine.sample()
     assert counter.errors == 1

@@ -551,13 +551,13 @@ class Attachment:
         """Combine the losses of a light step; `divisor` is what the last one was divided by."""
         if not losses:
             return None
-        taken = [Loss(torch.tensor(value, dtype=torch.float64), divisor) for value in losses]
+        taken = [Loss(_on_host(value), divisor) for value in losses]
         return float(combine(taken, self._reduction, self._followed[0].divisor)[0])
 
     def take_over(self, losses: Sequence[float]) -> None:
         """Take the losses of the step that has begun as a light one."""
         name = self._followed[0].name
-        self._pending += [(Loss(torch.tensor(value, dtype=torch.float64), 1.0), {name}) for value in losses]
+        self._pending += [(Loss(_on_host(value), 1.0), {name}) for value in losses]
 
     # Losses
 
@@ -575,3 +575,8 @@ class Attachment:
         for _, reached in self._pending:
             reached -= gone
         self._pending = [(loss, reached) for loss, reached in self._pending if reached]
+
+
+def _on_host(value: float) -> Tensor:
+    """A number as a tensor of the host, whatever torch's default device is."""
+    return torch.tensor(value, dtype=torch.float64, device="cpu")

@@ -31,8 +31,6 @@ from fp8scope.metadata.environment import gpu_names, version_of
 
 ANSWER_SECONDS = 10.0
 MAX_SKEW_SECONDS = 60.0
-FP8_CAPABILITY = 8.9
-"""The lowest compute capability of NVIDIA GPUs with FP8 units (Ada, Hopper and later)."""
 
 PACKAGES = {"numpy": "numpy>=1.26,<3", "urllib3": "urllib3>=2.2,<3"}
 """The packages that the agent requires, besides torch."""
@@ -256,7 +254,7 @@ def check_space(settings: Settings) -> CheckResult:
 
 
 def check_torch() -> list[CheckResult]:
-    """Check that torch can be imported, that it can use the GPUs, and that these have FP8 units."""
+    """Check that torch can be imported, that it can use the accelerators, and that these have FP8 units."""
     gpu = ", ".join(gpu_names())
     try:
         import torch
@@ -264,7 +262,10 @@ def check_torch() -> list[CheckResult]:
         advice = "pip install 'fp8scope[torch]'; without torch only numbers can be logged, no tensors."
         return [CheckResult("torch", "warn", f"torch cannot be imported: {error}.", advice)]
     findings = [CheckResult("torch", "ok", torch.__version__)]
-    if not torch.cuda.is_available():
+    from fp8scope_kernels import devices
+
+    accelerators = devices.accelerators()
+    if not accelerators:
         if gpu:
             advice = f"This torch ({torch.__version__}) is built for another driver, or for the CPU only."
             return [*findings, CheckResult("gpu", "warn", f"torch cannot use {gpu}.", advice)]
@@ -272,14 +273,16 @@ def check_torch() -> list[CheckResult]:
             *findings,
             CheckResult("gpu", "warn", "No GPU: FP8 is emulated on the CPU, for trying it out."),
         ]
-    for index in range(torch.cuda.device_count()):
-        major, minor = torch.cuda.get_device_capability(index)
-        name = f"{torch.cuda.get_device_name(index)} (compute capability {major}.{minor})"
-        if torch.version.hip or float(f"{major}.{minor}") >= FP8_CAPABILITY:
-            findings.append(CheckResult("gpu", "ok", f"{name} has FP8 units."))
+    for device in accelerators:
+        architecture = devices.architecture_of(device)
+        name = f"{devices.name_of(device)} ({architecture or device.type})"
+        capabilities = devices.capabilities_of(device)
+        if capabilities.units:
+            formats = {"ocp": "E4M3 and E5M2", "fnuz": "E4M3FNUZ and E5M2FNUZ"}[capabilities.encoding]
+            findings.append(CheckResult("gpu", "ok", f"{name} has FP8 units, for {formats}."))
         else:
             advice = "FP8 training is emulated and slow here; use BF16 with shadow mode instead."
-            findings.append(CheckResult("gpu", "warn", f"{name} has no FP8 units.", advice))
+            findings.append(CheckResult("gpu", "warn", f"{name} has no FP8 units that torch uses.", advice))
     return findings
 
 
@@ -319,14 +322,22 @@ print(observed)
 SELF_TEST_SECONDS = 300
 
 
+def _cannot_fork() -> bool:
+    """Return whether a fork of this process would gain nothing, or could not use the accelerator."""
+    if "torch" not in sys.modules:
+        return True
+    from fp8scope_kernels import devices
+
+    return devices.is_initialized()
+
+
 def _self_test() -> "subprocess.CompletedProcess[str]":
     """Run SELF_TEST in another process. Raises subprocess.TimeoutExpired after SELF_TEST_SECONDS.
 
-    A forked process saves the import of torch, which takes most of the time. It cannot be used if CUDA is
-    initialised here.
+    A forked process saves the import of torch, which takes most of the time. It cannot be used if an
+    accelerator is initialised here.
     """
-    torch = sys.modules.get("torch")
-    if torch is None or not hasattr(os, "fork") or torch.cuda.is_initialized():
+    if not hasattr(os, "fork") or _cannot_fork():
         return subprocess.run(
             [sys.executable, "-c", SELF_TEST],
             capture_output=True,

@@ -4,7 +4,7 @@
 * numbers, flags and strings that modules store as plain attributes (counters, `training`, `precision`)
 * the optimizers' state, and the settings of their parameter groups (such as learning rates)
 * further objects with `state_dict` and `load_state_dict`: schedulers, a GradScaler, averaged weights
-* random state: torch's on the host and on the model's GPUs, Python's `random`, and NumPy's
+* random state: torch's on the host and on the model's accelerators, Python's `random`, and NumPy's
 
 Values are restored into the same tensors, so optimizers, graphs and views of them stay valid.
 """
@@ -20,19 +20,18 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fp8scope_kernels import devices
+
 _PLAIN = (bool, int, float, str, type(None))
 
 
 class RandomState:
-    """The state of the random number generators of the host and of the models' GPUs."""
+    """The state of the random number generators of the host and of the models' accelerators."""
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
         self._torch = torch.get_rng_state()
-        # Only the models' GPUs: reading the state of a GPU creates a context on it.
-        devices = {
-            parameter.device for model in models for parameter in model.parameters() if parameter.is_cuda
-        }
-        self._devices = {device: torch.cuda.get_rng_state(device) for device in devices}
+        # Only the models' devices: reading the state of a GPU creates a context on it.
+        self._devices = states_of_devices(models)
         self._python = random.getstate()
         numpy = sys.modules.get("numpy")
         self._numpy = numpy.random.get_state() if numpy is not None else None
@@ -40,11 +39,18 @@ class RandomState:
     def restore(self) -> None:
         torch.set_rng_state(self._torch)
         for device, state in self._devices.items():
-            torch.cuda.set_rng_state(state, device)
+            devices.set_random_state(state, device)
         random.setstate(self._python)
         numpy = sys.modules.get("numpy")
         if numpy is not None and self._numpy is not None:
             numpy.random.set_state(self._numpy)
+
+
+def states_of_devices(models: Sequence[nn.Module]) -> dict[torch.device, Tensor]:
+    """The states of the random number generators of the accelerators that the models are on."""
+    used = {parameter.device for model in models for parameter in model.parameters()}
+    states = {device: devices.random_state(device) for device in used if devices.is_accelerator(device)}
+    return {device: state for device, state in states.items() if state is not None}
 
 
 @dataclass(slots=True)
@@ -58,7 +64,7 @@ class TensorCopy:
     def of(cls, tensor: Tensor, keep_on: str) -> "TensorCopy":
         values = tensor.detach()
         # `cpu()` of a CPU tensor would share its memory, so clone it.
-        copied = values.cpu() if keep_on == "cpu" and values.is_cuda else values.clone()
+        copied = values.cpu() if keep_on == "cpu" and not values.is_cpu else values.clone()
         return cls(tensor, copied)
 
     def restore(self) -> Tensor:

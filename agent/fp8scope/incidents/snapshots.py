@@ -15,7 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fp8scope.control.training_state import states_of_devices
 from fp8scope.observe.tensors.base import unwrapped
+from fp8scope_kernels import devices
 
 Snapshot: TypeAlias = dict[str, Any]
 
@@ -80,13 +82,12 @@ class Trained:
 
 
 def random_state(models: Sequence[nn.Module] = ()) -> dict[str, Any]:
-    """The random states of torch (on the host and on the models' GPUs), Python and NumPy."""
-    devices = {p.device for model in models for p in model.parameters() if p.is_cuda}
+    """The random states of torch (on the host and on the models' accelerators), Python and NumPy."""
     version, numbers, gauss = random.getstate()
     state: dict[str, Any] = {
         "torch": torch.get_rng_state(),
-        "cuda": {device.index: torch.cuda.get_rng_state(device) for device in devices},
-        "python": [version, torch.tensor(numbers, dtype=torch.int64), gauss],
+        "devices": {str(device): state for device, state in states_of_devices(models).items()},
+        "python": [version, torch.tensor(numbers, dtype=torch.int64, device="cpu"), gauss],
     }
     numpy = sys.modules.get("numpy")
     if numpy is not None:
@@ -98,8 +99,10 @@ def random_state(models: Sequence[nn.Module] = ()) -> dict[str, Any]:
 def restore_random(state: Mapping[str, Any]) -> None:
     """Restore what `random_state` returned."""
     torch.set_rng_state(state["torch"])
-    for index, cuda in state["cuda"].items():
-        torch.cuda.set_rng_state(cuda, index)
+    # Snapshots of earlier versions have the states of CUDA devices by their index.
+    by_name = {f"cuda:{index}": saved for index, saved in state.get("cuda", {}).items()}
+    for name, saved in (by_name | state.get("devices", {})).items():
+        devices.set_random_state(saved, torch.device(name))
     version, numbers, gauss = state["python"]
     random.setstate((version, tuple(numbers.tolist()), gauss))
     numpy = sys.modules.get("numpy")

@@ -97,11 +97,12 @@ def version_of(distribution: str) -> str:
 
 
 def torch_versions() -> dict[str, str]:
-    """Return the CUDA or ROCm and cuDNN versions of torch; empty if torch is not imported."""
+    """Return the versions of torch's platform and of cuDNN; empty if torch is not imported."""
     torch = sys.modules.get("torch")
     if torch is None:
         return {}
-    versions = {"cuda": torch.version.cuda, "rocm": torch.version.hip}
+    names = {"cuda": "cuda", "rocm": "hip", "xpu": "xpu", "musa": "musa"}
+    versions = {name: getattr(torch.version, attribute, None) for name, attribute in names.items()}
     if torch.version.cuda is not None:
         versions["cudnn"] = torch.backends.cudnn.version()
     return {name: str(version) for name, version in versions.items() if version}

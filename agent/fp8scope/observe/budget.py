@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Literal
 from fp8scope.config import DEFAULT_OVERHEAD, ConfigurationError
 
 if TYPE_CHECKING:
-    import torch
-
     from fp8scope_kernels import Pace
+    from fp8scope_kernels.devices import Event
 
 Overhead = float | Literal["default"] | None
 
@@ -116,7 +115,7 @@ class TimeBudget:
         self._measured_every = 1
         self._readings: deque[float] = deque(maxlen=READINGS)
         self._device_seconds = 0.0
-        self._timed: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._timed: list[tuple[Event, Event]] = []
 
     def limit(self, overhead: float | None) -> None:
         """Change the budget, from the next step on."""
@@ -229,6 +228,6 @@ class TimeBudget:
         """Add up the device times of a reading, if its events have completed; never waits."""
         if pace.events:
             self._timed, pace.events = pace.events, None
-        if self._timed and self._timed[-1][1].query():  # type: ignore[no-untyped-call]
+        if self._timed and self._timed[-1][1].query():
             self._device_seconds = sum(before.elapsed_time(after) for before, after in self._timed) / 1000
             self._timed = []

@@ -264,13 +264,15 @@ class Collector:
         tensors += [value.reshape(1).double() for value in scalars.values()]
         together = torch.cat(tensors)
         names, size = tuple(scalars), together.numel()
-        if device.type != "cuda":
+        from fp8scope_kernels import devices
+
+        # A blocking event lets the recorder sleep instead of spinning.
+        event = devices.new_event(device, timing=False) if devices.can_pin(device) else None
+        if event is None:
             return Copied(tables=rows, names=names, host=together.to("cpu"), size=size)
         pinned = self._pool.take(size)
         pinned[:size].copy_(together, non_blocking=True)
-        # A blocking event lets the recorder sleep instead of spinning.
-        event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(device))
+        devices.record(event, device)
         return Copied(
             tables=rows, names=names, host=pinned, size=size, event=event, give_back=self._pool.give_back
         )

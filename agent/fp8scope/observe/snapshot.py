@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from fp8scope.observe.tensors import StatisticsTable
+    from fp8scope_kernels.devices import Event
 
 MAX_IN_FLIGHT = 64
 
@@ -49,7 +50,7 @@ class HostBuffers:
                     return buffer
         # A tensor made in inference mode could not be written to later, and a step may end in that mode.
         with torch.inference_mode(False):
-            return torch.empty(max(size, 1024), dtype=torch.float64, pin_memory=True)
+            return torch.empty(max(size, 1024), dtype=torch.float64, device="cpu", pin_memory=True)
 
     def give_back(self, buffer: "torch.Tensor") -> None:
         """Return a buffer to the pool."""
@@ -144,7 +145,7 @@ class Copied:
     names: Sequence[str]
     host: "torch.Tensor | NDArray[np.float64]"
     size: int
-    event: "torch.cuda.Event | None" = None
+    event: "Event | None" = None
     give_back: "Callable[[torch.Tensor], None] | None" = None
     """Returns `host` to its pool after it was read."""
 
@@ -199,14 +200,14 @@ class Snapshot:
     _observed: Observed | None = field(default=None, init=False)
 
     @property
-    def event(self) -> "torch.cuda.Event | None":
+    def event(self) -> "Event | None":
         """The event that marks the end of a copy; None if no device is involved."""
         return next((copied.event for copied in self.copies if copied.event is not None), None)
 
     def is_ready(self) -> bool:
         """Return whether all copies have arrived."""
         events = [copied.event for copied in self.copies if copied.event is not None]
-        return all(bool(event.query()) for event in events)  # type: ignore[no-untyped-call]
+        return all(event.query() for event in events)
 
     def wait(self) -> None:
         """Wait for the copies; not for the training thread."""

@@ -249,7 +249,7 @@ def _device(x: Tensor) -> AbstractContextManager[Any]:
 
 
 def _bits_of(value: float) -> int:
-    return int(torch.tensor(value, dtype=torch.float32).view(torch.int32))
+    return int(torch.tensor(value, dtype=torch.float32, device="cpu").view(torch.int32))
 
 
 @cache

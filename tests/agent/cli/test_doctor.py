@@ -127,9 +127,13 @@ def test_reports_why_the_self_test_failed(monkeypatch: pytest.MonkeyPatch) -> No
 def test_reports_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
+    from fp8scope_kernels import devices
+
+    # The answers are kept for the process; here they change.
+    monkeypatch.setattr(devices, "capabilities_of", devices.capabilities_of.__wrapped__)
+
     def pretend(capability: tuple[int, int]) -> dict[str, str]:
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+        monkeypatch.setattr(devices, "accelerators", lambda: [torch.device("cuda", 0)])
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Some GPU")
         return states(check_torch())

@@ -19,6 +19,7 @@ from fp8scope_kernels import (
     StatisticsBuffer,
     TensorInfo,
 )
+from fp8scope_kernels.devices import to_device
 
 NUMEL, AMAX, SCALE, NONFINITE = (STATISTICS.index(name) for name in ("numel", "amax", "scale", "nonfinite"))
 COUNTS = slice(SCALE + 1, NONFINITE)
@@ -110,7 +111,7 @@ class StatisticsTable:
     def note(self, name: str, slots: list[Slot], values: Tensor) -> None:
         """Set the note `name` of these tensors to `values` [slots]."""
         device = self.buffer.device
-        rows = to_device(torch.tensor([slot.index for slot in slots]), device)
+        rows = to_device(torch.tensor([slot.index for slot in slots], device="cpu"), device)
         self.notes[:, NOTES.index(name)].index_copy_(0, rows, to_device(values.double(), device))
 
     def note_largest(self, name: str, row: int, value: Tensor) -> None:
@@ -125,13 +126,6 @@ class StatisticsTable:
             self.buffer.zero_()
         if self._notes is not None and self.buffer.sampling:
             self._notes.fill_(torch.nan)
-
-
-def to_device(values: Tensor, device: torch.device) -> Tensor:
-    """Return the tensor on `device`, without waiting for the device."""
-    if values.device == device:
-        return values
-    return (values.pin_memory() if device.type == "cuda" else values).to(device, non_blocking=True)
 
 
 class StatisticsTables:

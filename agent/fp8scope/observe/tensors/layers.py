@@ -56,7 +56,7 @@ class Fp8Layers:
             states += [(slot, layer.state_of(role)) for role, slot in layer.slots.items()]
         for table, states in by_table.items():
             note_delayed(table, [slot for slot, _ in states], [s.amax_history for _, s in states])
-            stale = torch.tensor([float(s.status in ("stale", "missing")) for _, s in states])
+            stale = torch.tensor([float(s.status in ("stale", "missing")) for _, s in states], device="cpu")
             table.note("scale_stale", [slot for slot, _ in states], stale)
 
 

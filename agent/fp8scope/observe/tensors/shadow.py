@@ -198,10 +198,11 @@ class DelayedScales:
         if not missing:
             return
         device = self._table.buffer.device
-        self._rows = to_device(torch.tensor([slot.index for slot in self._slots]), device)
+        self._rows = to_device(torch.tensor([slot.index for slot in self._slots], device="cpu"), device)
         self._masks = {
             format.name: to_device(
-                torch.tensor([shadow_format == format for shadow_format in self._formats]), device
+                torch.tensor([shadow_format == format for shadow_format in self._formats], device="cpu"),
+                device,
             )
             for format in dict.fromkeys(self._formats)
         }

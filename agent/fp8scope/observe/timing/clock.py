@@ -3,8 +3,9 @@
 Each mark adds the time since the previous mark to one phase. The phases of a step therefore add up to the
 time from the end of the previous step to the end of this one.
 
-On the CPU a mark reads the host's clock. On a CUDA device, where the host only launches work, it records an
-event in the stream; a background thread reads the times between the events later.
+On the CPU a mark reads the host's clock. On an accelerator, where the host only launches work, it records an
+event in the stream; a background thread reads the times between the events later. An accelerator without
+events is measured with the host's clock.
 """
 
 import time
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
+
+    from fp8scope_kernels.devices import Event
 
 PHASES = ("time_data", "time_forward", "time_backward", "time_optimizer", "time_other")
 DATA, FORWARD, BACKWARD, OPTIMIZER, OTHER = range(len(PHASES))
@@ -76,13 +79,13 @@ class HostTimes:
 
 
 class DeviceClock:
-    """Measures with events in the current stream of a CUDA device, without waiting for it."""
+    """Measures with events in the current stream of an accelerator, without waiting for it."""
 
     def __init__(self, device: "torch.device") -> None:
         self._device = device
-        self._free: list[torch.cuda.Event] = []
-        self._first: torch.cuda.Event | None = None
-        self._marks: list[tuple[int, torch.cuda.Event]] = []
+        self._free: list[Event] = []
+        self._first: Event | None = None
+        self._marks: list[tuple[int, Event]] = []
 
     def begin(self) -> None:
         """Called when a step begins; the time of the first step starts here."""
@@ -110,17 +113,15 @@ class DeviceClock:
             return None
         return DeviceTimes(first, [*marks, (OTHER, last)], self._free)
 
-    def _record(self) -> "torch.cuda.Event | None":
-        import torch
+    def _record(self) -> "Event | None":
+        from fp8scope_kernels import devices
 
-        if torch.cuda.is_current_stream_capturing():
-            # An event in a CUDA graph cannot be read.
+        if devices.is_capturing(self._device):
+            # An event in a captured graph cannot be read.
             return None
-        try:
-            event = self._free.pop()
-        except IndexError:
-            event = torch.cuda.Event(enable_timing=True, blocking=True)  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self._device))
+        event = self._free.pop() if self._free else devices.new_event(self._device, timing=True)
+        if event is not None:
+            devices.record(event, self._device)
         return event
 
 
@@ -131,16 +132,16 @@ class DeviceTimes:
 
     def __init__(
         self,
-        first: "torch.cuda.Event",
-        marks: "Sequence[tuple[int, torch.cuda.Event]]",
-        free: "list[torch.cuda.Event]",
+        first: "Event",
+        marks: "Sequence[tuple[int, Event]]",
+        free: "list[Event]",
     ) -> None:
         self._first = first
         self._marks = marks
         self._free = free
 
     def is_ready(self) -> bool:
-        return bool(self._marks[-1][1].query())  # type: ignore[no-untyped-call]
+        return bool(self._marks[-1][1].query())
 
     def wait(self) -> None:
         """Wait for the device; not for the training thread."""

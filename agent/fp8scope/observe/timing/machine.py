@@ -7,10 +7,13 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from fp8scope.guard import Guard
 from fp8scope.process.threads import Worker
+
+if TYPE_CHECKING:
+    import torch
 
 SAMPLE_SECONDS = 1.0
 
@@ -20,8 +23,8 @@ _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 class Machine:
     """Samples in the background. Each sample belongs to the step that is recorded next."""
 
-    def __init__(self, guard: Guard, device: "Callable[[], int | None]") -> None:
-        """`device`: the index of the model's CUDA device, or None."""
+    def __init__(self, guard: Guard, device: "Callable[[], torch.device | None]") -> None:
+        """`device`: the accelerator that the model is on, or None."""
         self._guard = guard
         self._device = device
         self._sample: dict[str, float] | None = None
@@ -52,13 +55,13 @@ class Machine:
             sample["memory_rss"] = resident
         if (anonymous := anonymous_bytes()) is not None:
             sample["memory_anonymous"] = anonymous
-        index = self._device()
-        if index is not None:
-            sample |= device_memory(index)
+        device = self._device()
+        if device is not None:
+            sample |= device_memory(device)
             if not self._asked_driver:
                 self._asked_driver = True
                 with self._guard.shield("asking the GPU's driver"):
-                    self._utilisation = utilisation_of(index)
+                    self._utilisation = utilisation_of(device)
             if self._utilisation is not None:
                 sample["gpu_utilization"] = self._utilisation()
         self._sample = sample
@@ -97,13 +100,13 @@ def anonymous_bytes() -> float | None:
     return None
 
 
-def device_memory(index: int) -> dict[str, float]:
-    """Return the bytes of the CUDA allocator: allocated, reserved, and the peak of allocated."""
-    import torch
+def device_memory(device: "torch.device") -> dict[str, float]:
+    """Return the bytes of the device's allocator: allocated, reserved, and the peak of allocated."""
+    from fp8scope_kernels import devices
 
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    stats = devices.memory_stats(device)
+    if not stats:
         return {}
-    stats: dict[str, Any] = torch.cuda.memory_stats(index)
     return {
         "memory_allocated": float(stats.get("allocated_bytes.all.current", 0)),
         "memory_reserved": float(stats.get("reserved_bytes.all.current", 0)),
@@ -111,18 +114,22 @@ def device_memory(index: int) -> dict[str, float]:
     }
 
 
-def utilisation_of(index: int) -> Callable[[], float] | None:
+def utilisation_of(device: "torch.device") -> Callable[[], float] | None:
     """Return the share of time, 0 to 1, in which the GPU ran a kernel; None if the driver does not say.
 
-    `index` counts the devices that this process may see, which need not be the driver's numbers.
+    The device's index counts those that this process may see, which need not be the driver's numbers. Only
+    NVIDIA's driver is asked.
     """
+    from fp8scope_kernels import devices
+
+    if not devices.is_nvidia(device):
+        return None
     try:
         import pynvml
-        import torch
     except ImportError:
         return None
     try:
-        uuid = str(torch.cuda.get_device_properties(index).uuid)
+        uuid = str(devices.module_of(device).get_device_properties(device).uuid)
         pynvml.nvmlInit()
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
         pynvml.nvmlDeviceGetUtilizationRates(handle)

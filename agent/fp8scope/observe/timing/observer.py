@@ -79,7 +79,7 @@ class Measures:
         """Whether the clock and the sampling of the machine run; they start with the first step."""
         self._looks_for_parts = False
         """Whether the first step of a model has not ended yet."""
-        self._machine = Machine(guard, self._device_index)
+        self._machine = Machine(guard, self._accelerator)
         self._peaks: dict[Any, float | None] = {}
 
     @property
@@ -193,26 +193,25 @@ class Measures:
         total = norms[0][0] if len(norms) == 1 else _together([norm for norm, _ in norms])
         return "grad_norm_local" if any(sharded for _, sharded in norms) else "grad_norm", total
 
-    def _device_index(self) -> int | None:
+    def _accelerator(self) -> "torch.device | None":
+        """Return the accelerator that the model is on; None without a model, and on a CPU."""
         device = self._watch.device if self._watch is not None else None
-        if device is None or device.type != "cuda":
-            return None
-        return device.index or 0
+        return None if device is None or device.type in ("cpu", "meta") else device
 
     def _peak(self) -> float | None:
-        index = self._device_index()
-        if index not in self._peaks:
-            import torch
+        device = self._accelerator()
+        if device not in self._peaks:
+            from fp8scope_kernels import devices
 
-            self._peaks[index] = bf16_peak(torch.cuda.get_device_name(index)) if index is not None else None
-        return self._peaks[index]
+            self._peaks[device] = bf16_peak(devices.name_of(device)) if device is not None else None
+        return self._peaks[device]
 
     def after_fork(self, guard: Guard) -> None:
         """Called in a forked child, which has its own guard and no sampling thread."""
         self._guard = guard
         if self._watch is not None:
             self._watch.guard = guard
-        self._machine, self._begun = Machine(self._guard, self._device_index), False
+        self._machine, self._begun = Machine(self._guard, self._accelerator), False
 
     def close(self) -> None:
         """Remove all hooks, and end the thread."""

@@ -29,6 +29,7 @@ from fp8scope.observe.timing.clock import (
 )
 from fp8scope.observe.timing.flops import FlopCounter, FlopModel, Signature, shapes_of, training_precision
 from fp8scope.observe.timing.gradients import gradient_norm, has_closure, learning_rates
+from fp8scope_kernels import devices
 from fp8scope_kernels.hooks import (
     HookHandle,
     register_forward_hook,
@@ -65,7 +66,7 @@ class Stopwatch:
     def place(self, device: torch.device) -> None:
         """Set the model's device, which is known with the first call."""
         self.device = device
-        if device.type == "cuda":
+        if devices.has_events(device):
             self.clock = DeviceClock(device)
             self.clock.begin()
 

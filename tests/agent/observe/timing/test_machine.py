@@ -83,7 +83,7 @@ def test_values_are_unknown_without_system_support(monkeypatch: pytest.MonkeyPat
 
 def test_does_not_initialise_an_unused_device() -> None:
     assert not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    assert device_memory(0) == {}
+    assert device_memory(torch.device("cuda", 0)) == {}
     assert not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
 
 
@@ -96,7 +96,7 @@ def test_queries_a_device_at_most_once_a_second(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda index: stats)
     monkeypatch.setattr("fp8scope.observe.timing.machine.utilisation_of", lambda index: lambda: 0.75)
-    machine = Machine(Guard(), lambda: 3)
+    machine = Machine(Guard(), lambda: torch.device("cuda", 3))
     machine.sample()
     found = machine.take()
     del found["memory_rss"], found["memory_anonymous"]
@@ -122,10 +122,10 @@ def test_queries_the_driver_by_device_uuid(monkeypatch: pytest.MonkeyPatch) -> N
     )
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="ab-12"))
-    ask = utilisation_of(1)
+    ask = utilisation_of(torch.device("cuda", 1))
     assert ask is not None and ask() == 0.4 and asked == ["GPU-ab-12"]
 
 
 def test_utilisation_is_unknown_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert utilisation_of(0) is None
+    assert utilisation_of(torch.device("cuda", 0)) is None
