@@ -376,8 +376,10 @@ def test_a_chart_is_printed_as_wide_as_the_page_and_on_white(open_tab: OpenTab, 
     wait_ready(tab)
     plot = tab.page.locator("#panels .figure__plot")
     picture = plot.locator(".main-svg").first
+    on_screen = picture.get_attribute("width")
     tab.page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert str(picture.get_attribute("viewBox")).startswith("0 0 ")
+    # Of a picture as wide as the screen, the texts would be half as large.
+    assert str(picture.get_attribute("viewBox")).startswith("0 0 900 ") and float(on_screen or 0) > 1000
     tab.page.emulate_media(media="print")
     assert "invert" in plot.evaluate("tag => getComputedStyle(tag).filter")
     # The card is narrower than on the screen, as on paper.
@@ -387,6 +389,8 @@ def test_a_chart_is_printed_as_wide_as_the_page_and_on_white(open_tab: OpenTab, 
     tab.page.emulate_media(media="screen")
     tab.page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert picture.get_attribute("viewBox") is None
+    plot.evaluate("tag => tag.closest('.card').removeAttribute('style')")
+    tab.wait(lambda: picture.get_attribute("width") == on_screen, "Drawing as wide as the screen")
 
 
 def test_two_tabs_of_one_browser_both_follow_a_run(open_tab: OpenTab, seeded: Seeded, path: str) -> None:

@@ -558,9 +558,17 @@ document.addEventListener("htmx:afterSettle", scan);
 // The page that brings its first chart has also told the browser to download plotly.
 if (document.querySelector(".figure__drawn")) loadPlotly().catch(() => {});
 
-// On paper charts are as wide as the page. Plotly gives their pictures a size in pixels.
+// On paper charts are as wide as the page. Plotly gives their pictures a size in pixels; that of a wide screen would make
+// their texts too small.
+const MAX_PRINTED_WIDTH = 900;
 const fitted = new Set();
+const narrowed = new Set();
 addEventListener("beforeprint", () => {
+  for (const { drawn, plot } of figures.values()) {
+    if (!drawn || !(plot._fullLayout?.width > MAX_PRINTED_WIDTH)) continue;
+    window.Plotly.relayout(plot, { autosize: false, width: MAX_PRINTED_WIDTH });
+    narrowed.add(plot);
+  }
   for (const picture of document.querySelectorAll(".figure__plot .main-svg:not([viewBox])")) {
     const { width: { baseVal: { value: width } }, height: { baseVal: { value: height } } } = picture;
     if (!width || !height) continue;
@@ -571,6 +579,8 @@ addEventListener("beforeprint", () => {
 addEventListener("afterprint", () => {
   for (const picture of fitted) picture.removeAttribute("viewBox");
   fitted.clear();
+  for (const plot of narrowed) window.Plotly.relayout(plot, { autosize: true, width: null });
+  narrowed.clear();
 });
 
 // Save as PNG or SVG what is shown, with the chart's title.
