@@ -7,37 +7,32 @@ uses the colours of the page's theme; a file has a size and fixed colours.
 
 from __future__ import annotations
 
-import base64
 import html
-import io
 import math
-import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import plotly.graph_objects as go
-from PIL import Image
 
 from fp8scope_dashboard.pages.charts.axes import Axis, axis_of, drawable, floats
 from fp8scope_dashboard.pages.charts.sparkline import stretches
-from fp8scope_dashboard.pages.charts.theme import Theme, shortened
+from fp8scope_dashboard.pages.charts.svg import legend
+from fp8scope_dashboard.pages.charts.svg.legend import Legend
+from fp8scope_dashboard.pages.charts.svg.pen import CHARACTER, Pen
+from fp8scope_dashboard.pages.charts.svg.picture import picture_of, rgb
+from fp8scope_dashboard.pages.charts.theme import Theme
 from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.telemetry.downsample import keep
-from fp8scope_dashboard.text.ticks import superscript
 
 # A line in a page is stretched to the width of its panel, which has this many units.
 UNITS: Final = 10_000
 # Points of a line: about two for each pixel of a chart's width.
 MAX_POINTS: Final = 1_000
 MAX_MARKERS: Final = 300
-CHARACTER: Final = 0.56
 TITLE_PIXELS: Final = 28
-# The height of a row of the legend, and the width beside it in a file.
-LEGEND_PIXELS: Final = 20
-LEGEND_MARGINS: Final = 80
 # Of the margin above a chart: what a menu and one row of a legend take.
 LEGEND_ROOM: Final = 28
 SYMBOLS: Final[Mapping[str, str]] = {
@@ -86,35 +81,21 @@ def text_svg(text: str, width: int) -> str:
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {font}>{words}</svg>'
 
 
-def colour_names(theme: Theme) -> dict[str, str]:
-    """The names in tokens.css of a theme's colours: of runs those of the arms, whose colours they share."""
-    return {
-        theme.text: "text",
-        theme.muted: "muted",
-        theme.grid: "grid",
-        theme.surface: "surface",
-        theme.good: "good",
-        theme.warning: "warning",
-        theme.danger: "danger",
-        **{theme.arms[slot]: slot for slot in reversed(list(theme.arms))},
-    }
-
-
 class _Drawing:
     """One figure on its way to SVG."""
 
     def __init__(self, figure: go.Figure, theme: Theme, width: int | None, title: str) -> None:
         self.figure, self.theme, self.width, self.title = figure, theme, width, title
-        self.names = colour_names(theme)
+        self.pen = Pen(theme, width)
         self.height = int(figure.layout.height or 340)
         margin = figure.layout.margin
         # Plotly puts the legend above the margin that a figure asks for.
-        self.legend = self._legend_rows()
+        self.legend = Legend(figure, self.pen)
         # Further rows of the legend make a file higher, so that its panels keep their height.
         room = max(0.0, float(margin.t or 0) - LEGEND_ROOM)
-        rows = max(0.0, LEGEND_PIXELS * max(0, len(self.legend) - 1) - room)
+        rows = max(0.0, legend.PIXELS * max(0, len(self.legend.rows) - 1) - room)
         added = (TITLE_PIXELS if title and width else 0) + math.ceil(rows)
-        self.top = float(margin.t or 0) + added + (9 if self.legend else 0)
+        self.top = float(margin.t or 0) + added + (9 if self.legend.rows else 0)
         self.full_height = self.height + added
         bottom = self.full_height - float(margin.b or 36)
         self.x = axis_of(figure, "x", bottom - self.top)
@@ -134,7 +115,7 @@ class _Drawing:
             parts = [
                 f'<svg xmlns="http://www.w3.org/2000/svg" {size} height="{self.full_height}" font-size="11" '
                 f'font-family="{family}"><rect width="100%" height="100%" fill="{self.theme.surface}"/>',
-                self._text(self.left, 20, self.title, size=15, weight=600),
+                self.pen.text(self.left, 20, self.title, size=15, weight=600),
             ]
         else:
             # The margins are outside, so that shares of the width are shares of the panels' width.
@@ -145,7 +126,7 @@ class _Drawing:
             ]
         for panel in self.panels:
             parts += [self._open(panel), *self._panel(panel), "</svg>"]
-        parts += [*self._legend(), "</svg>"]
+        parts += [*self.legend.svg(self.left, self.top, self.bottom), "</svg>"]
         return "".join(parts)
 
     def _panels(self, height: float) -> Iterator[_Panel]:
@@ -193,13 +174,13 @@ class _Drawing:
         for value, label in panel.y.ticks:
             y = panel.height * (1 - panel.y.share(value))
             if panel.y.grid:
-                yield f'<line x2="100%" y1="{y:.1f}" y2="{y:.1f}"{self._stroke(self.theme.grid, 1)}/>'
-            yield self._text(
+                yield f'<line x2="100%" y1="{y:.1f}" y2="{y:.1f}"{self.pen.stroke(self.theme.grid, 1)}/>'
+            yield self.pen.text(
                 -6, y + 3.5, label, colour=self.theme.muted, anchor="end", size=panel.y.font_size
             )
         if panel.y.title:
             x, middle = -self.left + 13, panel.height / 2
-            words = self._text(x, middle, panel.y.title, colour=self.theme.muted, anchor="middle", size=12)
+            words = self.pen.text(x, middle, panel.y.title, colour=self.theme.muted, anchor="middle", size=12)
             yield words.replace("<text ", f'<text transform="rotate(-90 {x:g} {middle:g})" ', 1)
         lowest = max(other.top + other.height for other in self.panels)
         if panel.top + panel.height < lowest - 1:
@@ -207,9 +188,10 @@ class _Drawing:
         for value, label in self.x.ticks:
             at = f"{100 * self.x.share(value):.2f}%"
             y = panel.height
-            yield f'<line x1="{at}" x2="{at}" y1="{y:g}" y2="{y + 4:g}"{self._stroke(self.theme.grid, 1)}/>'
-            yield self._text(at, y + 16, label, colour=self.theme.muted, anchor="middle")
-        yield self._text(
+            stroke = self.pen.stroke(self.theme.grid, 1)
+            yield f'<line x1="{at}" x2="{at}" y1="{y:g}" y2="{y + 4:g}"{stroke}/>'
+            yield self.pen.text(at, y + 16, label, colour=self.theme.muted, anchor="middle")
+        yield self.pen.text(
             "50%", panel.height + 31, self.x.title, colour=self.theme.muted, anchor="middle", size=12
         )
 
@@ -259,7 +241,7 @@ class _Drawing:
             # A line without length is a dot, with its round ends.
             parts.append(f"M{points}" if len(part) > 1 else f"M{points}h0")
         width = float(trace.line.width or 2)
-        stroke = self._stroke(trace.line.color or self.theme.text, width, trace.line.dash, stretched=True)
+        stroke = self.pen.stroke(trace.line.color or self.theme.text, width, trace.line.dash, stretched=True)
         paint = f'fill="none" stroke-linejoin="round" stroke-linecap="round"{stroke}'
         return self._stretched(panel, f'<path d="{"".join(parts)}" {paint}/>')
 
@@ -268,13 +250,15 @@ class _Drawing:
         seen = np.isfinite(across) & np.isfinite(down)
         points = _joined(across[seen], down[seen])
         return (
-            self._stretched(panel, f'<path d="M{points}Z"{self._fill(trace.fillcolor)}/>') if points else ""
+            self._stretched(panel, f'<path d="M{points}Z"{self.pen.fill(trace.fillcolor)}/>')
+            if points
+            else ""
         )
 
     def _whiskers(self, panel: _Panel, x: Floats, y: Floats, error: Any) -> Iterator[str]:
         up = floats(error.array)
         down = floats(error.arrayminus) if error.arrayminus is not None else up
-        stroke = self._stroke(error.color or self.theme.text, float(error.thickness or 1.5))
+        stroke = self.pen.stroke(error.color or self.theme.text, float(error.thickness or 1.5))
         for at, value, high, low in zip(x, y, up, down, strict=False):
             top, bottom = (panel.height * (1 - panel.y.share(end)) for end in (value + high, value - low))
             if np.isfinite([top, bottom]).all():
@@ -296,9 +280,9 @@ class _Drawing:
                 continue
             drawn += 1
             paint = (
-                f'fill="none"{self._stroke(colour, 2 / radius)}'
+                f'fill="none"{self.pen.stroke(colour, 2 / radius)}'
                 if is_thin
-                else self._fill(colour or self.theme.text)
+                else self.pen.fill(colour or self.theme.text)
             )
             yield (
                 f'<svg x="{100 * across:.2f}%" y="{panel.height * (1 - up):.1f}" overflow="visible">'
@@ -315,19 +299,19 @@ class _Drawing:
             sides, ends = (middle - width / 2, middle + width / 2), (0.0, end)
             yield self._rectangle(
                 panel, *(ends if horizontal else sides), *(sides if horizontal else ends)
-            ).replace("/>", f"{self._fill(trace.marker.color)}/>")
+            ).replace("/>", f"{self.pen.fill(trace.marker.color)}/>")
 
     def _heatmap(self, panel: _Panel, trace: Any) -> Iterator[str]:
         z = np.asarray(trace.z, np.float64)
         x, y = floats(trace.x), floats(trace.y)
-        scale = [(float(at), _rgb(colour)) for at, colour in trace.colorscale]
+        scale = [(float(at), rgb(colour)) for at, colour in trace.colorscale]
         low, high = float(trace.zmin), float(trace.zmax)
         left, right = self.x.share(x[0] - _half(x)), self.x.share(x[-1] + _half(x))
         top, bottom = (panel.height * (1 - panel.y.share(end)) for end in (y[0] - 0.5, y[-1] + 0.5))
         # The first row is on top if the axis is reversed, as for names; numbers rise.
         if top > bottom:
             z, top, bottom = z[::-1], bottom, top
-        picture = _picture(z, scale, low, high)
+        picture = picture_of(z, scale, low, high)
         # Cells at the ends reach beyond the panel.
         yield (
             f'<svg width="100%" height="{panel.height:g}" overflow="hidden">'
@@ -335,14 +319,14 @@ class _Drawing:
             f'height="{abs(bottom - top):.1f}" preserveAspectRatio="none" image-rendering="pixelated" '
             f'href="{picture}"/></svg>'
         )
-        bar = _picture(np.linspace(high, low, 64)[:, None], scale, low, high)
+        bar = picture_of(np.linspace(high, low, 64)[:, None], scale, low, high)
         yield (
             f'<svg x="100%" overflow="visible"><image x="6" width="10" height="{panel.height:g}" '
             f'preserveAspectRatio="none" href="{bar}"/>'
         )
         for at, label in zip(trace.colorbar.tickvals or (), trace.colorbar.ticktext or (), strict=False):
             y_at = panel.height * (1 - (float(at) - low) / (high - low))
-            yield self._text(19, y_at + 3.5, label, colour=self.theme.muted)
+            yield self.pen.text(19, y_at + 3.5, label, colour=self.theme.muted)
         yield "</svg>"
 
     # Shapes and words
@@ -353,7 +337,7 @@ class _Drawing:
         if shape.type == "line":
             if x[0] == x[1] and not 0 <= x[0] <= 1:
                 return ""
-            stroke = self._stroke(
+            stroke = self.pen.stroke(
                 shape.line.color or self.theme.text, float(shape.line.width or 2), shape.line.dash
             )
             ends = f'x1="{100 * x[0]:.2f}%" x2="{100 * x[1]:.2f}%" y1="{y[0]:.1f}" y2="{y[1]:.1f}"'
@@ -364,7 +348,7 @@ class _Drawing:
         )
         return (
             f'<rect x="{100 * left:.2f}%" y="{top:.1f}" width="{100 * (right - left):.2f}%" '
-            f'height="{bottom - top:.1f}"{self._fill(shape.fillcolor)}/>'
+            f'height="{bottom - top:.1f}"{self.pen.fill(shape.fillcolor)}/>'
         )
 
     def _rectangle(self, panel: _Panel, x0: float, x1: float, y0: float, y1: float) -> str:
@@ -383,75 +367,13 @@ class _Drawing:
         anchor = {"left": "start", "right": "end"}.get(note.xanchor, "middle")
         size = float(note.font.size or 12)
         below = {"top": size, "bottom": -3.0}.get(note.yanchor, 0.35 * size)
-        words = self._text(
+        words = self.pen.text(
             float(note.xshift or 0), y + below - float(note.yshift or 0), note.text, colour=note.font.color,
             anchor=anchor, size=size,
         )  # fmt: skip
         return f'<svg x="{100 * x:.2f}%" overflow="visible">{words}</svg>'
 
-    def _legend_entries(self) -> list[Any]:
-        """The traces that the legend names, as plotly chooses them."""
-        entries = [trace for trace in self.figure.data if trace.showlegend is not False and trace.name]
-        shown = self.figure.layout.showlegend
-        is_map = any(trace.type == "heatmap" for trace in self.figure.data)
-        return [] if shown is False or is_map or (not shown and len(entries) < 2) else entries
-
-    def _legend_rows(self) -> list[list[Any]]:
-        """The entries in rows that fit a file; of a page, where the browser makes the rows, in one."""
-        rows: list[list[Any]] = []
-        room = 0.0
-        for trace in self._legend_entries():
-            width = _entry_width(trace)
-            if not rows or (self.width and width > room):
-                rows.append([])
-                room = (self.width or 0) - LEGEND_MARGINS
-            rows[-1].append(trace)
-            room -= width
-        return rows
-
-    def _legend(self) -> Iterator[str]:
-        if not self.width and self.legend:
-            yield self._page_legend()
-            return
-        for row, traces in enumerate(reversed(self.legend)):
-            x, y = float(self.left), self.top - 11 - self._legend_raised() - LEGEND_PIXELS * row
-            for trace in traces:
-                yield from self._legend_entry(trace, x, y)
-                x += _entry_width(trace)
-
-    def _page_legend(self) -> str:
-        """The legend as HTML: the browser makes its rows, upwards, and cuts names that are too long."""
-        entries = "".join(
-            '<li><svg width="26" height="12" aria-hidden="true">'
-            f"{''.join(self._swatch(trace, 0, 10))}</svg><span>{html.escape(_plain(trace.name))}</span></li>"
-            for trace in self.legend[0]
-        )
-        bottom = self.top - 5 - self._legend_raised()
-        return (
-            f'<foreignObject width="100%" height="{max(bottom, 0):g}" class="figure__names">'
-            f'<ul xmlns="http://www.w3.org/1999/xhtml">{entries}</ul></foreignObject>'
-        )
-
-    def _legend_raised(self) -> float:
-        """Plotly's legend may stand higher than just above the panels."""
-        return (self.bottom - self.top) * max(0.0, float(self.figure.layout.legend.y or 1.0) - 1.0)
-
-    def _legend_entry(self, trace: Any, x: float, y: float) -> Iterator[str]:
-        yield from self._swatch(trace, x, y)
-        most = int(((self.width or 0) - self.left - x - 32) / (12 * CHARACTER))
-        yield self._text(x + 32, y, shortened(_plain(trace.name), max(12, most)), size=12)
-
-    def _swatch(self, trace: Any, x: float, y: float) -> Iterator[str]:
-        colour = trace.line.color if trace.type == "scatter" and trace.line.color else trace.marker.color
-        is_area = trace.type == "scatter" and bool(trace.stackgroup)
-        colour = trace.fillcolor if is_area else colour
-        if is_area or trace.type == "bar" or "lines" not in (trace.mode or "lines"):
-            yield f'<rect x="{x + 8:g}" y="{y - 9:g}" width="10" height="10"{self._fill(colour)}/>'
-        else:
-            stroke = self._stroke(colour or self.theme.text, float(trace.line.width or 2), trace.line.dash)
-            yield f'<line x1="{x:g}" x2="{x + 26:g}" y1="{y - 4:g}" y2="{y - 4:g}"{stroke}/>'
-
-    # Positions and paint
+    # Positions
 
     def _across(self, value: Any, ref: str | None) -> float:
         is_share = ref == "paper" or str(ref).endswith(" domain")
@@ -478,75 +400,6 @@ class _Drawing:
             f'preserveAspectRatio="none">{content}</svg>'
         )
 
-    def _stroke(self, colour: str, width: float, dash: str | None = None, *, stretched: bool = False) -> str:
-        name, alpha = self._paint(colour)
-        # Programs other than browsers do not know vector-effect; in a file nothing is distorted.
-        factor = 10.0 if stretched and self.width else 1.0
-        unit = max(width, 3.0) * factor
-        pattern = {"dash": (3, 3), "dot": (1, 1), "dashdot": (3, 1, 1, 1), "longdash": (5, 5)}.get(dash or "")
-        parts = [f' stroke="{name}" stroke-width="{width * factor:g}"']
-        if alpha < 1:
-            parts.append(f' stroke-opacity="{alpha:g}"')
-        if pattern:
-            lengths = " ".join(f"{part * unit:g}" for part in pattern)
-            parts.append(
-                f' stroke-dasharray="{lengths}" stroke-linecap="butt"'
-                if not stretched
-                else f' stroke-dasharray="{lengths}"'
-            )
-        if stretched and not self.width:
-            parts.append(' vector-effect="non-scaling-stroke"')
-        return "".join(parts)
-
-    def _fill(self, colour: str | None) -> str:
-        name, alpha = self._paint(colour or self.theme.muted)
-        return f' fill="{name}"' + (f' fill-opacity="{alpha:g}"' if alpha < 1 else "")
-
-    def _paint(self, colour: str) -> tuple[str, float]:
-        """The colour, as a variable of the page's theme where it has a name there, and its opacity."""
-        match = re.fullmatch(r"rgba\((\d+),\s*(\d+),\s*(\d+),\s*([\d.]+)\)", colour)
-        solid = "#" + "".join(f"{int(part):02x}" for part in match.groups()[:3]) if match else colour
-        if not re.fullmatch(r"#[0-9a-fA-F]{6}", solid):
-            solid = self.theme.text
-        alpha = float(match[4]) if match else 1.0
-        return (f"var(--{self.names[solid]})" if not self.width and solid in self.names else solid), alpha
-
-    def _text(
-        self,
-        x: float | str,
-        y: float,
-        words: str,
-        *,
-        colour: str | None = None,
-        anchor: str = "start",
-        size: float = 11,
-        weight: int = 0,
-    ) -> str:
-        at = x if isinstance(x, str) else f"{x:g}"
-        more = "" if anchor == "start" else f' text-anchor="{anchor}"'
-        more += "" if size == 11 else f' font-size="{size:g}"'
-        more += f' font-weight="{weight}"' if weight else ""
-        paint = self._fill(colour or self.theme.text)
-        return f'<text x="{at}" y="{y:.1f}"{paint}{more}>{html.escape(_plain(words))}</text>'
-
-
-def _picture(z: Floats, scale: Sequence[tuple[float, tuple[int, int, int]]], low: float, high: float) -> str:
-    """Values as a PNG in a data address; NaN is transparent."""
-    with np.errstate(invalid="ignore"):
-        share = np.clip((z - low) / ((high - low) or 1.0), 0, 1)
-    at = [position for position, _ in scale]
-    pixels = np.zeros((*z.shape, 4), np.uint8)
-    for channel in range(3):
-        pixels[..., channel] = np.interp(np.nan_to_num(share), at, [colour[channel] for _, colour in scale])
-    pixels[..., 3] = np.where(np.isnan(z), 0, 255)
-    stream = io.BytesIO()
-    Image.fromarray(pixels, "RGBA").save(stream, "PNG")
-    return "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()
-
-
-def _rgb(colour: str) -> tuple[int, int, int]:
-    return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
-
 
 def _half(x: Floats) -> float:
     return float(x[1] - x[0]) / 2 if len(x) > 1 else 0.5
@@ -559,17 +412,6 @@ def _key(axis: str | None, letter: str) -> str:
 
 def _short(name: str) -> str:
     return name.replace("axis", "", 1)
-
-
-def _entry_width(trace: Any) -> float:
-    """The width in pixels of an entry of the legend, with the space behind it."""
-    return 50 + len(_plain(trace.name)) * 12 * CHARACTER
-
-
-def _plain(text: str | None) -> str:
-    """Plotly's texts may have tags; those of exponents become raised digits."""
-    raised = re.sub(r"<sup>(-?\d+)</sup>", lambda match: superscript(match[1]), str(text or ""))
-    return html.unescape(re.sub(r"<[^>]*>", "", raised))
 
 
 def _joined(across: Floats, down: Floats) -> str:
