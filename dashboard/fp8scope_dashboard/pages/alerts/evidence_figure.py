@@ -50,7 +50,7 @@ def evidence_figure(
     title = "overflow" if statistic == "overflow_rate" else statistic.replace("_", " ")
     figure = curves_figure(
         curves, theme, y_range=y_range, log=log, compact=compact, height=230, y_title=title
-    )
+    ).editable()
     _mark_onset(figure, theme, onset, steps_in_words(onset, after), detected)
     if is_rate:
         figure.update_yaxes(tickformat=".2~p", selector={"overlaying": None})

@@ -6,10 +6,10 @@ import json
 import re
 from dataclasses import dataclass
 
-import plotly.graph_objects as go
 from django.http import HttpRequest, HttpResponse
 
 from fp8scope_dashboard.pages.address_values import whole_number
+from fp8scope_dashboard.pages.charts.plain_figure import AnyFigure, PlainFigure
 from fp8scope_dashboard.pages.charts.svg import svg_of, text_svg
 from fp8scope_dashboard.pages.charts.table import table_of
 from fp8scope_dashboard.pages.charts.theme import theme_named
@@ -25,15 +25,21 @@ TITLE_LENGTH = 120
 class Chart:
     """A figure for plotly, with a one-sentence description for screen readers."""
 
-    figure: go.Figure
+    figure: AnyFigure
     summary: str
 
     def json(self) -> str:
         """The figure and its description, with space for the menu above."""
-        margin = self.figure.layout.margin
-        if (margin.t or 0) < MENU_PIXELS:
-            margin.t = MENU_PIXELS
-        return f'{{"figure":{self.figure.to_json(validate=False)},"summary":{json.dumps(self.summary)}}}'
+        is_low = (self.figure.layout.margin.t or 0) < MENU_PIXELS
+        if isinstance(self.figure, PlainFigure):
+            if is_low:
+                self.figure.update_part("margin", t=MENU_PIXELS)
+            figure = self.figure.to_json()
+        else:
+            if is_low:
+                self.figure.layout.margin.t = MENU_PIXELS
+            figure = self.figure.to_json(validate=False)
+        return f'{{"figure":{figure},"summary":{json.dumps(self.summary)}}}'
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import plotly.graph_objects as go
 
+from fp8scope_dashboard.pages.charts.plain_figure import PlainFigure
 from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.text.numbers import THIN
 from fp8scope_dashboard.text.ticks import MINUS, WHOLE_BELOW, tick_label, ticks
@@ -51,7 +51,7 @@ class Axis:
         return np.asarray((scaled - self.start) / (self.end - self.start))
 
 
-def drawable(figure: go.Figure) -> bool:
+def drawable(figure: PlainFigure) -> bool:
     """Return whether the figure has only traces that are drawn on the server, with numbers on both axes."""
     try:
         for trace in figure.data:
@@ -76,7 +76,7 @@ def floats(values: Any) -> Floats:
     return np.array([math.nan if value is None else value for value in values], np.float64)
 
 
-def axis_of(figure: go.Figure, name: str, pixels: float) -> Axis:
+def axis_of(figure: PlainFigure, name: str, pixels: float) -> Axis:
     """The axis x, y, y2 and so on. All panels have one horizontal axis, with the range of the first.
 
     Args:
@@ -106,7 +106,7 @@ def axis_of(figure: go.Figure, name: str, pixels: float) -> Axis:
     )
 
 
-def _range(figure: go.Figure, layout: Any, name: str, is_log: bool) -> tuple[float, float]:
+def _range(figure: PlainFigure, layout: Any, name: str, is_log: bool) -> tuple[float, float]:
     if layout.range is not None and layout.autorange in (None, False):
         start, end = (float(bound) for bound in layout.range)
     else:
@@ -116,7 +116,7 @@ def _range(figure: go.Figure, layout: Any, name: str, is_log: bool) -> tuple[flo
     return (start, end) if end != start else (start - 0.5, end + 0.5)
 
 
-def _automatic(figure: go.Figure, layout: Any, name: str, is_log: bool) -> tuple[float, float]:
+def _automatic(figure: PlainFigure, layout: Any, name: str, is_log: bool) -> tuple[float, float]:
     """Plotly's automatic range: lines fill the horizontal axis, everything else has some space."""
     is_x = name[0] == "x"
     traces = [trace for trace in figure.data if is_x or (trace.yaxis or "y") == name]

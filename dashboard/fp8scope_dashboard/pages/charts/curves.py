@@ -8,10 +8,10 @@ from typing import Any
 from uuid import UUID
 
 import numpy as np
-import plotly.graph_objects as go
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.pages.charts.marks import Mark, draw_marks, stretches
+from fp8scope_dashboard.pages.charts.plain_figure import PlainFigure
 from fp8scope_dashboard.pages.charts.ranges import Range
 from fp8scope_dashboard.pages.charts.step_places import StepPlaces
 from fp8scope_dashboard.pages.charts.theme import (
@@ -23,7 +23,6 @@ from fp8scope_dashboard.pages.charts.theme import (
     faded,
     make_room_for_legend,
     steps_axis,
-    unchecked_figure,
 )
 from fp8scope_dashboard.statistics.arrays import Floats
 
@@ -68,7 +67,7 @@ def curves_figure(
     marks: Sequence[Mark] = (),
     is_dated: bool = False,
     picks_steps: bool = False,
-) -> go.Figure:
+) -> PlainFigure:
     """Draw curves in one chart.
 
     Values outside `y_range` and values that are not finite are marked at the edge, with the value in the
@@ -119,7 +118,7 @@ def curves_figure(
     }
     if len(named) > 1:
         make_room_for_legend(layout, named, compact=compact)
-    return unchecked_figure(parts.traces, layout)
+    return PlainFigure(parts.traces, layout)
 
 
 @dataclass

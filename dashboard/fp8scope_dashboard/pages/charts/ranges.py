@@ -52,7 +52,8 @@ def central_range(curves: Sequence[Floats], *, from_zero: bool = False) -> Range
 def _floor(values: Floats) -> float:
     """The lowest value, or a lower limit if values are implausibly far below zero."""
     low = float(values.min())
-    if low >= -ABSURD * max(1.0, abs(_initial_value(values))):
+    # A quantile is slow, and no usual loss is below -ABSURD.
+    if low >= -ABSURD or low >= -ABSURD * abs(_initial_value(values)):
         return low
     quarter, middle = np.quantile(values, [0.25, 0.5])
     return float(max(low, quarter - 3.0 * max(middle - quarter, 0.1 * abs(middle))))

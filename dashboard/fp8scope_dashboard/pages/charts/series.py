@@ -10,13 +10,13 @@ from typing import Final, Literal, get_args
 from uuid import UUID
 
 import numpy as np
-import plotly.graph_objects as go
 from django.http import QueryDict
 from django.utils import timezone
 
 from fp8scope_dashboard.pages.charts.arms import ArmReader, arm_labels
 from fp8scope_dashboard.pages.charts.curves import Curve, curves_figure
 from fp8scope_dashboard.pages.charts.marks import Mark
+from fp8scope_dashboard.pages.charts.plain_figure import PlainFigure
 from fp8scope_dashboard.pages.charts.ranges import loss_range
 from fp8scope_dashboard.pages.charts.settled_series import thinned_scalars
 from fp8scope_dashboard.pages.charts.smoothing import centred_average, default_span
@@ -97,7 +97,7 @@ def loss_figure(
     height: int = 340,
     marks: Sequence[Mark] = (),
     picks_steps: bool = False,
-) -> go.Figure:
+) -> PlainFigure:
     """Draw curves of losses, or of any scalar of several runs, as the options ask.
 
     The whole of a chart has the range of usual values; a part that was chosen is shown as it is.

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 import orjson
-import plotly.graph_objects as go
 
+from fp8scope_dashboard.pages.charts.plain_figure import AnyFigure, PlainFigure, readable
 from fp8scope_dashboard.text.numbers import json_number
 
 Cell = float | str | None
@@ -65,12 +65,13 @@ def csv_of(rows: Iterable[Sequence[Cell]]) -> str:
     return text.getvalue()
 
 
-def table_of(figure: go.Figure) -> Table:
+def table_of(drawn: AnyFigure) -> Table:
     """The data of a figure's traces, one row for each value of x and a column for each trace.
 
     A heat map has one row for each of its columns, and a column for each tensor. Traces with intervals for
     each point become rows of (series, x, y, low, high) instead.
     """
+    figure = readable(drawn)
     traces = [trace for trace in figure.data if _is_data(figure, trace)]
     maps = [trace for trace in traces if trace.type == "heatmap"]
     if maps:
@@ -80,7 +81,7 @@ def table_of(figure: go.Figure) -> Table:
     return _long(figure, traces)
 
 
-def _is_data(figure: go.Figure, trace: Any) -> bool:
+def _is_data(figure: PlainFigure, trace: Any) -> bool:
     """Return whether a trace has values of the run, and is no mark or entry of the legend."""
     if trace.type == "heatmap":
         return True
@@ -104,7 +105,7 @@ def _has_distinct_x(trace: Any) -> bool:
     return trace.orientation != "h" and trace.error_y.array is None and len(set(x)) == len(x)
 
 
-def _wide(figure: go.Figure, traces: Sequence[Any]) -> Table:
+def _wide(figure: PlainFigure, traces: Sequence[Any]) -> Table:
     series = [series for trace in traces for series in _series_of(trace)]
     x = sorted({at for _, by_x, _ in series for at in by_x if at is not None}, key=_order)
     columns = [Column(_axis_title(figure, "x") or "x", "", x)]
@@ -124,7 +125,7 @@ def _series_of(trace: Any) -> list[tuple[str, dict[Cell, Cell], str]]:
     return [(f"{name}, low", low, axis), (f"{name}, high", high, axis)]
 
 
-def _long(figure: go.Figure, traces: Sequence[Any]) -> Table:
+def _long(figure: PlainFigure, traces: Sequence[Any]) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for trace in traces:
         x, y = _named(figure, "x", _values(trace.x)), _named(figure, "y", _values(trace.y))
@@ -139,7 +140,7 @@ def _long(figure: go.Figure, traces: Sequence[Any]) -> Table:
     return Table([column for column in columns if any(cell is not None for cell in column.cells)])
 
 
-def _of_map(figure: go.Figure, trace: Any) -> Table:
+def _of_map(figure: PlainFigure, trace: Any) -> Table:
     # The colours of z may be logarithmic; customdata has the values.
     values = trace.z if trace.customdata is None else trace.customdata
     names = _distinct([_text(str(name)) for name in _row_names(figure, trace.y)])
@@ -149,13 +150,13 @@ def _of_map(figure: go.Figure, trace: Any) -> Table:
     )
 
 
-def _row_names(figure: go.Figure, shown: Any) -> Any:
+def _row_names(figure: PlainFigure, shown: Any) -> Any:
     """The names of the rows of a chart from `meta`, if its builder has set them; else what the axis shows."""
     meta = figure.layout.meta if isinstance(figure.layout.meta, Mapping) else {}
     return meta.get("names", shown)
 
 
-def _named(figure: go.Figure, letter: str, values: Sequence[Cell]) -> Sequence[Cell]:
+def _named(figure: PlainFigure, letter: str, values: Sequence[Cell]) -> Sequence[Cell]:
     """The texts of an axis whose positions have names; of rows in full, whose labels may be shortened."""
     axis = figure.layout[f"{letter}axis"]
     if axis.tickvals is None or axis.ticktext is None:
@@ -183,7 +184,7 @@ def _order(value: Cell) -> tuple[bool, float, str]:
     return (True, 0.0, value) if isinstance(value, str) else (False, value or 0.0, "")
 
 
-def _axis_title(figure: go.Figure, axis: str) -> str:
+def _axis_title(figure: PlainFigure, axis: str) -> str:
     """The title of an axis such as x or y2; of panels with one x axis, the lowest has the title."""
     title = figure.layout[_axis_name(axis, axis[0])].title.text
     if title or axis[0] == "y":

@@ -276,12 +276,3 @@ def make_room_for_legend(layout: dict[str, Any], names: Iterable[str], *, compac
     added = LEGEND_ROW_PIXELS * max(0, rows - 1)
     layout["height"] += added
     layout["margin"] = {**layout["margin"], "t": layout["margin"]["t"] + added}
-
-
-def unchecked_figure(traces: list[dict[str, Any]], layout: dict[str, Any]) -> go.Figure:
-    """A figure of dictionaries that are right.
-
-    Plotly checks each property, which takes most of the time of a figure with many lines. Tests check them
-    instead.
-    """
-    return go.Figure(data=traces, layout=layout, _validate=False)

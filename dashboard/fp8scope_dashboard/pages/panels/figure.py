@@ -6,11 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-import plotly.graph_objects as go
-
 from fp8scope_dashboard.pages import glossary
 from fp8scope_dashboard.pages.charts.curves import Curve, curves_figure
 from fp8scope_dashboard.pages.charts.marks import Mark
+from fp8scope_dashboard.pages.charts.plain_figure import PlainFigure
 from fp8scope_dashboard.pages.charts.ranges import Range, central_range, loss_range
 from fp8scope_dashboard.pages.charts.series import AXIS_TITLES, Options
 from fp8scope_dashboard.pages.formatting import number
@@ -22,7 +21,7 @@ MAX_DESCRIBED: Final = 4
 
 def panel_figure(
     panel: Panel, curves: Sequence[Curve], options: Options, marks: Sequence[Mark] = ()
-) -> go.Figure:
+) -> PlainFigure:
     """Draw the curves of a panel. A legend names them if there are several."""
     figure = curves_figure(
         curves,
@@ -38,7 +37,7 @@ def panel_figure(
         picks_steps=True,
     )
     if panel.log and not options.zoomed and (ends := _log_range(panel, curves)) is not None:
-        figure.layout.yaxis.update(range=ends, autorange=False)
+        figure.update_part("yaxis", range=ends, autorange=False)
     return figure
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -114,5 +115,7 @@ def test_escapes_names() -> None:
 def test_every_variant_becomes_json(theme: Any, compact: bool) -> None:
     figure = curves_figure([curve([1.0, np.nan, np.inf])], theme, compact=compact, y_range=(0, 2))
     assert '"NaN"' in figure.to_json()
-    # Plotly checks what `unchecked_figure` did not.
-    assert go.Figure(figure.to_dict()).to_plotly_json().keys() == figure.to_plotly_json().keys()
+    # Plotly checks what a plain figure does not, and writes the same.
+    checked = figure.editable()
+    assert go.Figure(checked.to_dict()).to_plotly_json().keys() == checked.to_plotly_json().keys()
+    assert json.loads(checked.to_json(validate=False)) == json.loads(figure.to_json())

@@ -92,7 +92,7 @@ def test_marks_of_alerts_are_drawn_within_the_chart() -> None:
     curve = a_curve([3.0, 2.0, 1.0])
     figure = curves_figure(
         [curve], LIGHT, marks=[Mark(x=1.0, text="spike", severe=True), Mark(x=99.0, text="later")]
-    )
+    ).editable()
     figure.update_xaxes(range=[0, 2])
     dotted = [line for line in parsed(figure).iter(f"{SVG}line") if line.get("stroke-dasharray")]
     assert [line.get("stroke") for line in dotted] == [LIGHT.danger]
@@ -107,7 +107,9 @@ def test_a_page_has_the_colours_of_its_theme_and_a_file_its_own() -> None:
 
 
 def test_names_cannot_add_elements() -> None:
-    figure = curves_figure([a_curve([1.0, 2.0], "<script>alert(1)</script>")], LIGHT, y_title="<img src=x>")
+    figure = curves_figure(
+        [a_curve([1.0, 2.0], "<script>alert(1)</script>")], LIGHT, y_title="<img src=x>"
+    ).editable()
     figure.update_layout(showlegend=True)
     text = svg_of(figure, LIGHT, width=600, title='"><script>')
     assert text is not None and "<script" not in text and "<img" not in text

@@ -120,7 +120,9 @@ def without_arms(theme: Theme) -> dict[str, go.Figure]:
         "phases": efficiency_figure(times, theme, compact=False),
         "products": ranking_figure(products, 0.4, theme),
         "tensors": tensors,
-        "marks": curves_figure([shade], theme, marks=[Mark(x=1.0, text="layers to BF16", label="change")]),
+        "marks": curves_figure(
+            [shade], theme, marks=[Mark(x=1.0, text="layers to BF16", label="change")]
+        ).editable(),
     }
 
 

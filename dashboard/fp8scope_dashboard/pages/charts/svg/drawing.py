@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import plotly.graph_objects as go
 
 from fp8scope_dashboard.pages.charts.axes import Axis, axis_of, drawable, floats
+from fp8scope_dashboard.pages.charts.plain_figure import AnyFigure, PlainFigure, readable
 from fp8scope_dashboard.pages.charts.sparkline import stretches
 from fp8scope_dashboard.pages.charts.svg import legend
 from fp8scope_dashboard.pages.charts.svg.legend import Legend
@@ -55,7 +55,7 @@ class _Panel:
     name: str
 
 
-def svg_of(figure: go.Figure, theme: Theme, *, width: int | None = None, title: str = "") -> str | None:
+def svg_of(figure: AnyFigure, theme: Theme, *, width: int | None = None, title: str = "") -> str | None:
     """The figure as SVG text, or None if it has something that this module does not draw.
 
     Args:
@@ -63,9 +63,8 @@ def svg_of(figure: go.Figure, theme: Theme, *, width: int | None = None, title: 
         width: in pixels, for a file; None for a page, where the picture is as wide as its parent.
         title: a line above the chart of a file.
     """
-    if not drawable(figure):
-        return None
-    return _Drawing(figure, theme, width, title).svg()
+    plain = readable(figure)
+    return _Drawing(plain, theme, width, title).svg() if drawable(plain) else None
 
 
 def text_svg(text: str, width: int) -> str:
@@ -84,7 +83,7 @@ def text_svg(text: str, width: int) -> str:
 class _Drawing:
     """One figure on its way to SVG."""
 
-    def __init__(self, figure: go.Figure, theme: Theme, width: int | None, title: str) -> None:
+    def __init__(self, figure: PlainFigure, theme: Theme, width: int | None, title: str) -> None:
         self.figure, self.theme, self.width, self.title = figure, theme, width, title
         self.pen = Pen(theme, width)
         self.height = int(figure.layout.height or 340)

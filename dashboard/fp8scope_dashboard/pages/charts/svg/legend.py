@@ -6,8 +6,7 @@ import html
 from collections.abc import Iterator
 from typing import Any, Final
 
-import plotly.graph_objects as go
-
+from fp8scope_dashboard.pages.charts.plain_figure import PlainFigure
 from fp8scope_dashboard.pages.charts.svg.pen import CHARACTER, Pen, plain
 from fp8scope_dashboard.pages.charts.theme import shortened
 
@@ -19,7 +18,7 @@ MARGINS: Final = 80
 class Legend:
     """The names of a figure's lines. `rows`: the traces that it names."""
 
-    def __init__(self, figure: go.Figure, pen: Pen) -> None:
+    def __init__(self, figure: PlainFigure, pen: Pen) -> None:
         self._figure, self._pen, self._width = figure, pen, pen.width
         self.rows = self._in_rows()
 

@@ -10,6 +10,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from fp8scope_dashboard.pages.charts.curves import Curve, curves_figure
+from fp8scope_dashboard.pages.charts.plain_figure import PlainFigure
 from fp8scope_dashboard.pages.charts.ranges import loss_range
 from fp8scope_dashboard.pages.charts.theme import Slot, Theme, escaped, faded, new_figure, shortened
 
@@ -24,7 +25,7 @@ NAME_LENGTH, COMPACT_NAME_LENGTH = 44, 20
 
 def window_figure(
     document: Mapping[str, Any], step: int, theme: Theme, *, compact: bool = False
-) -> go.Figure:
+) -> PlainFigure:
     """The losses of a reference window in FP8 and BF16, over the steps of the run."""
     steps = np.arange(step, step + len(document["fp8"]), dtype=np.float64)
     arms: Sequence[tuple[str, str, Slot]] = (

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
-import plotly.graph_objects as go
 
 from fp8scope_dashboard.pages.charts.curves import Curve
 from fp8scope_dashboard.pages.charts.marks import Mark, draw_marks, stretches
+from fp8scope_dashboard.pages.charts.plain_figure import PlainFigure
 from fp8scope_dashboard.pages.charts.ranges import Range
 from fp8scope_dashboard.pages.charts.theme import (
     DASHES,
@@ -20,7 +20,6 @@ from fp8scope_dashboard.pages.charts.theme import (
     escaped,
     faded,
     steps_axis,
-    unchecked_figure,
 )
 from fp8scope_dashboard.statistics.arrays import Floats
 
@@ -110,7 +109,7 @@ def panels_figure(
     compact: bool = False,
     marks: Sequence[Mark] = (),
     x_range: Range | None = None,
-) -> go.Figure:
+) -> PlainFigure:
     """Draw panels from top to bottom on one x axis, so that one brush and one crosshair are for all.
 
     Raises:
@@ -153,7 +152,7 @@ def panels_figure(
         "showlegend": has_legend,
         "legend": {**layout["legend"], "y": 1.0 + TITLE / (height - top - BOTTOM)},
     }
-    return unchecked_figure(drawing.traces, layout)
+    return PlainFigure(drawing.traces, layout)
 
 
 def _height_of_marks(panel: FigurePanel) -> float | None:
@@ -184,7 +183,8 @@ class _PanelDrawing:
     axes: dict[str, Any] = field(default_factory=dict)
 
     def add_scatter(self, **trace: Any) -> None:
-        self.traces.append({"type": "scatter", "xaxis": "x", **trace})
+        given = {key: value for key, value in trace.items() if value is not None}
+        self.traces.append({"type": "scatter", "xaxis": "x", **given})
 
     def add_shape(self, **shape: Any) -> None:
         self.shapes.append(shape)
