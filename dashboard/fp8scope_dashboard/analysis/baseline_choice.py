@@ -62,12 +62,13 @@ def choose_group(runs: Sequence[Run], name: str, *, user: User) -> list[Run]:
 
 def current_choice(run: Run, field: str) -> Choice | None:
     """The choice that counts for a run; None if it has the agent's value."""
-    return (
-        Choice.objects.filter(run=run, field=field, undone_at=None)
-        .select_related("chosen_by")
-        .order_by("-id")
-        .first()
-    )
+    return current_choices(run).get(field)
+
+
+def current_choices(run: Run) -> dict[str, Choice]:
+    """The choices that count for a run, by field; a field without one has the agent's value."""
+    choices = Choice.objects.filter(run=run, undone_at=None).select_related("chosen_by")
+    return {choice.field: choice for choice in choices.order_by("field", "-id").distinct("field")}
 
 
 @transaction.atomic

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from django.contrib.auth.decorators import login_required
 from django.core.exceptions import BadRequest
-from django.db.models import Count, Max
+from django.db.models import Count, Max, Q
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, QueryDict
 from django.shortcuts import redirect, render
 from django.urls import reverse
@@ -88,14 +88,21 @@ def may(request: HttpRequest, project: Project, role: Role) -> bool:
 def run_of(project: Project, run_id: UUID) -> Run:
     """A run of the project.
 
+    Each request reads its project anew, and its runs with it: a page and the chart that it brings show one
+    state of a run.
+
     Raises:
         Http404: there is no such run in it.
     """
-    runs = Run.objects.select_related("project", "comparison", "diagnosis")
-    run = runs.filter(project=project, pk=run_id).first()
-    if run is None:
-        raise Http404("No such run in this project.")
-    return run
+    read: dict[UUID, Run] = project.__dict__.setdefault("_runs_read", {})
+    if run_id not in read:
+        runs = Run.objects.select_related("comparison", "diagnosis")
+        run = runs.filter(project=project, pk=run_id).first()
+        if run is None:
+            raise Http404("No such run in this project.")
+        run.project = project
+        read[run_id] = run
+    return read[run_id]
 
 
 def page(
@@ -117,8 +124,7 @@ def frame(request: HttpRequest, project: Project, section: str) -> dict[str, Any
         "project": project,
         "section": section,
         "projects": projects_of(person(request)).filter(archived_at=None).order_by("name")[:MAX_PROJECTS],
-        "open_alerts": open_alerts(project),
-        "newest_alert": newest_alert(project),
+        **_alert_numbers(project),
         "changes_since": changes_since(request),
         "is_member": may(request, project, Role.MEMBER),
         "is_admin": may(request, project, Role.ADMIN),
@@ -134,9 +140,16 @@ def changes_since(request: HttpRequest) -> str:
     return str(int(1000 * ((time.time() - 60 if began is None else began) - CLOCK_SECONDS)))
 
 
+def _alert_numbers(project: Project) -> dict[str, int]:
+    """The number of open alerts of a project, and the number of its newest alert; see `newest_alert`."""
+    opened = Count("id", filter=Q(state=AlertState.OPEN))
+    numbers = numbered(alerts_of(project)).aggregate(open_alerts=opened, newest_alert=Max("number"))
+    return {"open_alerts": numbers["open_alerts"], "newest_alert": numbers["newest_alert"] or 0}
+
+
 def open_alerts(project: Project) -> int:
     """The number of open alerts of a project."""
-    return alerts_of(project).filter(state=AlertState.OPEN).count()
+    return _alert_numbers(project)["open_alerts"]
 
 
 def open_alerts_by_project(projects: Iterable[int]) -> dict[int, int]:
@@ -149,8 +162,7 @@ def open_alerts_by_project(projects: Iterable[int]) -> dict[int, int]:
 
 def newest_alert(project: Project) -> int:
     """The number of the project's newest alert, 0 without any. Open pages ask for those after it."""
-    events = numbered(alerts_of(project))
-    return events.aggregate(newest=Max("number"))["newest"] or 0
+    return _alert_numbers(project)["newest_alert"]
 
 
 def back_to(request: HttpRequest, project: Project, default: str) -> HttpResponse:

@@ -52,8 +52,12 @@ class Latest:
 
 
 def statistic_names(run_id: UUID) -> list[str]:
-    """The available tensor statistics: stored ones, then derived ones."""
-    stored = Run.objects.values_list("statistics", flat=True).get(pk=run_id)
+    """The available tensor statistics of a run; see `available_statistics`."""
+    return available_statistics(Run.objects.values_list("statistics", flat=True).get(pk=run_id))
+
+
+def available_statistics(stored: Sequence[str]) -> list[str]:
+    """The statistics of a run that has stored some (`Run.statistics`): the stored ones, then derived ones."""
     return [*stored, *(name for name in DERIVED if set(sources(name)) <= set(stored))]
 
 

@@ -11,6 +11,7 @@ from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry.heatmaps import (
     Heatmap,
     Latest,
+    available_statistics,
     by_rank,
     heatmap,
     latest_statistics,
@@ -46,6 +47,7 @@ __all__ = [
     "ScalarMeans",
     "Series",
     "StepHistograms",
+    "available_statistics",
     "by_rank",
     "contiguous_until",
     "heatmap",

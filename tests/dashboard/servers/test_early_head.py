@@ -73,9 +73,9 @@ def test_the_beginning_comes_before_the_data_is_read(
     begun: list[bytes] = []
     read = run_view.head_context
 
-    def slow(run: Run) -> dict[str, Any]:
+    def slow(*given: Any) -> dict[str, Any]:
         begun.append(answer.body)
-        return read(run)
+        return read(*given)
 
     monkeypatch.setattr(run_view, "head_context", slow)
     session = viewer.client.cookies["sessionid"].value
@@ -116,7 +116,7 @@ def test_messages_are_shown_once(viewer: Visitor, shown: Run) -> None:
 def test_an_error_ends_the_page_with_words(
     viewer: Visitor, shown: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(run: Run) -> dict[str, Any]:
+    def fail(*given: Any) -> dict[str, Any]:
         raise ValueError("a bug")
 
     monkeypatch.setattr(run_view, "head_context", fail)
@@ -136,9 +136,9 @@ def test_the_time_zone_holds_and_the_connection_is_returned(
     seen: list[Any] = []
     read = run_view.head_context
 
-    def look(run: Run) -> dict[str, Any]:
+    def look(*given: Any) -> dict[str, Any]:
         seen.extend((timezone.get_current_timezone_name(), connections["default"]))
-        return read(run)
+        return read(*given)
 
     monkeypatch.setattr(run_view, "head_context", look)
     get(viewer, viewer.address(f"runs/{shown.id}/"))

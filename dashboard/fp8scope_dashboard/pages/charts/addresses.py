@@ -36,11 +36,12 @@ def figure_view(draw: DrawFigure[P]) -> PlainView[P]:
     return checked
 
 
-def figure_at(user: User, path: str, query: QueryDict) -> AnyChart | None:
+def figure_at(user: User, path: str, query: QueryDict, read: Project | None = None) -> AnyChart | None:
     """The figure of an address, for a page that brings it; None if the address has no figure.
 
     Args:
         path: as `reverse` returns it, so with the prefix below which the server is deployed.
+        read: the project of the page, which the user may see.
 
     Raises:
         Resolver404: there is no such address.
@@ -51,4 +52,6 @@ def figure_at(user: User, path: str, query: QueryDict) -> AnyChart | None:
     if draw is None:
         return None
     kwargs = dict(match.kwargs)
-    return draw(require_project(user, kwargs.pop("slug")), query, *match.args, **kwargs)
+    slug = kwargs.pop("slug")
+    project = read if read is not None and read.slug == slug else require_project(user, slug)
+    return draw(project, query, *match.args, **kwargs)

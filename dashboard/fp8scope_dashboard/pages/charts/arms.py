@@ -62,6 +62,13 @@ class Arms:
         return "other"
 
 
+def arms_of(project: Project) -> Arms:
+    """The arms of a project, read once in a request, which reads its project anew."""
+    arms: Arms = project.__dict__.setdefault("_arms_read", None) or Arms(project)
+    project.__dict__["_arms_read"] = arms
+    return arms
+
+
 class ComparedArms:
     """The arms of compared runs, told apart: twelve of them have colours of their own.
 

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from django.http import HttpRequest, QueryDict
 from django.utils.safestring import SafeString, mark_safe
 
+from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.pages.access import person
 from fp8scope_dashboard.pages.charts.addresses import figure_at
 from fp8scope_dashboard.pages.charts.answers import Chart, EmptyChart
@@ -45,8 +46,10 @@ class FirstPaint:
     query: str = ""
 
 
-def first_paint(request: HttpRequest, address: str, name: str, axis: str) -> FirstPaint | None:
-    """Draw the figure of an address as the page's address shows it.
+def first_paint(
+    request: HttpRequest, address: str, name: str, axis: str, project: Project | None = None
+) -> FirstPaint | None:
+    """Draw the figure of an address as the page's address shows it. `project`: that of the page.
 
     Returns None if the chart cannot be drawn here: the browser then draws it, or says why it cannot.
     """
@@ -55,7 +58,7 @@ def first_paint(request: HttpRequest, address: str, name: str, axis: str) -> Fir
     query = figure_query(parts.query, request.GET, name, axis)
     query["theme"] = theme.name
     try:
-        chart = figure_at(person(request), parts.path, query)
+        chart = figure_at(person(request), parts.path, query, project)
         if isinstance(chart, EmptyChart):
             return FirstPaint(SafeString(), chart.reason)
         if chart is None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from django.db.models import Max
 
 from fp8scope_dashboard.analysis import comparison_runs
-from fp8scope_dashboard.analysis.baseline_choice import current_choice
+from fp8scope_dashboard.analysis.baseline_choice import current_choices
 from fp8scope_dashboard.analysis.suggestions import (
     SuggestedGroup,
     Suggestion,
@@ -54,14 +54,15 @@ class RelatedRuns:
 
 def related_runs_of(run: Run) -> RelatedRuns:
     """Return what the card of a run shows. The number of queries is bounded, and so is what they read."""
-    choice = current_choice(run, Choice.Field.BASELINE)
+    choices = current_choices(run)
+    choice = choices.get(Choice.Field.BASELINE)
     differs = choice is not None and run.agent_baseline != run.baseline
     return RelatedRuns(
         baseline=comparison_runs.baseline_label(run),
         choice=choice,
         overruled=run.agent_baseline if differs else "",
         suggestion=suggested_baseline(run) if choice is None else None,
-        group_choice=current_choice(run, Choice.Field.GROUP),
+        group_choice=choices.get(Choice.Field.GROUP),
         suggested_group=suggested_group(run),
         links=links_of(run),
         seeds=comparison_runs.siblings(run)[-MAX_SEEDS:],

@@ -24,6 +24,8 @@ WORST = 3
 # All tensors of the largest run.
 EVERY_TENSOR = 20_000
 OPEN_ALERTS_SHOWN = 3
+# Of these open alerts the critical ones are shown first.
+LATEST_ALERTS = 100
 
 HOW_TO_SET_BASELINE = 'baseline="bf16" in fp8scope.attach or fp8scope.init, or fp8scope run --baseline bf16'
 """The way to set a run's baseline, for messages."""
@@ -199,9 +201,8 @@ def summarise(run: Run) -> RunHead:
     """Read a run's summary. The number of queries does not depend on the run's length."""
     ended_badly = is_dead(standing_now(run))
     pending = Alert.objects.filter(run=run, state=AlertState.OPEN)
-    critical_first = sorted(
-        pending.order_by("-step")[:100], key=lambda alert: alert.severity != Severity.CRITICAL
-    )
+    latest_alerts = list(pending.order_by("-step")[:LATEST_ALERTS])
+    critical_first = sorted(latest_alerts, key=lambda alert: alert.severity != Severity.CRITICAL)
     latest = EvaluationComparison.objects.filter(run=run).order_by("name", "metric", "-step")
     return RunHead(
         run=run,
@@ -209,7 +210,7 @@ def summarise(run: Run) -> RunHead:
         overflow=_overflow(run, ended_badly),
         is_dead=ended_badly,
         alerts=critical_first[:OPEN_ALERTS_SHOWN],
-        open_alerts=pending.count(),
+        open_alerts=len(latest_alerts) if len(latest_alerts) < LATEST_ALERTS else pending.count(),
         unjudged=unjudged(run),
         scores=list(latest.distinct("name", "metric")[:OPEN_ALERTS_SHOWN]),
     )
@@ -284,7 +285,7 @@ def baseline_groups(project_id: int) -> set[str]:
 
 
 def _overflow(run: Run, ended_badly: bool) -> Overflow | None:
-    name = queries.overflow_name(queries.statistic_names(run.id))
+    name = queries.overflow_name(queries.available_statistics(run.statistics))
     if name is None:
         return None
     # Thousands of tensors take a third of the page's time.

@@ -26,7 +26,6 @@ from fp8scope_dashboard.pages.run.related import offered_groups, offered_runs, r
 from fp8scope_dashboard.pages.run.summary import HOW_TO_SET_BASELINE, summarise
 from fp8scope_dashboard.pages.tensors.query import tensors_context
 from fp8scope_dashboard.runs.models import Artefact, Note, Run, RunState, StepNote, Writer
-from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.text.markdown import MAX_CHARACTERS, to_html
 
 TENSOR_NAME_LENGTH: Final = 512
@@ -126,7 +125,7 @@ def typed_range(run: Run, query: QueryDict) -> str:
 
 
 def _overview(run: Run, query: QueryDict, user: User) -> dict[str, Any]:
-    others = [name for name in queries.scalar_names(run.id) if name not in ("loss", "tokens", "grad_norm")]
+    others = [name for name in sorted(run.last_scalars) if name not in ("loss", "tokens", "grad_norm")]
     return {
         "is_live": run.state == RunState.RUNNING,
         "summary": summarise(run),
@@ -148,7 +147,7 @@ def _tensors(run: Run, query: QueryDict, user: User) -> dict[str, Any]:
 
 
 def _efficiency(run: Run, query: QueryDict, user: User) -> dict[str, Any]:
-    names = [name for name in queries.scalar_names(run.id) if name not in ("loss", "tokens")]
+    names = [name for name in run.last_scalars if name not in ("loss", "tokens")]
     names.sort(key=lambda name: (SECONDARY.index(name) if name in SECONDARY else len(SECONDARY), name))
     return {"efficiency": recent_figures(run), "scalars": names, **range_of(query)}
 

@@ -15,13 +15,13 @@ from fp8scope_dashboard.analysis import comparison_runs
 from fp8scope_dashboard.analysis.verdict_coverage import standing_now
 from fp8scope_dashboard.pages.access import FRAMED, in_project, page, person, run_of
 from fp8scope_dashboard.pages.badges import state_badge
-from fp8scope_dashboard.pages.charts.arms import Arms
+from fp8scope_dashboard.pages.charts.arms import arms_of
 from fp8scope_dashboard.pages.early_head import with_early_head
 from fp8scope_dashboard.pages.progress import progress_context
 from fp8scope_dashboard.pages.run import onset_facts, tabs
 from fp8scope_dashboard.pages.run.onset_strip import strip_of
 from fp8scope_dashboard.pages.run.ranks import ranks_of
-from fp8scope_dashboard.pages.run.related import links_of, related_runs_of
+from fp8scope_dashboard.pages.run.related import RelatedLink, links_of, related_runs_of
 from fp8scope_dashboard.pages.run.summary import progress_of, summarise
 from fp8scope_dashboard.runs.models import Run
 
@@ -70,7 +70,9 @@ def run(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponseBas
     beginning = {**FRAMED, **FILES, "has_chart": name == "overview"}
 
     def make() -> HttpResponse:
-        context = {**_tab_context(request, shown, name), **head_context(shown), **beginning}
+        context = {**_tab_context(request, shown, name), **beginning}
+        related = context.get("related")
+        context |= head_context(shown, None if related is None else related.links)
         return page(request, project, "runs", "pages/run/run.html", context)
 
     return with_early_head(request, beginning, make)
@@ -89,16 +91,16 @@ def _tab_context(request: HttpRequest, shown: Run, name: str) -> dict[str, Any]:
     return context
 
 
-def head_context(shown: Run) -> dict[str, Any]:
-    """Return what the title of a run's pages needs."""
+def head_context(shown: Run, links: list[RelatedLink] | None = None) -> dict[str, Any]:
+    """Return what the title of a run's pages needs. `links`: those of the run, if they have been read."""
     baselines = comparison_runs.baseline_runs(shown)
     return {
         **FILES,
         "run": shown,
         "state": state_badge(standing_now(shown)),
-        "arm": Arms(shown.project).of(shown),
+        "arm": arms_of(shown.project).of(shown),
         "progress": progress_of(shown),
-        "links": links_of(shown),
+        "links": links_of(shown) if links is None else links,
         "error_line": onset_facts.failure_line(shown) if shown.state == "failed" else "",
         "compared_runs": urlencode([("runs", run.id) for run in (shown, *baselines[-SEEDS_COMPARED:])]),
     }

@@ -36,7 +36,8 @@ def figure(
     if frame is None:
         frame = Frame(**fields) if fields else FRAMES[name]
     note_form = _note_form(context) if frame.marks else ""
-    paint = first_paint(context["request"], address, name, frame.axis) if drawn else None
+    project = context.get("project")
+    paint = first_paint(context["request"], address, name, frame.axis, project) if drawn else None
     if paint and paint.svg:
         context["request"].has_first_chart = True
     return {

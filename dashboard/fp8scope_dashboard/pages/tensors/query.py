@@ -8,6 +8,8 @@ from math import isclose, log2
 from typing import Any, Final, cast
 from uuid import UUID
 
+from django.contrib.postgres.aggregates import ArrayAgg
+from django.db.models import Count
 from django.http import QueryDict
 
 from fp8scope_dashboard.analysis import comparison_runs
@@ -118,13 +120,16 @@ def no_values_of(statistic: str, statistics: Sequence[str]) -> str:
 
 def tensors_context(run: Run, query: QueryDict) -> dict[str, Any]:
     """Return what the map, the ranking and the drawer need on the page of a run."""
-    recorded = queries.statistic_names(run.pk)
+    recorded = queries.available_statistics(run.statistics)
     statistics = [name for name in STATISTICS if name in recorded]
-    tensors = Tensor.objects.filter(run=run)
+    tensors = Tensor.objects.filter(run=run).order_by()
+    summary = tensors.aggregate(
+        count=Count("id"), roles=ArrayAgg("role", distinct=True, order_by="role", default=[])
+    )
     return {
         "statistics": statistics,
-        "tensor_count": tensors.count(),
-        "roles": list(tensors.order_by("role").values_list("role", flat=True).distinct()),
+        "tensor_count": summary["count"],
+        "roles": summary["roles"],
         "modes": MODE_TITLES,
         "folds": FOLD_TITLES,
         "tensor_others": others(run) if statistics else [],
@@ -155,7 +160,8 @@ def others(run: Run) -> list[Run]:
     baselines = [baseline for baseline in comparison_runs.baseline_runs(run) if baseline.pk != run.pk]
     readable = {baseline.pk for baseline in baselines} | {run.pk}
     rest = Run.objects.filter(project=run.project).exclude(pk__in=readable).exclude(statistics=[])
-    return [*baselines, *rest.order_by("-created_at")[:MAX_OTHERS]][:MAX_OTHERS]
+    narrow = rest.defer("config", "environment", "summary", "error", "last_scalars")
+    return [*baselines, *narrow.order_by("-created_at")[:MAX_OTHERS]][:MAX_OTHERS]
 
 
 def other_run(run: Run, question: TensorQuery) -> Run | None:

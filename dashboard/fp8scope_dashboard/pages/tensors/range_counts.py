@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -35,6 +36,7 @@ class RangeCounts:
         observed: the most tensors that a column observed.
         overflow, underflow: float64[C], tensors whose rate reaches its limit in a step of the column.
         either: float64[C], tensors with one of them.
+        limits: the limits that the rates were compared with.
     """
 
     edges: NDArray[np.int64]
@@ -42,6 +44,7 @@ class RangeCounts:
     overflow: Floats
     underflow: Floats
     either: Floats
+    limits: Mapping[str, float]
 
 
 def limits_of(run: Run) -> dict[str, float]:
@@ -143,4 +146,5 @@ def counts_of(
         overflow=counted(over),
         underflow=counted(under),
         either=counted(over | under),
+        limits=limits,
     )

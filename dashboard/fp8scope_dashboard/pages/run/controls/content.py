@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from django.db.models import Count, Q
+
 from fp8scope_dashboard.analysis.coverage import is_dead
 from fp8scope_dashboard.analysis.verdict_coverage import standing_now
 from fp8scope_dashboard.control.commands import HOW_TO_ALLOW, accepted_kinds, giver_of, state_of
@@ -102,17 +104,30 @@ def modules_of(run: Run) -> list[str]:
 
 def findings(run: Run) -> dict[str, Any]:
     """The context of the cards of incidents, reference windows and bisections."""
-    incidents = Report.objects.filter(run=run, kind=ReportKind.ANNOTATION, document__has_key="incident")
-    windows = Report.objects.filter(run=run, kind=ReportKind.REFERENCE).order_by("-step", "-id")
-    rankings = Report.objects.filter(run=run, kind=ReportKind.BISECT).order_by("-id")
+    of_kind = {kind: Q(kind=kind) for kind in (ReportKind.REFERENCE, ReportKind.BISECT)}
+    of_kind[ReportKind.ANNOTATION] = Q(kind=ReportKind.ANNOTATION, document__has_key="incident")
+    over = of_kind[ReportKind.REFERENCE] & Q(document__verdict="over")
+    reports = Report.objects.filter(run=run)
+    counts = reports.order_by().aggregate(
+        over=Count("id", filter=over),
+        **{kind: Count("id", filter=chosen) for kind, chosen in of_kind.items()},
+    )
+
+    def newest(kind: ReportKind, most: int, *order: str) -> list[Report]:
+        # Most runs have no report of most kinds.
+        return list(reports.filter(of_kind[kind]).order_by(*order)[:most]) if counts[kind] else []
+
     ended_badly = is_dead(standing_now(run))
+    windows = newest(ReportKind.REFERENCE, WINDOWS_SHOWN, "-step", "-id")
+    incidents = newest(ReportKind.ANNOTATION, INCIDENTS_SHOWN, "-id")
+    rankings = newest(ReportKind.BISECT, BISECTIONS_SHOWN, "-id")
     return {
-        "windows": [_window(report, ended_badly) for report in windows[:WINDOWS_SHOWN]],
+        "windows": [_window(report, ended_badly) for report in windows],
         "windows_dead": ended_badly,
-        "window_count": windows.count(),
-        "windows_over": windows.filter(document__verdict="over").count(),
-        "incidents": [report.document["incident"] for report in incidents.order_by("-id")[:INCIDENTS_SHOWN]],
-        "rankings": [ranking_of(report, PRODUCTS_LISTED) for report in rankings[:BISECTIONS_SHOWN]],
+        "window_count": counts[ReportKind.REFERENCE],
+        "windows_over": counts["over"],
+        "incidents": [report.document["incident"] for report in incidents],
+        "rankings": [ranking_of(report, PRODUCTS_LISTED) for report in rankings],
     }
 
 

@@ -30,7 +30,6 @@ from fp8scope_dashboard.pages.run.figures.panel_content import load_panels
 from fp8scope_dashboard.pages.run.figures.panels import panels_figure
 from fp8scope_dashboard.pages.run.figures.step_phases import efficiency_figure
 from fp8scope_dashboard.runs.models import Run
-from fp8scope_dashboard.telemetry import queries
 
 # Baseline seeds drawn behind a run's loss.
 SEEDS_SHOWN = 8
@@ -69,7 +68,7 @@ def _panels(run: Run, query: QueryDict, options: Options) -> AnyChart:
 
 def _scalar(run: Run, query: QueryDict, options: Options) -> AnyChart:
     name = query.get("name", "")
-    logged = queries.scalar_names(run.id)
+    logged = run.last_scalars
     if not name:
         name = next((scalar for scalar in UNITS if scalar in logged), "")
     curves = scalar_curves([run], name, Arms(run.project), options) if name in logged else []

@@ -11,7 +11,7 @@ import numpy as np
 
 from fp8scope_dashboard.analysis import comparison_runs
 from fp8scope_dashboard.pages import glossary
-from fp8scope_dashboard.pages.charts.arms import Arms
+from fp8scope_dashboard.pages.charts.arms import Arms, arms_of
 from fp8scope_dashboard.pages.charts.curves import Curve
 from fp8scope_dashboard.pages.charts.ranges import PADDING, Range, central_range, loss_range
 from fp8scope_dashboard.pages.charts.series import Options
@@ -20,7 +20,7 @@ from fp8scope_dashboard.pages.charts.theme import Slot
 from fp8scope_dashboard.pages.formatting import difference, percent
 from fp8scope_dashboard.pages.run.figures.panels import Band, FigurePanel, PlainLine, ShownInterval
 from fp8scope_dashboard.pages.run.onset_facts import steps_at
-from fp8scope_dashboard.pages.tensors.range_counts import OVERFLOW, UNDERFLOW, limits_of, read_counts
+from fp8scope_dashboard.pages.tensors.range_counts import OVERFLOW, UNDERFLOW, read_counts
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.telemetry import queries
@@ -63,7 +63,7 @@ class Loaded:
 
 def load_panels(run: Run, options: Options, also: str = "") -> Loaded:
     """The panels of a run that have data. `also`: one more scalar to show."""
-    arms = Arms(run.project)
+    arms = arms_of(run.project)
     result = _result(run)
     on_tokens = result.get("aligned_on") == "tokens"
     baselines = comparison_runs.baseline_runs(run)[-MAX_SEEDS:]
@@ -94,9 +94,9 @@ def load_panels(run: Run, options: Options, also: str = "") -> Loaded:
 
 def _further(run: Run, also: str) -> list[str]:
     """The scalar that was asked for; of a run without a loss also its other scalars, its own names first."""
-    logged = [name for name in queries.scalar_names(run.id) if name not in STANDARD]
+    logged = [name for name in sorted(run.last_scalars) if name not in STANDARD]
     chosen = [also] if also in logged else []
-    if "loss" not in queries.scalar_names(run.id):
+    if "loss" not in run.last_scalars:
         own_first = sorted(logged, key=lambda name: name in glossary.GLOSSARY)
         chosen += [name for name in own_first if name not in chosen][:MAX_FURTHER]
     return chosen
@@ -218,11 +218,19 @@ def _loss(
     return panel, last + note
 
 
-def _curve(run: Run, arms: Arms, options: Options, name: str, smooth: Smooth | None) -> Curve | None:
+def _series(run: Run, options: Options, name: str) -> queries.Series | None:
+    """The points of a scalar; None without any. A scalar that was never logged is not searched."""
+    if name not in run.last_scalars:
+        return None
     series = queries.scalar(
         run.id, name, first=options.first, last=options.last, points=options.points, timed=False
     )
-    if not len(series):
+    return series if len(series) else None
+
+
+def _curve(run: Run, arms: Arms, options: Options, name: str, smooth: Smooth | None) -> Curve | None:
+    series = _series(run, options, name)
+    if series is None:
         return None
     smooth_x = smooth_y = np.zeros(0)
     if smooth is not None and options.smooth and default_span(len(smooth.steps)) > 1:
@@ -322,7 +330,7 @@ def _out_of_range(run: Run, options: Options) -> tuple[FigurePanel, str] | None:
     counts = read_counts(run, first=options.first, last=options.last, columns=columns)
     if counts is None or np.isnan(counts.either).all():
         return None
-    limits = limits_of(run)
+    limits = counts.limits
     edges = counts.edges.astype(np.float64)
     # Where no tensor is observed, the last count holds.
     observed = np.flatnonzero(~np.isnan(counts.either))
@@ -379,10 +387,8 @@ def _scalar(
 
 
 def _learning_rate(run: Run, options: Options) -> tuple[FigurePanel, str] | None:
-    series = queries.scalar(
-        run.id, "learning_rate", first=options.first, last=options.last, points=options.points, timed=False
-    )
-    if not len(series):
+    series = _series(run, options, "learning_rate")
+    if series is None:
         return None
     line = PlainLine(name="learning rate", x=series.steps.astype(np.float64), y=series.values, unit=".3~g")
     panel = FigurePanel(
