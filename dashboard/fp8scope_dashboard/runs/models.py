@@ -118,7 +118,13 @@ class Run(models.Model):
         ordering: ClassVar = ["-created_at"]
         base_manager_name = "with_deleted"
         indexes: ClassVar = [
-            models.Index(fields=["project", "-created_at"]),
+            # The list is ordered, and its groups are counted, from this index alone: rows are wide.
+            models.Index(
+                fields=["project", "-created_at", "id"],
+                include=["group", "archived_at"],
+                condition=models.Q(deleted_at=None),
+                name="run_order",
+            ),
             models.Index(fields=["project", "group"]),
             models.Index(fields=["project", "baseline"]),
             models.Index(fields=["project", "precision", "-created_at"]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final, Literal
 
 from django.db.models import Case, Expression, F, IntegerField, Value, When
@@ -37,9 +38,9 @@ class RunColumn:
     source: Source = ""
     entry: str = ""
 
-    @property
+    @cached_property
     def paths(self) -> list[str]:
-        """Return where the entry of a JSON column may be."""
+        """Return where the entry of a JSON column may be. Each row of a list asks for it."""
         return entry_paths(self.entry)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
 from django.core.paginator import Page, Paginator
 from django.db.models import (
+    Aggregate,
     Avg,
     CharField,
     Count,
@@ -16,6 +17,7 @@ from django.db.models import (
     Func,
     Max,
     Min,
+    Q,
     StdDev,
     Value,
 )
@@ -97,30 +99,51 @@ class RunGroup:
 
 
 def groups_page(listing: Listing) -> tuple[list[RunGroup], Page[Any]]:
-    """One page of groups with their statistics."""
+    """One page of groups with their statistics.
+
+    All runs are read for the order of the groups, and only those of the page for their other statistics.
+    """
     state = listing.state
     keyed = listing.runs.annotate(group_key=_key(state.by))
-    counted = (
-        keyed.order_by()
-        .values("group_key")
-        .annotate(
-            count=Count("pk"),
-            finite=Count(finite_scalar("loss")),
-            loss=Avg(finite_scalar("loss")),
-            spread=StdDev(finite_scalar("loss"), sample=True),
-            lowest=Min(finite_scalar("loss")),
-            highest=Max(finite_scalar("loss")),
-            worst=Min(verdict_rank()),
-            newest=Max("created_at"),
-        )
-    )
+    grouped = keyed.order_by().values("group_key")
+    statistics = _statistics()
     key = state.sort.removeprefix("-")
-    order = F({"name": "group_key", "created": "newest"}.get(key, key))
+    name = {"name": "group_key", "created": "newest"}.get(key, key)
+    ordered = grouped.annotate(**{name: statistics[name]}) if name in statistics else grouped.distinct()
+    order = F(name)
     by = order.desc(nulls_last=True) if state.sort.startswith("-") else order.asc(nulls_last=True)
-    page = Paginator(counted.order_by(by, "group_key"), GROUPS_A_PAGE).get_page(state.page or None)
-    rows = list(page)
-    alerts = _alerts(keyed, [row["group_key"] for row in rows])
-    return [_group(listing, keyed, row, alerts) for row in rows], page
+    paginator = Paginator(ordered.order_by(by, "group_key"), GROUPS_A_PAGE)
+    paginator.__dict__["count"] = grouped.distinct().count()
+    page = paginator.get_page(state.page or None)
+    keys = [row["group_key"] for row in page]
+    read = _of_groups(grouped, state.by, keys).annotate(**statistics)
+    rows = {row["group_key"]: row for row in read}
+    alerts = _alerts(keyed, state.by, keys)
+    # A group may have lost its runs since.
+    return [_group(listing, keyed, rows[key], alerts) for key in keys if key in rows], page
+
+
+def _statistics() -> dict[str, Aggregate]:
+    """The statistics of a group, by the name of the field of `RunGroup`."""
+    return {
+        "count": Count("pk"),
+        "finite": Count(finite_scalar("loss")),
+        "loss": Avg(finite_scalar("loss")),
+        "spread": StdDev(finite_scalar("loss"), sample=True),
+        "lowest": Min(finite_scalar("loss")),
+        "highest": Max(finite_scalar("loss")),
+        "worst": Min(verdict_rank()),
+        "newest": Max("created_at"),
+    }
+
+
+def _of_groups(runs: Any, by: str, keys: Sequence[str | None]) -> Any:
+    """The runs with one of the keys, of which None is that of runs without a value."""
+    if by in _COLUMNS:
+        # The column has an index.
+        return runs.filter(**{f"{_COLUMNS[by]}__in": ["" if key is None else key for key in keys]})
+    chosen = Q(group_key__in=[key for key in keys if key is not None])
+    return runs.filter(chosen | Q(group_key__isnull=True) if None in keys else chosen)
 
 
 def worst_badge(rank: int | None) -> Badge:
@@ -138,11 +161,9 @@ def _key(by: str) -> Any:
     return Cast(_AsText(values[0] if len(values) == 1 else Coalesce(*values)), CharField())
 
 
-def _alerts(keyed: Any, values: list[str | None]) -> dict[str | None, int]:
+def _alerts(keyed: Any, by: str, keys: Sequence[str | None]) -> dict[str | None, int]:
     """Open alerts by group."""
-    troubled = keyed.filter(events__state="open").order_by()
-    if None not in values:
-        troubled = troubled.filter(group_key__in=values)
+    troubled = _of_groups(keyed.filter(events__state="open").order_by(), by, keys)
     return dict(troubled.values_list("group_key").annotate(Count("events")))
 
 
@@ -155,7 +176,7 @@ def _group(listing: Listing, keyed: Any, row: Mapping[str, Any], alerts: dict[st
     members = None
     if is_open:
         same = keyed.filter(group_key__isnull=True) if value is None else keyed.filter(group_key=value)
-        members = list(listing.ordered(same)[:MEMBERS])
+        members = listing.first_rows(same, MEMBERS)
     # Terms of one field are alternatives: the group's own replaces them.
     text = f"{listing.query.without(state.by).text} {term}".strip()
     return RunGroup(

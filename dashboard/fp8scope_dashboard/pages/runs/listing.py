@@ -230,12 +230,15 @@ class Listing:
 
     def page(self) -> RunPage:
         """One page of runs in the order of the address."""
-        paginator = Paginator(self.ordered(self.runs), RUNS_A_PAGE)
+        paginator = Paginator(self._order.sort(self.runs), RUNS_A_PAGE)
         # Known already; the paginator would count them once more.
         paginator.__dict__["count"] = self.matching
         shown = paginator.get_page(self.state.page or None)
         runs = self._beside_a_run() if shown.number > 1 else None
-        return RunPage(list(shown) if runs is None else runs, shown.number, paginator.num_pages)
+        if runs is None:
+            first = (shown.number - 1) * RUNS_A_PAGE
+            runs = self._rows(self._order.sort(self.runs)[first : first + RUNS_A_PAGE])
+        return RunPage(runs, shown.number, paginator.num_pages)
 
     def _beside_a_run(self) -> list[Run] | None:
         """The runs of a page that begins after a run, or ends before one. None if the address has none."""
@@ -246,13 +249,22 @@ class Listing:
         runs = self._order.beyond(self.runs, self.project, run_id, backwards=backwards)
         if runs is None:
             return None
-        shown = with_entries(runs, self.state.shown)
-        rows = list(self._order.sort(shown, backwards=backwards)[:RUNS_A_PAGE])
-        return rows[::-1] if backwards else rows
+        return self._rows(self._order.sort(runs, backwards=backwards)[:RUNS_A_PAGE])
 
-    def ordered(self, runs: QuerySet[Run]) -> QuerySet[Run]:
-        """Runs with what a row shows, in the order of the address; runs without a value are last."""
-        return self._order.sort(with_entries(runs, self.state.shown))
+    def first_rows(self, runs: QuerySet[Run], most: int) -> list[Run]:
+        """The first of some runs with what a row shows, in the order of the address.
+
+        Runs without a value are last.
+        """
+        return self._rows(self._order.sort(runs)[:most])
+
+    def _rows(self, chosen: QuerySet[Run]) -> list[Run]:
+        """The chosen runs of a page, with what a row shows.
+
+        PostgreSQL sorts narrow rows, and reads the wide ones and their comparisons only of the page.
+        """
+        runs = Run.objects.filter(pk__in=chosen.values("pk"))
+        return list(self._order.sort(with_entries(runs, self.state.shown)))
 
     @property
     def _order(self) -> Order:
@@ -301,24 +313,32 @@ class Listing:
 
 
 def with_entries(runs: QuerySet[Run], columns: Sequence[RunColumn]) -> QuerySet[Run]:
-    """Runs annotated with `entry_I_J`: column I's value at its path J."""
-    entries = {
+    """Runs annotated with the entries of the columns."""
+    return runs.select_related("comparison").defer(*NOT_SHOWN).annotate(**entry_values(columns))
+
+
+def entry_values(columns: Sequence[RunColumn]) -> dict[str, PathValue]:
+    """The expressions that `entries_of` reads: `entry_I_J` is column I's value at its path J."""
+    return {
         f"entry_{i}_{j}": PathValue(column.source, path)
         for i, column in enumerate(columns)
         if column.source not in ("", "scalar")
         for j, path in enumerate(column.paths)
     }
-    return runs.select_related("comparison").defer(*NOT_SHOWN).annotate(**entries)
 
 
-def entries_of(run: Run, columns: Sequence[RunColumn]) -> dict[str, Any]:
-    """The values of the JSON entries of an annotated run, by key of the column."""
+def entries_of(read: Mapping[str, Any], columns: Sequence[RunColumn]) -> dict[str, Any]:
+    """The values of the JSON entries of a run, by key of the column. `read`: its `entry_values`."""
     values: dict[str, Any] = {}
     for i, column in enumerate(columns):
         if column.source in ("", "scalar"):
             continue
-        at_paths = (getattr(run, f"entry_{i}_{j}", None) for j in range(len(column.paths)))
-        values[column.key] = next((value for value in at_paths if value is not None), None)
+        value = None
+        for j in range(len(column.paths)):
+            value = read.get(f"entry_{i}_{j}")
+            if value is not None:
+                break
+        values[column.key] = value
     return values
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from fp8scope_dashboard.pages.charts.arms import precision_label
 from fp8scope_dashboard.pages.formatting import number
 from fp8scope_dashboard.pages.runs.columns import RunColumn, column_named
-from fp8scope_dashboard.pages.runs.listing import Listing, entries_of, with_entries
+from fp8scope_dashboard.pages.runs.listing import Listing, entries_of, entry_values, with_entries
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.runs.search.fields import text_of
 from fp8scope_dashboard.statistics.arrays import Floats
@@ -73,7 +73,7 @@ def read_runs(listing: Listing, columns: Sequence[RunColumn]) -> list[Run]:
 
 def axis_of(runs: Sequence[Run], columns: Sequence[RunColumn], column: RunColumn) -> ValueAxis:
     """The values of a column; `columns` are those that the runs were read with."""
-    values = [_value(run, column, entries_of(run, columns)) for run in runs]
+    values = [_value(run, column, entries_of(vars(run), columns)) for run in runs]
     numbers = [_number(value) for value in values]
     is_numeric = all(
         value is None or number is not None for value, number in zip(values, numbers, strict=True)
@@ -92,13 +92,18 @@ def differing_settings(listing: Listing, most: int) -> list[str]:
     """The keys of the configuration that differ between runs, those with the fewest values first."""
     keys = [f"config.{name}" for name in listing.vocabulary.config[:SAMPLED_KEYS]]
     columns = [column for key in keys if (column := column_named(key)) is not None]
-    newest = with_entries(listing.runs, columns).order_by("-created_at", "id")[:SAMPLED_RUNS]
-    seen: dict[str, set[str]] = {column.key: set() for column in columns}
-    for run in newest:
-        for key, value in entries_of(run, columns).items():
+    if not columns:
+        return []
+    entries = entry_values(columns)
+    newest = listing.runs.annotate(**entries).order_by("-created_at", "id").values_list(*entries)
+    # With their types: 1 and True are equal, and have other texts.
+    seen: dict[str, set[tuple[type, Any]]] = {column.key: set() for column in columns}
+    for values in newest[:SAMPLED_RUNS]:
+        for key, value in entries_of(dict(zip(entries, values, strict=True)), columns).items():
             if isinstance(value, str | int | float | bool):
-                seen[key].add(text_of(value)[:TEXT_LENGTH])
-    varied = [(len(values), key) for key, values in seen.items() if len(values) > 1]
+                seen[key].add((type(value), value))
+    texts = {key: {text_of(value)[:TEXT_LENGTH] for _, value in values} for key, values in seen.items()}
+    varied = [(len(values), key) for key, values in texts.items() if len(values) > 1]
     return [key for _, key in sorted(varied)[:most]]
 
 

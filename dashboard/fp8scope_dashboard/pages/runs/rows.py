@@ -37,7 +37,7 @@ class RenderedRows:
         base, now = reverse("project", args=[project.slug]), timezone.now()
         self._rows: dict[UUID, SafeString] = {}
         for run in shown:
-            extra = entries_of(run, columns)
+            extra = entries_of(vars(run), columns)
             content = RowContent(
                 run=run,
                 state=state_badge(standing_now(run)),

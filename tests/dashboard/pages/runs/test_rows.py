@@ -96,6 +96,23 @@ def test_counting_reads_one_index(admin: Visitor) -> None:
     assert [expression.name for expression in index.expressions] == list(RUN_COUNTS)
 
 
+def test_the_order_and_the_groups_are_read_from_one_index(admin: Visitor) -> None:
+    """Rows are wide: those of a page, and the losses of its groups, are read for the page alone."""
+    fill_project(admin.project, 60, entries=10)
+    index = next(index for index in Run._meta.indexes if index.name == "run_order")
+    names = {name.lstrip("-") for name in (*index.fields, *index.include)}
+    columns = {field.column for field in Run._meta.concrete_fields if field.name in names}
+    for rest, begin in (("?page=2", ' IN (SELECT U0."id"'), ("?by=group", 'MAX("runs_run"."created_at")')):
+        with CaptureQueriesContext(connection) as queries:
+            html(admin, rest)
+        asked = [query["sql"] for query in queries]
+        (ordered,) = (sql for sql in asked if begin in sql and " LIMIT " in sql)
+        chosen = ordered[ordered.index(begin) :].partition(" LIMIT ")[0]
+        assert set(re.findall(r'(?:U0|"runs_run")\."(\w+)"', chosen)) <= {*columns, "deleted_at"}
+    (losses,) = (sql for sql in asked if "STDDEV_SAMP" in sql)
+    assert '"runs_run"."group" IN (' in losses
+
+
 def test_a_long_name_keeps_its_end(viewer: Visitor) -> None:
     """Names of a sweep begin alike. A screen reader says the whole name as one."""
     name = f"sweep-{'x' * 170}-8<lr=3e-4>_seed-7"
