@@ -69,9 +69,10 @@ def parent_of(run: Run) -> Run | None:
 
 
 def children_of(run: Run) -> list[Run]:
-    """The runs that come from a run, oldest first; the newest MAX_CHILDREN."""
+    """The runs that come from a run, by name and relation, oldest first; the newest MAX_CHILDREN."""
     children = Run.objects.filter(project_id=run.project_id, parent=str(run.pk)).exclude(pk=run.pk)
-    return list(children.order_by("-created_at", "id")[:MAX_CHILDREN])[::-1]
+    named = children.only("name", "relation", "created_at")
+    return list(named.order_by("-created_at", "id")[:MAX_CHILDREN])[::-1]
 
 
 def siblings(run: Run) -> list[Run]:

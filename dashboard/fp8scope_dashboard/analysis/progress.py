@@ -60,7 +60,10 @@ def progress(run_id: UUID, kind: str, *, expected_seconds: float = 0.0) -> Itera
 def running_jobs(run_ids: Iterable[UUID]) -> list[JobProgress]:
     """The long jobs of these runs that are running now, oldest first."""
     recent = JobProgress.objects.filter(run__in=list(run_ids), updated_at__gt=timezone.now() - LOST_AFTER)
-    return list(recent.select_related("run").order_by("started_at", "pk"))
+    named = recent.select_related("run").only(
+        "run__name", "kind", "stage", "share", "started_at", "updated_at"
+    )
+    return list(named.order_by("started_at", "pk"))
 
 
 class _Job:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+from uuid import UUID
 
 from django.db.models import Q, QuerySet
 from django.http import QueryDict
@@ -58,17 +59,40 @@ class ComparedRuns:
 
 
 def chosen_runs(project: Project, query: QueryDict, *, compared: bool = True) -> ComparedRuns:
-    """The runs in the address, with their comparisons if `compared`; ids of other projects are ignored."""
-    every = _all(project) if compared else Run.objects.filter(project=project).select_related("project")
+    """The runs in the address, with their comparisons if `compared`; ids of other projects are ignored.
+
+    Each request reads its project anew, and its runs with it: a page and the chart that it brings show one
+    state of them.
+    """
+    every = _all(project) if compared else Run.objects.filter(project=project)
     if "q" in query:
         asked = read(query.get("q", ""), vocabulary_of(project))
         matching = search(every, asked)
-        return ComparedRuns(_newest(matching, MAX_CHOSEN), matching.count(), asked.text, asked.problems)
+        newest = _newest(project, matching, MAX_CHOSEN)
+        return ComparedRuns(newest, matching.count(), asked.text, asked.problems)
     ids = uuids_in(query.getlist("runs"), 2 * MAX_CHOSEN)
+    compared_runs = _read_before(project)
+    if 0 < len(ids) <= MAX_CHOSEN and compared_runs.keys() >= set(ids):
+        runs = sorted({compared_runs[run_id] for run_id in ids}, key=lambda run: (run.created_at, run.id))
+        return ComparedRuns(runs, len(runs))
     listed = every.filter(pk__in=ids)
     runs = list(listed.defer(*LARGE_COLUMNS).order_by("created_at", "id")[:MAX_CHOSEN])
+    _are_read(project, runs, compared=compared)
     # Only a choice that is cut off has more.
     return ComparedRuns(runs, listed.count() if len(runs) == MAX_CHOSEN else len(runs))
+
+
+def _read_before(project: Project) -> dict[UUID, Run]:
+    """The runs, with their comparisons, that the request has read."""
+    read_before: dict[UUID, Run] = project.__dict__.setdefault("_compared_runs_read", {})
+    return read_before
+
+
+def _are_read(project: Project, runs: Sequence[Run], *, compared: bool = True) -> None:
+    for run in runs:
+        run.project = project
+    if compared:
+        _read_before(project).update((run.pk, run) for run in runs)
 
 
 def suggested_runs(project: Project) -> ComparedRuns:
@@ -81,17 +105,19 @@ def suggested_runs(project: Project) -> ComparedRuns:
     )
     if newest is not None:
         runs = runs.filter(comparison_runs.arm_named([newest.baseline]) | Q(baseline=newest.baseline))
-    listed = _newest(runs, MAX_SUGGESTED)
+    listed = _newest(project, runs, MAX_SUGGESTED)
+    _are_read(project, listed)
     return ComparedRuns(listed, len(listed), is_suggestion=True)
 
 
 def _all(project: Project) -> QuerySet[Run]:
-    return Run.objects.filter(project=project).select_related("comparison", "project")
+    return Run.objects.filter(project=project).select_related("comparison")
 
 
-def _newest(runs: QuerySet[Run], most: int) -> list[Run]:
+def _newest(project: Project, runs: QuerySet[Run], most: int) -> list[Run]:
     """The newest runs, oldest first."""
     newest = list(runs.defer(*LARGE_COLUMNS).order_by("-created_at", "id")[:most])
+    _are_read(project, newest, compared=False)
     return sorted(newest, key=lambda run: (run.created_at, run.id))
 
 
