@@ -21,6 +21,9 @@ from fp8scope_dashboard.wire.errors import MalformedError, NotArrowError, TooLar
 CONTINUATION = b"\xff\xff\xff\xff"
 END_OF_STREAM = CONTINUATION + b"\x00\x00\x00\x00"
 
+# A shorter body is read whole.
+LONG_BODY = 16_384
+
 # Indices of the fields in their tables.
 _MESSAGE_HEADER = 2
 _BATCH_LENGTH, _BATCH_BUFFERS, _BATCH_COMPRESSION = 0, 2, 3
@@ -29,12 +32,16 @@ _BUFFER = np.dtype([("offset", "<i8"), ("length", "<i8")])
 
 @dataclass(frozen=True)
 class Envelope:
-    """An unread stream: its schema, its record batches, and the sizes that they declare."""
+    """An unread stream: its schema, its record batches, and the sizes that they declare.
+
+    `head`: see `telemetry.models.Chunk`.
+    """
 
     schema: pa.Schema
     batches: list[pa.ipc.Message]
     rows: int
     decompressed_bytes: int
+    head: int | None
 
 
 def open_envelope(body: bytes) -> Envelope:
@@ -77,6 +84,8 @@ def _open(body: bytes) -> Envelope:
     schema = pa.ipc.read_schema(first)
     batches: list[pa.ipc.Message] = []
     rows = size = 0
+    position = _encoded_size(first)
+    head: int | None = None
     for message in messages:
         if message.type != "record batch":
             raise ValueError(f"a {message.type} is not allowed in a batch")
@@ -84,9 +93,37 @@ def _open(body: bytes) -> Envelope:
         batch_rows, batch_size = _declared_size(message)
         rows, size = rows + batch_rows, size + batch_size
         _check(len(batches), rows, size)
-    if sum(map(_encoded_size, [first, *batches])) + len(END_OF_STREAM) != len(body):
+        head = _head(message, schema, position)
+        position += _encoded_size(message)
+    if position + len(END_OF_STREAM) != len(body):
         raise ValueError("bytes follow the end of the stream")
-    return Envelope(schema, batches, rows, size)
+    return Envelope(schema=schema, batches=batches, rows=rows, decompressed_bytes=size, head=head)
+
+
+def _head(message: pa.ipc.Message, schema: pa.Schema, position: int) -> int | None:
+    """The bytes of the stream up to the last buffer of a record batch that no tensor has.
+
+    None for a short body, if most bytes are head, or if the columns do not have the types of a batch, which
+    is refused later.
+
+    Args:
+        position: that of the message in the stream.
+    """
+    size = message.body.size if message.body else 0
+    lists = [pa.types.is_fixed_size_list(column.type) for column in schema]
+    if size < LONG_BODY or not any(lists):
+        return None
+    # A list has a validity buffer, and its values have two; a number has two.
+    per_column = np.where(lists, 3, 2)
+    table = _FlatTable.root(memoryview(message.metadata)).child(_MESSAGE_HEADER)
+    buffers = table.vector(_BATCH_BUFFERS, _BUFFER)
+    if int(per_column.sum()) != len(buffers):
+        return None
+    of_head = ~np.repeat(lists, per_column)
+    last = int((buffers["offset"] + buffers["length"])[of_head].max(initial=0))
+    end = position + _encoded_size(message)
+    head = end - size + last
+    return head if 2 * head < end else None
 
 
 def _encoded_size(message: pa.ipc.Message) -> int:

@@ -34,7 +34,7 @@ class Batch:
     """A batch that satisfies every rule that can be checked without the database.
 
     Attributes:
-        body: the Arrow IPC stream to store.
+        body: the Arrow IPC stream to store; `head` as in `telemetry.models.Chunk`.
         width: length of the longest tensor list; the catalogue of the writer must be at least as long.
         last_scalars: the latest value of each scalar.
         not_finite: the scalars with a value that is NaN or infinite.
@@ -46,6 +46,7 @@ class Batch:
     seq: int
     dropped: int
     body: bytes
+    head: int | None
     rows: int
     points: int
     first_step: int
@@ -99,6 +100,7 @@ def read_envelope(envelope: Envelope, body: bytes) -> Batch:
         seq=read_natural(metadata, "fp8scope.seq"),
         dropped=read_natural({"fp8scope.dropped": "0", **metadata}, "fp8scope.dropped"),
         body=body,
+        head=envelope.head,
         rows=tally.rows,
         points=tally.points,
         first_step=tally.first_step,

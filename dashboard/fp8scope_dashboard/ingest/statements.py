@@ -84,6 +84,7 @@ def store(run_id: UUID, writer_id: int, message: dedup.MessageId, batch: Batch) 
         "rows": batch.rows,
         "points": batch.points,
         "body": batch.body,
+        "head": batch.head,
         "scalars": json.dumps(scalars),
         "statistics": list(batch.statistics),
     }

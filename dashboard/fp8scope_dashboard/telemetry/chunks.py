@@ -10,9 +10,10 @@ from fp8scope_dashboard.db import replica, sql
 # Stores a batch as a chunk. Ends before FROM, so that it can be a part of a larger statement.
 INSERT: Final = """
     INSERT INTO telemetry_chunk
-        (run_id, writer, seq, last_seq, first_step, last_step, rows, points, body, received_at)
+        (run_id, writer, seq, last_seq, first_step, last_step, rows, points, body, head,
+        received_at)
     SELECT %(run)s, %(writer)s, %(seq)s, %(seq)s, %(first_step)s, %(last_step)s, %(rows)s, %(points)s,
-        %(body)s, now()
+        %(body)s, %(head)s::integer, now()
 """
 
 
@@ -26,8 +27,9 @@ def append(
     last_step: int,
     rows: int,
     points: int,
+    head: int | None = None,
 ) -> None:
-    """Store a validated batch unchanged. A second time violates the primary key."""
+    """Store a validated batch unchanged. A second time violates the primary key. `head`: see `Chunk`."""
     parameters = {
         "run": run_id,
         "writer": writer,
@@ -37,5 +39,6 @@ def append(
         "rows": rows,
         "points": points,
         "body": body,
+        "head": head,
     }
     sql.fetch(f"{INSERT} RETURNING true", parameters, replica.PRIMARY)

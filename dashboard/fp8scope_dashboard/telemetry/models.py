@@ -28,6 +28,10 @@ class Chunk(models.Model):
     rows = models.IntegerField()
     points = models.BigIntegerField()
     body = models.BinaryField(help_text="Arrow IPC stream; see telemetry.codec")
+    head = models.IntegerField(
+        null=True,
+        help_text="Bytes of the body that hold its scalars, if those of tensors follow; NULL if all may do.",
+    )
     received_at = models.DateTimeField(default=timezone.now)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.db import sql
-from fp8scope_dashboard.telemetry.codec import SCALAR, TENSOR, Float64s, Int64s, decode
+from fp8scope_dashboard.telemetry.codec import SCALAR, TENSOR, Float64s, Int64s, decode, extended
 from fp8scope_dashboard.telemetry.rank_merge import RankRows
 from fp8scope_dashboard.telemetry.tile_codec import cut_tile, decode_integers, decode_series, series_by_tile
 from fp8scope_dashboard.telemetry.writers import EVERY_STEP, Interval, Source, sources_of
@@ -31,7 +31,8 @@ FEW_SERIES = 4
 
 # The rows are grouped by writer, in the order of `writers`, each with (writer, seq, last_seq, rows, name,
 # tile, first position, offsets, body). A block has its axis first, then the requested slices of its tiles.
-# A chunk has one row with its body; its name is null.
+# A chunk has one row with its body; its name is null, and its offsets are the length of the body. Without
+# tensors among the columns, only the head of the body is read: the rest may be megabytes.
 STATEMENT = """
     WITH wanted (tile, low, high) AS (
         SELECT * FROM unnest(%(tiles)s::int[], %(lows)s::int[], %(highs)s::int[])
@@ -59,7 +60,9 @@ STATEMENT = """
             AND (t.name = 'axis' OR w.tile IS NOT NULL)
             AND (%(writer)s::uuid IS NULL OR b.writer = %(writer)s) AND b.last_seq >= %(next_seq)s
         UNION ALL
-        SELECT writer, seq, last_seq, rows, NULL, NULL, NULL, NULL, NULL, body, true, false
+        SELECT writer, seq, last_seq, rows, NULL, NULL, NULL, NULL, ARRAY[octet_length(body)],
+            CASE WHEN %(scalars)s AND head IS NOT NULL THEN substring(body FROM 1 FOR head) ELSE body END,
+            true, false
         FROM telemetry_chunk c
         WHERE run_id = %(run)s AND EXISTS (
                 SELECT FROM unnest(%(firsts)s::bigint[], %(lasts)s::bigint[]) AS i (low, high)
@@ -195,6 +198,7 @@ def _fetch(
         "writer": writer,
         "next_seq": next_seq,
         "timed": wanted.timed,
+        "scalars": not any(name.startswith(TENSOR) for name in wanted.names),
     }
     few = len(wanted.tensors) <= FEW_SERIES
     return iter(sql.fetch(STATEMENT, parameters)) if few else sql.stream(STATEMENT, parameters)
@@ -255,7 +259,7 @@ def _blank(
 def _read_chunk(row: tuple[Any, ...], wanted: Wanted, source: Source) -> Segment:
     seq, last_seq, body = row[1], row[2], row[8]
     data = decode(
-        body,
+        extended(body, row[7][0]),
         scalars={name.removeprefix(SCALAR) for name in wanted.names if name.startswith(SCALAR)},
         statistics={name.removeprefix(TENSOR) for name in wanted.names if name.startswith(TENSOR)},
     )

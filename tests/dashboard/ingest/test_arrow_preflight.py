@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import resource
 import struct
 import uuid
 from typing import Literal
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from contract.helpers.wire_client import arrow_batch
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 
 from fp8scope_dashboard.ingest.arrow_preflight import open_envelope
 from fp8scope_dashboard.ingest.batch import read_arrow
+from fp8scope_dashboard.telemetry.codec import decode, extended
 from fp8scope_dashboard.wire import limits
 from fp8scope_dashboard.wire.errors import MalformedError, NotArrowError, RefusalError, TooLargeError
 
@@ -65,6 +68,34 @@ def test_record_batches_are_added_up() -> None:
     envelope = open_envelope(batch(record_batches=10))
     assert (len(envelope.batches), envelope.rows) == (10, ROWS)
     assert ROWS * 40 <= envelope.decompressed_bytes <= CLAIMED
+
+
+@pytest.mark.parametrize("record_batches", [1, 3])
+def test_scalars_are_read_from_the_head(record_batches: int) -> None:
+    rows, tensors = 30, 400
+    amax = np.random.default_rng(0).random((rows, tensors)).tolist()
+    losses = [None, math.nan, *range(2, rows)]
+    body = arrow_batch(
+        RUN, WRITER, 0, range(rows), scalars={"loss": losses}, tensors={"amax": amax},
+        record_batches=record_batches,
+    )  # fmt: skip
+    head = open_envelope(body).head
+    if record_batches > 1:
+        assert head is None, "the scalars of the last follow the tensors of the others"
+        return
+    assert head is not None and head < len(body) // 20
+    whole, part = (decode(read, statistics=()) for read in (body, extended(body[:head], len(body))))
+    np.testing.assert_array_equal(part.scalars["loss"], whole.scalars["loss"])
+    np.testing.assert_array_equal(part.logged["loss"], whole.logged["loss"])
+    assert (part.steps == whole.steps).all() and (part.times == whole.times).all()
+    with pytest.raises((pa.ArrowInvalid, OSError)):
+        decode(extended(body[: head - 16], len(body)), statistics=())
+
+
+def test_a_short_batch_or_one_without_tensors_is_all_head() -> None:
+    losses = np.random.default_rng(0).random(5_000).tolist()
+    assert open_envelope(arrow_batch(RUN, WRITER, 0, range(5_000), scalars={"loss": losses})).head is None
+    assert open_envelope(batch()).head is None
 
 
 @pytest.mark.parametrize("size", [limits.DECOMPRESSED_BYTES, 10 * 2**30, 2**62, 2**63 - 1])

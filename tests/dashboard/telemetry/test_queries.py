@@ -8,6 +8,7 @@ import uuid
 import numpy as np
 import pytest
 from dashboard.helpers.recorder import Recorder, time_of
+from django.db import connection
 
 from fp8scope_dashboard.runs.models import Run, Writer
 from fp8scope_dashboard.telemetry import heatmaps, queries
@@ -37,6 +38,23 @@ def test_it_works() -> None:
     assert queries.scalar_names(run) == ["loss"]
     assert queries.statistic_names(run) == ["amax"]
     assert queries.writers(run) == [recorder.writer]
+
+
+def test_a_scalar_is_read_without_the_tensors_beside_it() -> None:
+    recorder = Recorder.of_new_run([f"t{i}" for i in range(1_000)])
+    amax = np.random.default_rng(0).random((4, 1_000))
+    recorder.send([1, 2, 3, 4], {"loss": [3.0, NAN, None, 1.0]}, {"amax": amax})
+    run = recorder.run.id
+    losses = queries.scalar(run, "loss").values.tolist()
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "UPDATE telemetry_chunk SET body = overlay(body PLACING %s FROM head + 1) WHERE head < 4000",
+            [bytes(8_000)],
+        )
+        assert cursor.rowcount == 1
+    assert str(queries.scalar(run, "loss").values.tolist()) == str(losses) == "[3.0, nan, 1.0]"
+    with pytest.raises(OSError, match="zstd|decompress"):
+        queries.tensor_series(run, 0, "amax")
 
 
 def test_queries_of_a_run_without_rows_are_empty() -> None:
