@@ -33,10 +33,12 @@ FEW_SERIES = 4
 # tile, first position, offsets, body). A block has its axis first, then the requested slices of its tiles.
 # A chunk has one row with its body; its name is null, and its offsets are the length of the body. Without
 # tensors among the columns, only the head of the body is read: the rest may be megabytes.
-STATEMENT = """
+_WANTED = """
     WITH wanted (tile, low, high) AS (
         SELECT * FROM unnest(%(tiles)s::int[], %(lows)s::int[], %(highs)s::int[])
     )
+"""
+_STORED = """
     SELECT writer, seq, last_seq, rows, name, tile, low,
         CASE WHEN untimed THEN
                 ARRAY[offsets[1], offsets[2], offsets[2], offsets[2] + offsets[4] - offsets[3]]
@@ -53,8 +55,8 @@ STATEMENT = """
         FROM telemetry_block b
         JOIN telemetry_tile t ON t.run_id = b.run_id AND t.writer = b.writer AND t.seq = b.seq
         LEFT JOIN wanted w ON w.tile = t.tile AND t.name <> 'axis'
-        WHERE b.run_id = %(run)s AND t.run_id = %(run)s AND EXISTS (
-                SELECT FROM unnest(%(firsts)s::bigint[], %(lasts)s::bigint[]) AS i (low, high)
+        WHERE b.run_id = {run} AND t.run_id = {run} AND EXISTS (
+                SELECT FROM {intervals} AS i (low, high)
                 WHERE b.last_step >= i.low AND b.first_step <= i.high)
             AND t.name = ANY(%(columns)s::text[]) AND t.tile = ANY(%(tiles)s::int[] || 0)
             AND (t.name = 'axis' OR w.tile IS NOT NULL)
@@ -64,15 +66,26 @@ STATEMENT = """
             CASE WHEN %(scalars)s AND head IS NOT NULL THEN substring(body FROM 1 FOR head) ELSE body END,
             true, false
         FROM telemetry_chunk c
-        WHERE run_id = %(run)s AND EXISTS (
-                SELECT FROM unnest(%(firsts)s::bigint[], %(lasts)s::bigint[]) AS i (low, high)
+        WHERE run_id = {run} AND EXISTS (
+                SELECT FROM {intervals} AS i (low, high)
                 WHERE c.last_step >= i.low AND c.first_step <= i.high)
             AND (%(writer)s::uuid IS NULL OR writer = %(writer)s) AND last_seq >= %(next_seq)s
         ORDER BY 1, 2
         OFFSET 0
     ) AS stored
+"""
+STATEMENT = f"""
+    {_WANTED}
+    {_STORED.format(run="%(run)s", intervals="unnest(%(firsts)s::bigint[], %(lasts)s::bigint[])")}
     LEFT JOIN unnest(%(writers)s::uuid[]) WITH ORDINALITY AS known (writer, position) USING (writer)
     ORDER BY position, seq, name <> 'axis'
+"""
+# The rows of several runs, each with its run in front, in any order of the runs and their writers.
+OF_RUNS = f"""
+    {_WANTED}
+    SELECT asked.run, stored.* FROM unnest(%(runs)s::uuid[], %(firsts)s::bigint[], %(lasts)s::bigint[])
+        AS asked (run, first, last),
+    LATERAL ({_STORED.format(run="asked.run", intervals="(VALUES (asked.first, asked.last))")}) AS stored
 """
 
 
@@ -152,9 +165,17 @@ def scalars_parts(
 ) -> Iterator[dict[str, RankRows]]:
     """Read several scalars at once: for each writer, the part of each scalar. Otherwise as `scalar_parts`."""
     columns = tuple(SCALAR + name for name in names)
-    for source, segment in _by_writer(Wanted(run_id, columns, between=between, timed=timed), sources):
+    wanted = Wanted(run_id, columns, between=between, timed=timed)
+    return _scalars_of(_by_writer(wanted, sources), names)
+
+
+def _scalars_of(
+    segments: Iterator[tuple[Source, Segment]], names: Sequence[str]
+) -> Iterator[dict[str, RankRows]]:
+    for source, segment in segments:
         parts = {}
-        for name, column in zip(names, columns, strict=True):
+        for name in names:
+            column = SCALAR + name
             logged: NDArray[np.bool_] | slice = segment.logged[column]
             if segment.logged[column].all():
                 logged = slice(None)  # a view instead of a copy
@@ -165,10 +186,49 @@ def scalars_parts(
         yield parts
 
 
+def scalar_parts_of_runs(
+    name: str,
+    intervals: Mapping[UUID, Interval],
+    sources: Mapping[UUID, Mapping[UUID, Source]],
+    *,
+    timed: bool = True,
+) -> dict[UUID, list[RankRows]]:
+    """Read a scalar of several runs, each over one interval of steps, by one statement; see `scalar_parts`.
+
+    All rows are in memory at once.
+    """
+    columns = (SCALAR + name,)
+    firsts, lasts = zip(*intervals.values(), strict=True)
+    parameters = {
+        **_parameters(Wanted(next(iter(intervals)), columns, timed=timed)),
+        "runs": list(intervals),
+        "firsts": [max(first, 0) for first in firsts],
+        "lasts": [min(last, EVERY_STEP) for last in lasts],
+    }
+    by_run: dict[UUID, list[tuple[Any, ...]]] = {run_id: [] for run_id in intervals}
+    for run_id, *row in sql.fetch(OF_RUNS, parameters):
+        by_run[run_id].append(tuple(row))
+    parts = {}
+    for run_id, rows in by_run.items():
+        writers = {writer: order for order, writer in enumerate(sources[run_id])}
+        rows.sort(key=lambda row: (writers.get(row[0], len(writers)), row[0], row[1], row[4] != AXIS))
+        wanted = Wanted(run_id, columns, between=(intervals[run_id],), timed=timed)
+        parts[run_id] = [
+            part[name] for part in _scalars_of(_segments(iter(rows), wanted, sources[run_id]), (name,))
+        ]
+    return parts
+
+
 def _by_writer(wanted: Wanted, sources: Mapping[UUID, Source] | None) -> Iterator[tuple[Source, Segment]]:
     if sources is None:
         sources = sources_of(wanted.run_id)
-    rows = _fetch(wanted, list(sources))
+    return _segments(_fetch(wanted, list(sources)), wanted, sources)
+
+
+def _segments(
+    rows: Iterator[tuple[Any, ...]], wanted: Wanted, sources: Mapping[UUID, Source]
+) -> Iterator[tuple[Source, Segment]]:
+    """The rows of a statement, decoded and joined by writer."""
     for writer, mine in groupby(rows, key=lambda row: row[0]):
         if writer not in sources:  # created after the writers were read
             continue
@@ -185,8 +245,14 @@ def _by_writer(wanted: Wanted, sources: Mapping[UUID, Source] | None) -> Iterato
 def _fetch(
     wanted: Wanted, writers: list[UUID], writer: UUID | None = None, next_seq: int = -1
 ) -> Iterator[tuple[Any, ...]]:
+    parameters = {**_parameters(wanted, writer, next_seq), "writers": writers}
+    few = len(wanted.tensors) <= FEW_SERIES
+    return iter(sql.fetch(STATEMENT, parameters)) if few else sql.stream(STATEMENT, parameters)
+
+
+def _parameters(wanted: Wanted, writer: UUID | None = None, next_seq: int = -1) -> dict[str, Any]:
     tiles = series_by_tile(wanted.tensors)
-    parameters = {
+    return {
         "run": wanted.run_id,
         "columns": [AXIS, *wanted.names],
         "firsts": [max(first, 0) for first, _ in wanted.between],
@@ -194,14 +260,11 @@ def _fetch(
         "tiles": list(tiles),
         "lows": [series.low for series in tiles.values()],
         "highs": [series.high for series in tiles.values()],
-        "writers": writers,
         "writer": writer,
         "next_seq": next_seq,
         "timed": wanted.timed,
         "scalars": not any(name.startswith(TENSOR) for name in wanted.names),
     }
-    few = len(wanted.tensors) <= FEW_SERIES
-    return iter(sql.fetch(STATEMENT, parameters)) if few else sql.stream(STATEMENT, parameters)
 
 
 def read_segment(rows: list[tuple[Any, ...]], wanted: Wanted, source: Source) -> Segment:

@@ -18,6 +18,7 @@ from fp8scope_dashboard.telemetry.coverage import Cover, cover, merge_intervals
 from fp8scope_dashboard.telemetry.downsample import keep
 from fp8scope_dashboard.telemetry.rank_merge import (
     DATA_HASH,
+    RankRows,
     across_ranks,
     data_hash_across_ranks,
     derive,
@@ -30,6 +31,8 @@ from fp8scope_dashboard.telemetry.writers import Interval, Stored, stored_of, st
 # Up to this many rows, a thinned line is chosen from all of them; beyond, from the extremes of buckets.
 MAX_ROWS: Final = 131_072
 MAX_BUCKETS: Final = 16_384
+# Runs whose rows are read by one statement: a statement takes longer to plan than to read a short run.
+RUNS_AT_ONCE: Final = 16
 Exact = Callable[[list[Interval], Stored], "Series"]
 """Reads every row of these steps."""
 LINE_PARTS: Final = ("max", "min", "argmax", "argmin", "count", "undefined")
@@ -86,10 +89,15 @@ def scalars(
     timed: bool = True,
 ) -> dict[UUID, Series]:
     """Return the same scalar of several runs; see `scalar`."""
+    together: dict[UUID, list[RankRows]] = {}
+    intervals: dict[UUID, Interval] = {}
 
     def read(run_id: UUID, stored: Stored) -> Series:
         def exact(between: list[Interval], stored: Stored) -> Series:
-            parts = list(rows.scalar_parts(run_id, name, *between, sources=stored.sources, timed=timed))
+            if run_id in together and between == [intervals[run_id]]:
+                parts = together.pop(run_id)
+            else:
+                parts = list(rows.scalar_parts(run_id, name, *between, sources=stored.sources, timed=timed))
             if not parts:
                 return _no_series()
             merged = data_hash_across_ranks(parts) if name == DATA_HASH else first_of_each_step(parts)
@@ -97,7 +105,23 @@ def scalars(
 
         return _line(run_id, SCALAR + name, 0, exact, (first, last), points, stored)
 
-    return {run_id: read(run_id, stored) for run_id, stored in stored_of_runs(run_ids).items()}
+    lines: dict[UUID, Series] = {}
+    every = list(stored_of_runs(run_ids).items())
+    for begin in range(0, len(every), RUNS_AT_ONCE):
+        some = dict(every[begin : begin + RUNS_AT_ONCE])
+        whole = {run_id: _whole(stored, first, last, points) for run_id, stored in some.items()}
+        intervals = {run_id: interval for run_id, interval in whole.items() if interval is not None}
+        if len(intervals) > 1:
+            sources_of_run = {run_id: some[run_id].sources for run_id in intervals}
+            together = rows.scalar_parts_of_runs(name, intervals, sources_of_run, timed=timed)
+        lines |= {run_id: read(run_id, stored) for run_id, stored in some.items()}
+    return lines
+
+
+def _whole(stored: Stored, first: int | None, last: int | None, points: int | None) -> Interval | None:
+    """The steps of a scalar of which all rows are read; None if there are none, or too many."""
+    span = _span(stored, first, last)
+    return None if span is None or _stride_of(span, points) is not None else span
 
 
 def tensor_series(
@@ -143,14 +167,11 @@ def _line(
     stored: Stored,
 ) -> Series:
     """Read every row of a short or unthinned range; otherwise the extremes of buckets, and both ends."""
-    if stored.steps is None:
+    span = _span(stored, *within)
+    if span is None:
         return _no_series()
-    first, last = within
-    low = stored.steps[0] if first is None else max(first, stored.steps[0])
-    high = stored.steps[1] if last is None else min(last, stored.steps[1])
-    if low > high:
-        return _no_series()
-    stride = None if points is None else _stride(high - low + 1, points)
+    low, high = span
+    stride = _stride_of(span, points)
     coverage = _cover(run_id, name, tensor, stored, low, high, stride)
     beside = exact(coverage.raw, stored) if coverage.raw else _no_series()
     rows_in_buckets = sum(int(_counts(rolled, name).sum()) for rolled in coverage.rolled)
@@ -160,6 +181,20 @@ def _line(
         beside = exact(coverage.raw, stored) if coverage.raw else _no_series()
     line = _joined([*(_extremes(rolled, name, low, high) for rolled in coverage.rolled), beside])
     return _thinned(replace(line, thinned=_lacks_rows(coverage, name)), points)
+
+
+def _span(stored: Stored, first: int | None, last: int | None) -> Interval | None:
+    """The stored steps of a range; None if there are none."""
+    if stored.steps is None:
+        return None
+    low = stored.steps[0] if first is None else max(first, stored.steps[0])
+    high = stored.steps[1] if last is None else min(last, stored.steps[1])
+    return (low, high) if low <= high else None
+
+
+def _stride_of(span: Interval, points: int | None) -> int | None:
+    """The steps of a bucket for a thinned line; None if all rows are to be read."""
+    return None if points is None else _stride(span[1] - span[0] + 1, points)
 
 
 def _lacks_rows(coverage: Cover, name: str) -> bool:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 import uuid
+from typing import Any
 
 import numpy as np
 import pytest
+from dashboard.helpers.compacting import compact, over
 from dashboard.helpers.recorder import Recorder, time_of
 from django.db import connection
 
 from fp8scope_dashboard.runs.models import Run, Writer
-from fp8scope_dashboard.telemetry import heatmaps, queries
+from fp8scope_dashboard.telemetry import heatmaps, queries, rows
 from fp8scope_dashboard.telemetry.queries import Series
+from fp8scope_dashboard.telemetry.series import RUNS_AT_ONCE
 
 pytestmark = pytest.mark.django_db
 
@@ -232,15 +235,33 @@ def test_points_limits_the_number_of_points() -> None:
         assert series.times[series.steps == 123] == time_of(123)
 
 
-def test_reads_a_scalar_of_several_runs() -> None:
-    first, second = Recorder.of_new_run(), Recorder.of_new_run()
-    first.send([1], {"loss": [1.0]})
-    second.send([2], {"loss": [2.0]})
-    losses = queries.scalars([first.run.id, second.run.id], "loss")
-    assert {run: points(series) for run, series in losses.items()} == {
-        first.run.id: [(1, 1.0)],
-        second.run.id: [(2, 2.0)],
-    }
+def test_reads_a_scalar_of_several_runs_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorders = [Recorder.of_new_run() for _ in range(RUNS_AT_ONCE + 3)]
+    # A process may have sent two runs, and a run has several ranks.
+    recorders[1].writer = recorders[0].writer
+    for number, recorder in enumerate(recorders[:-1]):
+        other = recorder.another(rank=1)
+        other.send([0, 1, 2], {"loss": [-1.0, -2.0, -3.0]})
+        recorder.send([1, 2, 3], {"loss": [number, NAN, None], "tokens": [1, 2, 3]})
+        recorder.send([4, 5], {"loss": [number / 2.0, number / 4.0]})
+    over(recorders[0])
+    compact(recorders[0])
+    ids = [recorder.run.id for recorder in recorders]
+    ranges: tuple[dict[str, Any], ...] = (
+        {},
+        {"first": 2, "last": 4},
+        {"first": 9},
+        {"points": 8, "timed": False},
+    )
+    alone = [{run: queries.scalar(run, "loss", **within) for run in ids} for within in ranges]
+    assert points(alone[0][ids[4]])[:2] == [(0, -1.0), (1, 4.0)] and not len(alone[0][ids[-1]])
+    monkeypatch.delattr(rows, "_fetch")
+    for within, expected in zip(ranges, alone, strict=True):
+        read = queries.scalars(ids, "loss", **within)
+        assert list(read) == ids
+        for run, series in expected.items():
+            assert repr(points(read[run])) == repr(points(series))
+            assert read[run].times.tolist() == series.times.tolist()
 
 
 def test_a_stream_returns_the_messages_of_a_writer_in_order() -> None:
