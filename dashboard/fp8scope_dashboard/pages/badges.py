@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal
 
+from django.conf import settings
 from django.templatetags.static import static
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
@@ -27,7 +28,13 @@ class Badge:
 
 def icon_html(name: str) -> SafeString:
     """An icon of static/pages/img/icons.svg. It is decorative: text beside it has the meaning."""
-    return _icon(static("pages/img/icons.svg"), name)
+    return _icon(_icons(settings.STATIC_URL), name)
+
+
+@lru_cache(maxsize=8)
+def _icons(base: str) -> str:
+    """The address of the icons below an address of static files."""
+    return static("pages/img/icons.svg")
 
 
 @lru_cache(maxsize=256)

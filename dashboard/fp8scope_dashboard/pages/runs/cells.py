@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from typing import Final
 
 from django.utils import timezone
-from django.utils.html import escape, format_html, format_html_join
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
 from fp8scope_dashboard.pages.badges import Badge, badge_html, icon_html
@@ -48,10 +49,15 @@ class RowContent:
     shows_difference: bool = False
     may_change: bool = False
 
+    @cached_property
+    def pk(self) -> SafeString:
+        """The run's id, which needs no escaping: each cell has it several times."""
+        return mark_safe(str(self.run.pk))
+
     @property
     def address(self) -> str:
         """The address of the run's page."""
-        return f"{self.base}runs/{self.run.pk}/"
+        return f"{self.base}runs/{self.pk}/"
 
     @property
     def spark(self) -> str:
@@ -65,7 +71,7 @@ def pick_cell(row: RowContent) -> SafeString:
         '<td class="runs__pick"><input type="checkbox" form="bulk" name="runs" value="{}" id="pick-{}" '
         'aria-label="Select {}" data-holds><button type="button" class="eye" id="eye-{}" data-eye="{}" '
         'aria-pressed="false" aria-label="{} in the chart" title="Show in the chart" hidden>{}</button></td>',
-        *(*[row.run.pk] * 2, row.run.name, *[row.run.pk] * 2, row.run.name, icon_html("eye")),
+        *(*[row.pk] * 2, row.run.name, *[row.pk] * 2, row.run.name, icon_html("eye")),
     )
 
 
@@ -75,7 +81,7 @@ def name_cell(row: RowContent) -> SafeString:
     return format_html(
         '<td class="runs__cell-name"><div class="runs__line">{}<a class="runs__name" id="open-{}" href="{}" '
         'title="{}"{}>{}</a><span class="runs__sub small muted" title="{}">{}</span></div></td>',
-        *(_dot(row), run.pk, row.address, run.name, _label(run.name), _name(run.name)),
+        *(_dot(row), row.pk, row.address, run.name, _label(run.name), _name(run.name)),
         *(", ".join(_facts(run)), _kind(run)),
     )
 
@@ -102,15 +108,13 @@ def _name(name: str) -> SafeString | str:
 def _dot(row: RowContent) -> SafeString:
     number = colour_number(row.run)
     if not row.may_change:
-        return format_html(
-            '<span class="run-dot run-colour--{}" data-run-dot="{}"></span>', number, row.run.pk
-        )
+        return format_html('<span class="run-dot run-colour--{}" data-run-dot="{}"></span>', number, row.pk)
     label = f"Colour of {row.run.name}: {NAMES[number - 1].lower()}. Change."
     return format_html(
         '<button type="button" class="run-colour" id="colour-{}" data-colour-of="{}" data-colour="{}" '
         'aria-label="{}" title="Colour">'
         '<span class="run-dot run-colour--{}" data-run-dot="{}"></span></button>',
-        *(row.run.pk, row.run.pk, row.run.colour or "", label, number, row.run.pk),
+        *(row.pk, row.pk, row.run.colour or "", label, number, row.pk),
     )
 
 
@@ -152,7 +156,7 @@ def _verdict(row: RowContent, column: RunColumn) -> SafeString:
         parts.append(format_html('<small class="muted" title="{}">{}</small>', share, share))
     if row.open_alerts:
         alerts = Badge(f"{row.open_alerts} alert{'' if row.open_alerts == 1 else 's'}", "danger", "alert")
-        address = f"{row.base}alerts/?run={row.run.pk}"
+        address = f"{row.base}alerts/?run={row.pk}"
         parts.append(format_html('<a class="runs__alerts" href="{}">{}</a>', address, badge_html(alerts)))
     content = mark_safe("".join(parts))
     return format_html('<td class="runs__cell-verdict"><span class="row">{}</span></td>', content)
@@ -177,7 +181,7 @@ def _spark(row: RowContent, column: RunColumn) -> SafeString:
     return format_html(
         '<td class="runs__cell-spark"><img id="spark-{}" hx-preserve="true" src="{}" width="132" height="32" '
         'loading="lazy" alt="Loss curve of {}"></td>',
-        *(row.run.pk, row.spark, row.run.name),
+        *(row.pk, row.spark, row.run.name),
     )
 
 
@@ -298,4 +302,4 @@ def row_html(row: RowContent, columns: list[RunColumn]) -> SafeString:
     if any(column.key == "spark" for column in columns):
         spark = format_html(' data-spark="{}"', row.spark)
     cells = "".join([pick_cell(row), name_cell(row), *(cell_html(row, column) for column in columns)])
-    return mark_safe(f'<tr id="row-{escape(row.run.pk)}"{spark}>{cells}</tr>')
+    return mark_safe(f'<tr id="row-{row.pk}"{spark}>{cells}</tr>')

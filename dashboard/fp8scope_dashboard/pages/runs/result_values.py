@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+from django.db.models import TextField
+from django.db.models.functions import Cast
 
 from fp8scope_dashboard.pages.charts.arms import precision_label
 from fp8scope_dashboard.pages.formatting import number
@@ -94,17 +97,23 @@ def differing_settings(listing: Listing, most: int) -> list[str]:
     columns = [column for key in keys if (column := column_named(key)) is not None]
     if not columns:
         return []
-    entries = entry_values(columns)
+    # As JSON, of which only different texts are decoded.
+    entries = {name: Cast(value, TextField()) for name, value in entry_values(columns).items()}
     newest = listing.runs.annotate(**entries).order_by("-created_at", "id").values_list(*entries)
-    # With their types: 1 and True are equal, and have other texts.
-    seen: dict[str, set[tuple[type, Any]]] = {column.key: set() for column in columns}
+    seen: dict[str, set[str]] = {column.key: set() for column in columns}
     for values in newest[:SAMPLED_RUNS]:
-        for key, value in entries_of(dict(zip(entries, values, strict=True)), columns).items():
-            if isinstance(value, str | int | float | bool):
-                seen[key].add((type(value), value))
-    texts = {key: {text_of(value)[:TEXT_LENGTH] for _, value in values} for key, values in seen.items()}
+        read = {name: text for name, text in zip(entries, values, strict=True) if text not in (None, "null")}
+        for key, text in entries_of(read, columns).items():
+            if text is not None:
+                seen[key].add(text)
+    texts = {key: _scalar_texts(map(json.loads, of_key)) for key, of_key in seen.items()}
     varied = [(len(values), key) for key, values in texts.items() if len(values) > 1]
     return [key for _, key in sorted(varied)[:most]]
+
+
+def _scalar_texts(values: Iterable[Any]) -> set[str]:
+    """The texts of those of the values that an axis can show."""
+    return {text_of(value)[:TEXT_LENGTH] for value in values if isinstance(value, str | int | float | bool)}
 
 
 def _title(column: RunColumn) -> str:
