@@ -52,6 +52,11 @@ BUILT_IN: dict[str, Command] = {
         ),
         "login": ("login", "login", "Store a server's address and token for this user's training scripts."),
         "run": ("run_script", "run", "Run an unmodified training script and record it."),
+        "plan": (
+            "plan",
+            "plan",
+            "Split a pipeline by measured costs, or predict a step's time by its transfers.",
+        ),
         "sync": ("sync", "sync", "Send the runs that are kept in a spool directory."),
         "export": ("export", "export", "Download a run as a Parquet or CSV file."),
         "import": ("import_run", "import_", "Upload a run from a file that `fp8scope export` wrote."),

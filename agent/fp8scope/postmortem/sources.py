@@ -148,13 +148,25 @@ class RunSource:
             gaps=_unknown(run, diagnosis),
         )
 
-    def _chart(self, name: str, mark: int | None) -> DocumentFigure | None:
+    def scalar(self, name: str) -> list[float]:
+        """Up to POINTS values of a scalar in the order of their steps, NaN where it has none.
+
+        Empty for an unknown name. Raises SourceError if the server does not answer.
+        """
+        return self._series(name)[1]
+
+    def _series(self, name: str) -> tuple[list[int], list[float]]:
         query = urllib.parse.urlencode({"scalar": name, "points": POINTS})
         series = self._get(f"/series?{query}", missing={"steps": [], "values": []})
-        values = [float("nan") if value is None else float(value) for value in series["values"]]
+        return series["steps"], [
+            float("nan") if value is None else float(value) for value in series["values"]
+        ]
+
+    def _chart(self, name: str, mark: int | None) -> DocumentFigure | None:
+        steps, values = self._series(name)
         if len(values) < 2:
             return None
-        return DocumentFigure(name, name, series["steps"], values, mark)
+        return DocumentFigure(name, name, steps, values, mark)
 
     def _get(self, path: str, missing: Mapping[str, Any] | None = None) -> Any:
         """Return the answer of the server, or `missing` where it has none of this kind."""
