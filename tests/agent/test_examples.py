@@ -47,6 +47,16 @@ def test_the_explicit_api(precision: str, server: WireServer, monkeypatch: pytes
     assert stored.registration["precision"] == precision and len(stored.evaluations) == 1
 
 
+def test_filters_and_a_loss_in_blocks(server: WireServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trained in FP8, with statistics of the filters' convolutions."""
+    stored = run_example("localized_filtering", server, monkeypatch, steps=20)
+    losses = [value for value in stored.scalars("loss") if value is not None]
+    assert losses[0] > 5 > losses[-1]
+    catalogue = {tensor["name"]: tensor for tensor in next(iter(stored.catalogues.values()))}
+    narrow = catalogue["blocks.0.attention.filter.narrow.pair.input"]
+    assert narrow["format"] == "E4M3" and narrow["shape"] == [-1, 192]
+
+
 @pytest.mark.parametrize("name", ["transformers_trainer", "lightning_module"])
 def test_the_callbacks(name: str, server: WireServer, monkeypatch: pytest.MonkeyPatch) -> None:
     stored = run_example(name, server, monkeypatch, "--fp8")
