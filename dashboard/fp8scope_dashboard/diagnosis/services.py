@@ -28,6 +28,7 @@ from fp8scope_dashboard.diagnosis.findings import Finding
 from fp8scope_dashboard.diagnosis.models import Diagnosis
 from fp8scope_dashboard.diagnosis.precedence import RunTrouble, may_explain
 from fp8scope_dashboard.diagnosis.scaling import step as scaling
+from fp8scope_dashboard.diagnosis.scaling.training import Training
 from fp8scope_dashboard.diagnosis.tensors import TensorSeries
 from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.runs.models import Run, RunState
@@ -156,7 +157,7 @@ def _scaling(
         )
     norms = reading.gradient_norms(run, baselines[0] if baselines else None)
     onset = shared.own[0].onset if shared.own else None
-    training = scaling.Training(
+    training = Training(
         norm_bits=norms.bits,
         norm_steps=norms.steps,
         is_worse=shared.is_worse,

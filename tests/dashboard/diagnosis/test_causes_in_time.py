@@ -13,6 +13,7 @@ from fp8scope_dashboard.diagnosis.curves import Trouble
 from fp8scope_dashboard.diagnosis.precedence import RunTrouble, may_explain
 from fp8scope_dashboard.diagnosis.scaling import step as scaling
 from fp8scope_dashboard.diagnosis.scaling.range_use import saturating
+from fp8scope_dashboard.diagnosis.scaling.training import Training
 from fp8scope_dashboard.diagnosis.tensors import CataloguedTensor, TensorSeries
 from fp8scope_dashboard.diagnosis.weights import Moments
 
@@ -142,7 +143,7 @@ def test_a_cause_is_new_or_recent(cause: str, onset: int | None, trouble: int, e
 
 
 RECIPE = {"recipe": "CurrentScaling", "margin": 0, "power_of_two": False}
-CALM = scaling.Training(norm_bits=np.zeros(0), norm_steps=np.zeros(0, np.int64), last_step=1000)
+CALM = Training(norm_bits=np.zeros(0), norm_steps=np.zeros(0, np.int64), last_step=1000)
 
 
 def test_clear_says_what_was_observed() -> None:

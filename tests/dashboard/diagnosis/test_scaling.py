@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from fp8scope_dashboard.diagnosis.findings import Finding
 from fp8scope_dashboard.diagnosis.scaling.loss_scale import common_factor
 from fp8scope_dashboard.diagnosis.scaling.range_use import flushing, saturating
-from fp8scope_dashboard.diagnosis.scaling.step import Training, examine
+from fp8scope_dashboard.diagnosis.scaling.step import examine
+from fp8scope_dashboard.diagnosis.scaling.training import Training
 from fp8scope_dashboard.diagnosis.tensors import CataloguedTensor, TensorSeries
 
 Floats = NDArray[np.float64]
