@@ -1,4 +1,4 @@
-"""The figure of an alert's evidence: the series around its onset that the event stores."""
+"""The figure of an alert's evidence: the series around its onset that the alert stores."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def evidence_figure(
     """Draw the series from before the onset to the step of detection.
 
     The series are a statistic of tensors, or a scalar; the loss is drawn with that of the baseline. Returns
-    None if the event stores no series.
+    None if the alert stores no series.
     """
     series = [line for line in evidence.get("series", ()) if line.get("steps")]
     tensors = [line for line in series if "tensor" in line]

@@ -52,33 +52,33 @@ VARYING: Final = re.compile(
 
 @dataclass(frozen=True)
 class ShownAlert:
-    """An event, prepared for the page."""
+    """An alert, prepared for the page."""
 
-    event: Alert
+    alert: Alert
     severity: Badge
     state: Badge
     deliveries: list[Delivery]
 
     @classmethod
-    def of(cls, event: Alert) -> Self:
-        """An event whose deliveries have been read."""
-        deliveries = list(event.deliveries.all())
-        return cls(event, SEVERITIES[event.severity], ALERT_STATES[event.state], deliveries)
+    def of(cls, alert: Alert) -> Self:
+        """An alert whose deliveries have been read."""
+        deliveries = list(alert.deliveries.all())
+        return cls(alert, SEVERITIES[alert.severity], ALERT_STATES[alert.state], deliveries)
 
     @property
     def value(self) -> str:
         """The observed value, in the unit of the alert's kind."""
-        return rule_words.amount(self.event.kind, self.event.value)
+        return rule_words.amount(self.alert.kind, self.alert.value)
 
     @property
     def limit(self) -> str:
         """The limit of that value; empty without one."""
-        return rule_words.amount(self.event.kind, self.event.threshold)
+        return rule_words.amount(self.alert.kind, self.alert.threshold)
 
     @property
     def delay(self) -> int:
         """Steps from onset to detection."""
-        return max(0, self.event.step - self.event.onset_step)
+        return max(0, self.alert.step - self.alert.onset_step)
 
     @property
     def undelivered(self) -> list[str]:
@@ -96,8 +96,8 @@ class ShownAlert:
 
     @property
     def has_chart(self) -> bool:
-        """Return whether the event stores series to draw."""
-        return bool(self.event.evidence.get("series"))
+        """Return whether the alert stores series to draw."""
+        return bool(self.alert.evidence.get("series"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,13 +120,13 @@ class AlertGroup:
         words = f"{formatting.count(count)} alert{'s' if count != 1 else ''}"
         if self.runs > 1:
             return f"{words} of {formatting.count(self.runs)} runs"
-        critical = sum(alert.event.severity == Severity.CRITICAL for alert in self.alerts)
+        critical = sum(shown.alert.severity == Severity.CRITICAL for shown in self.alerts)
         return f"{words}, {critical} critical" if critical and len(self.alerts) > 1 else words
 
     @property
     def open_ids(self) -> list[int]:
         """Of a cause: the alerts that can be acknowledged together."""
-        return [event.pk for event in self.others if event.state == AlertState.OPEN]
+        return [alert.pk for alert in self.others if alert.state == AlertState.OPEN]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,10 +152,10 @@ class Filter:
             by=by if by in GROUPINGS else BY_RUN,
         )
 
-    def apply(self, events: QuerySet[Alert]) -> QuerySet[Alert]:
-        """The events that are shown, in any state."""
+    def apply(self, alerts: QuerySet[Alert]) -> QuerySet[Alert]:
+        """The alerts that are shown, in any state."""
         chosen = {"severity": self.severity, "kind": self.kind, "run": self.run}
-        return events.filter(**{name: value for name, value in chosen.items() if value})
+        return alerts.filter(**{name: value for name, value in chosen.items() if value})
 
     def address(self, state: str, page: int = 1, by: str = "") -> str:
         """The query of the same list in another state or grouping, or of another page of it."""
@@ -172,7 +172,7 @@ def cause_of(kind: str, message: str) -> tuple[str, str]:
 
 
 def listed(newest: QuerySet[Alert], number: str | None, by: str, arms: Arms) -> tuple[list[AlertGroup], Page]:  # type: ignore[type-arg]
-    """The groups of a page of the list, and the page's number. Takes the events, the newest first."""
+    """The groups of a page of the list, and the page's number. Takes the alerts, the newest first."""
     if by == BY_CAUSE:
         return _by_cause(newest, number, arms)
     page = Paginator(newest, ALERTS_A_PAGE).get_page(number)
@@ -180,40 +180,40 @@ def listed(newest: QuerySet[Alert], number: str | None, by: str, arms: Arms) -> 
     return _by_run(newest[start : page.end_index()], arms), page
 
 
-def _by_run(events: QuerySet[Alert], arms: Arms) -> list[AlertGroup]:
-    """Events by run, in the order of each run's first one; the critical ones of a run come first."""
+def _by_run(alerts: QuerySet[Alert], arms: Arms) -> list[AlertGroup]:
+    """Alerts by run, in the order of each run's first one; the critical ones of a run come first."""
     groups: dict[UUID, AlertGroup] = {}
-    for event in _read(events):
+    for alert in _read(alerts):
         group = groups.setdefault(
-            event.run_id, AlertGroup(key=str(event.run_id), run=event.run, arm=arms.of(event.run))
+            alert.run_id, AlertGroup(key=str(alert.run_id), run=alert.run, arm=arms.of(alert.run))
         )
-        group.alerts.append(ShownAlert.of(event))
+        group.alerts.append(ShownAlert.of(alert))
     for group in groups.values():
         # The sort is stable: the newest first among those of a severity.
-        group.alerts.sort(key=lambda alert: alert.event.severity != Severity.CRITICAL)
+        group.alerts.sort(key=lambda shown: shown.alert.severity != Severity.CRITICAL)
     return list(groups.values())
 
 
 def _by_cause(newest: QuerySet[Alert], number: str | None, arms: Arms) -> tuple[list[AlertGroup], Page]:  # type: ignore[type-arg]
-    """Events by cause: those of most runs first, then the newest."""
+    """Alerts by cause: those of most runs first, then the newest."""
     causes: defaultdict[tuple[str, str], list[tuple[int, UUID]]] = defaultdict(list)
     for pk, run_id, kind, message in newest.values_list("pk", "run_id", "kind", "message")[:MAX_GROUPED]:
         causes[cause_of(kind, message)].append((pk, run_id))
     ordered = sorted(causes.values(), key=lambda members: -len({run_id for _, run_id in members}))
     page = Paginator(ordered, CAUSES_A_PAGE).get_page(number)
     shown = [members[:MAX_RUNS_OF_CAUSE] for members in page.object_list]
-    first = {event.pk: event for event in _read(newest.filter(pk__in=[members[0][0] for members in shown]))}
+    first = {alert.pk: alert for alert in _read(newest.filter(pk__in=[members[0][0] for members in shown]))}
     others = newest.filter(pk__in=[pk for members in shown for pk, _ in members]).select_related("run")
-    by_id = {event.pk: event for event in others}
+    by_id = {alert.pk: alert for alert in others}
     groups = []
     for members, all_members in zip(shown, page.object_list, strict=True):
-        event = first[members[0][0]]
+        alert = first[members[0][0]]
         groups.append(
             AlertGroup(
-                key=f"cause-{event.pk}",
-                alerts=[ShownAlert.of(event)],
-                run=event.run,
-                arm=arms.of(event.run),
+                key=f"cause-{alert.pk}",
+                alerts=[ShownAlert.of(alert)],
+                run=alert.run,
+                arm=arms.of(alert.run),
                 others=[by_id[pk] for pk, _ in members],
                 count=len(all_members),
                 runs=len({run_id for _, run_id in all_members}),
@@ -222,8 +222,8 @@ def _by_cause(newest: QuerySet[Alert], number: str | None, arms: Arms) -> tuple[
     return groups, page
 
 
-def _read(events: QuerySet[Alert]) -> QuerySet[Alert]:
+def _read(alerts: QuerySet[Alert]) -> QuerySet[Alert]:
     """Events with everything that the list shows of them."""
     deliveries = Prefetch("deliveries", Delivery.objects.select_related("channel"))
     comments = Prefetch("history", HistoryEntry.objects.filter(kind=EntryKind.COMMENT), to_attr="comments")
-    return events.select_related("run", "rule", "acknowledged_by").prefetch_related(deliveries, comments)
+    return alerts.select_related("run", "rule", "acknowledged_by").prefetch_related(deliveries, comments)

@@ -56,22 +56,23 @@ MAX_RECENT: Final = 5
 @in_project()
 def alerts(request: HttpRequest, project: Project) -> HttpResponse:
     """The alerts that match the filter, newest first, grouped by run or by cause, in pages."""
-    events = alerts_of(project)
+    of_project = alerts_of(project)
     # Open alerts come first; without any, the page shows all.
-    default = "open" if events.filter(state=AlertState.OPEN).exists() else "all"
+    default = "open" if of_project.filter(state=AlertState.OPEN).exists() else "all"
     chosen = Filter.of(request.GET, default)
-    matching = chosen.apply(events)
-    kinds = events.order_by("kind").values_list("kind", flat=True).distinct()
+    matching = chosen.apply(of_project)
+    kinds = of_project.order_by("kind").values_list("kind", flat=True).distinct()
     newest = _in_state(matching, chosen.state).order_by("-opened_at", "-id")
-    groups, shown = listed(newest, request.GET.get("page"), chosen.by, Arms(project))
-    events_shown = [event for group in groups for event in (*(a.event for a in group.alerts), *group.others)]
+    groups, shown_page = listed(newest, request.GET.get("page"), chosen.by, Arms(project))
+    listed_alerts = [shown.alert for group in groups for shown in group.alerts]
+    listed_alerts += [stored for group in groups for stored in group.others]
     context = {
         "groups": groups,
-        "choosable": len({event.pk for event in events_shown if event.state == AlertState.OPEN}),
-        "pages": shown,
-        "newer": chosen.address(chosen.state, shown.number - 1) if shown.has_previous() else "",
-        "older": chosen.address(chosen.state, shown.number + 1) if shown.has_next() else "",
-        "with_charts": len(events_shown) <= MAX_CHARTS,
+        "choosable": len({stored.pk for stored in listed_alerts if stored.state == AlertState.OPEN}),
+        "pages": shown_page,
+        "newer": chosen.address(chosen.state, shown_page.number - 1) if shown_page.has_previous() else "",
+        "older": chosen.address(chosen.state, shown_page.number + 1) if shown_page.has_next() else "",
+        "with_charts": len(listed_alerts) <= MAX_CHARTS,
         "filter": chosen,
         "states": [
             (key, label, _in_state(matching, key).count(), chosen.address(key))
@@ -81,9 +82,9 @@ def alerts(request: HttpRequest, project: Project) -> HttpResponse:
         "groupings": [(key, label, chosen.address(chosen.state, by=key)) for key, label in GROUPINGS.items()],
         "severities": Severity.choices,
         "kinds": [(kind, RuleKind(kind).label) for kind in kinds],
-        "runs": Run.objects.filter(events__in=events).distinct().order_by("-created_at")[:MAX_RUNS],
+        "runs": Run.objects.filter(events__in=of_project).distinct().order_by("-created_at")[:MAX_RUNS],
         "only": Run.objects.filter(project=project, pk=chosen.run).first() if chosen.run else None,
-        "total": events.count(),
+        "total": of_project.count(),
         "open_matching": _in_state(matching, AlertState.OPEN).count(),
         "undoable": lifecycle.acknowledged_lately(project, person(request)),
         "rules": rule_store.rules_in(project),
@@ -99,21 +100,21 @@ def alerts(request: HttpRequest, project: Project) -> HttpResponse:
 @in_project()
 def alert(request: HttpRequest, project: Project, event_id: int) -> HttpResponse:
     """One alert with everything that is known about it."""
-    event = _event(project, event_id)
+    stored = _alert(project, event_id)
     is_refresh = request.headers.get("HX-Target") == "alert"
-    commands = Command.objects.filter(event=event).select_related("given_by", "event")
+    commands = Command.objects.filter(event=stored).select_related("given_by", "event")
     context: dict[str, Any] = {
-        "alert": ShownAlert.of(event),
-        "event": event,
-        "arm": Arms(project).of(event.run),
-        "tensors": event.evidence.get("tensors", []),
+        "shown": ShownAlert.of(stored),
+        "alert": stored,
+        "arm": Arms(project).of(stored.run),
+        "tensors": stored.evidence.get("tensors", []),
         "tensors_more": max(
-            0, _count(event.evidence.get("tensors_over")) - len(event.evidence.get("tensors", []))
+            0, _count(stored.evidence.get("tensors_over")) - len(stored.evidence.get("tensors", []))
         ),
-        "history": [HistoryLine.of(entry) for entry in event.history.all()],
+        "history": [HistoryLine.of(entry) for entry in stored.history.all()],
         "commands": [command_entry(command) for command in commands.prefetch_related("results")],
-        "orders": event.history.filter(kind=EntryKind.ORDERED),
-        "diagnosis": suspected_cause(event.run_id, event.onset_step),
+        "command_notes": stored.history.filter(kind=EntryKind.ORDERED),
+        "diagnosis": suspected_cause(stored.run_id, stored.onset_step),
         "silences": muting.CHOICES,
         "longest_comment": lifecycle.LONGEST_COMMENT,
     }
@@ -125,19 +126,21 @@ def alert(request: HttpRequest, project: Project, event_id: int) -> HttpResponse
 def recent(request: HttpRequest, project: Project) -> JsonResponse:
     """The open alerts after a number, newest first, for messages on open pages and of the browser."""
     after = whole_number(request.GET.get("after", "")) or 0
-    events = numbered(alerts_of(project))
-    newest = events.order_by("-number").values_list("number", flat=True).first() or 0
-    fresh = events.filter(number__gt=after, state=AlertState.OPEN).select_related("run").order_by("-number")
+    of_project = numbered(alerts_of(project))
+    newest = of_project.order_by("-number").values_list("number", flat=True).first() or 0
+    fresh = (
+        of_project.filter(number__gt=after, state=AlertState.OPEN).select_related("run").order_by("-number")
+    )
     shown = [
         {
-            "number": event.number,
-            "severity": event.severity,
-            "title": event.title,
-            "run": event.run.name,
-            "message": event.message,
-            "url": reverse("alert", args=[project.slug, event.pk]),
+            "number": stored.number,
+            "severity": stored.severity,
+            "title": stored.title,
+            "run": stored.run.name,
+            "message": stored.message,
+            "url": reverse("alert", args=[project.slug, stored.pk]),
         }
-        for event in fresh[:MAX_RECENT]
+        for stored in fresh[:MAX_RECENT]
     ]
     counts = {"open": open_alerts(project), "more": max(0, fresh.count() - len(shown))}
     return JsonResponse({"newest": newest, "alerts": shown, **counts})
@@ -193,33 +196,33 @@ def acknowledge_undo(request: HttpRequest, project: Project) -> HttpResponse:
 @in_project(Role.MEMBER, methods=POST)
 def change(request: HttpRequest, project: Project, event_id: int, action: str) -> HttpResponse:
     """Change the state of an alert or comment on it, and redirect back."""
-    event, user = _event(project, event_id), person(request)
+    stored, user = _alert(project, event_id), person(request)
     try:
-        done = _changed(event, user, action, request.POST)
+        done = _changed(stored, user, action, request.POST)
     except lifecycle.LifecycleError as error:
         messages.error(request, str(error))
     else:
         if done:
-            messages.success(request, f"{done}: {event.title} in {event.run.name}.")
+            messages.success(request, f"{done}: {stored.title} in {stored.run.name}.")
         else:
-            messages.warning(request, f"Nothing was changed: the alert is {event.state} already.")
+            messages.warning(request, f"Nothing was changed: the alert is {stored.state} already.")
     return _back(request, project)
 
 
-def _changed(event: Alert, user: User, action: str, post: Mapping[str, str]) -> str:
+def _changed(stored: Alert, user: User, action: str, post: Mapping[str, str]) -> str:
     """Carry out an action. Returns a word for what was done; empty if the state does not allow it."""
     if action == "acknowledge":
-        return "Acknowledged" if lifecycle.acknowledge(event, user) else ""
+        return "Acknowledged" if lifecycle.acknowledge(stored, user) else ""
     if action == "mute":
         until, words = muting.muted_until(post, timezone.now())
-        return f"Muted {words}" if lifecycle.mute(event, user, until) else ""
+        return f"Muted {words}" if lifecycle.mute(stored, user, until) else ""
     if action == "unmute":
-        return "Unmuted" if lifecycle.unmute(event, user) else ""
+        return "Unmuted" if lifecycle.unmute(stored, user) else ""
     if action == "resolve":
-        return "Resolved" if lifecycle.resolve(event, user) else ""
+        return "Resolved" if lifecycle.resolve(stored, user) else ""
     if action == "reopen":
-        return "Reopened" if lifecycle.reopen(event, user) else ""
-    lifecycle.comment(event, user, post.get("text", ""))
+        return "Reopened" if lifecycle.reopen(stored, user) else ""
+    lifecycle.comment(stored, user, post.get("text", ""))
     return "Comment added"
 
 
@@ -241,20 +244,20 @@ def switch_rule(request: HttpRequest, project: Project, rule_id: int) -> HttpRes
 @figure_view
 def evidence(project: Project, query: QueryDict, event_id: int) -> AnyChart:
     """The chart of an alert's evidence."""
-    event, options = _event(project, event_id), Options.of(query)
+    stored, options = _alert(project, event_id), Options.of(query)
     drawn = evidence_figure(
-        event.evidence,
+        stored.evidence,
         options.theme,
-        slot=Arms(project).of(event.run).slot,
-        onset=event.onset_step,
-        after=event.after_step,
-        detected=event.step,
-        threshold=event.threshold,
+        slot=Arms(project).of(stored.run).slot,
+        onset=stored.onset_step,
+        after=stored.after_step,
+        detected=stored.step,
+        threshold=stored.threshold,
         compact=options.compact,
     )
     if drawn is None:
         return EmptyChart("This alert stores no series.")
-    return Chart(drawn, event.message)
+    return Chart(drawn, stored.message)
 
 
 @require_safe
@@ -263,8 +266,8 @@ def picture(request: HttpRequest, signed: str) -> HttpResponse:
 
     Unauthenticated requests are limited by their address before they get here.
     """
-    event = picture_links.alert_of(signed)
-    drawn = message.draw(event) if event is not None else None
+    stored = picture_links.alert_of(signed)
+    drawn = message.draw(stored) if stored is not None else None
     if drawn is None:
         raise Http404("No such picture.")
     answer = HttpResponse(drawn, content_type="image/png")
@@ -275,16 +278,16 @@ def picture(request: HttpRequest, signed: str) -> HttpResponse:
     return answer
 
 
-def _event(project: Project, event_id: int) -> Alert:
-    events = alerts_of(project).select_related("run", "rule", "acknowledged_by")
-    event = events.filter(pk=event_id).first()
-    if event is None:
+def _alert(project: Project, event_id: int) -> Alert:
+    of_project = alerts_of(project).select_related("run", "rule", "acknowledged_by")
+    stored = of_project.filter(pk=event_id).first()
+    if stored is None:
         raise Http404("No such alert.")
-    return event
+    return stored
 
 
-def _in_state(events: QuerySet[Alert], state: str) -> QuerySet[Alert]:
-    return events if state == "all" else events.filter(state=state)
+def _in_state(matching: QuerySet[Alert], state: str) -> QuerySet[Alert]:
+    return matching if state == "all" else matching.filter(state=state)
 
 
 def _count(value: object) -> int:
