@@ -39,6 +39,8 @@ TIMED: Final[tuple[Axis, ...]] = ("time", "wall")
 
 POINTS, COMPACT_POINTS = 1_200, 500
 MAX_STEP = 2**62
+# Scalars that are asked for the time of a run's first step; one that is logged in each step comes early.
+MAX_ASKED: Final = 8
 # Points of a whole series from which the steps of a range of tokens or of time are taken.
 RANGE_POINTS = 4_000
 
@@ -239,11 +241,24 @@ def part_of(run_id: UUID, name: str, options: Options) -> DrawnSteps:
     if not len(measure):
         # Without tokens the axis shows steps.
         return DrawnSteps(step_of(str(options.span[0])), step_of(str(options.span[1])))
-    x = _times(measure, options.axis, measure.times[0]) if is_timed else measure.values
+    begin = _begin_of(run_id, measure) if is_timed else None
+    x = _times(measure, options.axis, begin) if begin is not None else measure.values
     # A run that has gone back to an earlier step can have times that decrease.
     low, high = (int(np.searchsorted(np.fmax.accumulate(x), bound)) for bound in options.span)
     first, last = measure.steps[max(low - 1, 0)], measure.steps[min(high, len(x) - 1)]
-    return DrawnSteps(int(first), int(last), measure.times[0])
+    return DrawnSteps(int(first), int(last), begin)
+
+
+def _begin_of(run_id: UUID, series: queries.Series) -> np.datetime64:
+    """The time of the run's first step, from which all of its charts count. A metric may begin later."""
+    stored = queries.step_range(run_id)
+    if stored is not None and series.steps[0] > stored[0]:
+        names = sorted(queries.scalar_names(run_id), key=lambda name: name != "loss")
+        for name in names[:MAX_ASKED]:
+            first = queries.scalar(run_id, name, last=stored[0])
+            if len(first):
+                return np.datetime64(first.times[0])
+    return np.datetime64(series.times[0])
 
 
 def _times(series: queries.Series, axis: Axis, begin: np.datetime64) -> Floats:
@@ -264,7 +279,8 @@ def _zone_milliseconds(begin: np.datetime64) -> float:
 def axis_values(run_id: UUID, series: queries.Series, options: Options, part: DrawnSteps) -> Floats:
     """The horizontal positions of a series that is not empty, in the units of the axis."""
     if options.axis in TIMED:
-        return _times(series, options.axis, series.times[0] if part.begin is None else part.begin)
+        begin = _begin_of(run_id, series) if part.begin is None else part.begin
+        return _times(series, options.axis, begin)
     if options.axis == "tokens":
         tokens = queries.scalar(run_id, "tokens", first=part.first, last=part.last, timed=False)
         if len(tokens):

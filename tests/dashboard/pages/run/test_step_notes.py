@@ -101,6 +101,21 @@ def test_marks_are_at_their_steps_on_every_axis(member: Visitor) -> None:
             np.testing.assert_allclose(shapes, places)
 
 
+def test_minutes_count_from_the_first_step_of_the_run(member: Visitor) -> None:
+    """Also for a metric that begins later: otherwise it, and its marks, would be moved to the left."""
+    run = make_run(member.project, "r")
+    recorder = Recorder(run=run)
+    recorder.rows(np.arange(600), {"loss": np.linspace(3.0, 2.0, 600)}, rows_per_batch=600)
+    recorder.rows(np.arange(600, 1800, 300), {"eval/loss": np.linspace(2.5, 2.0, 4)})
+    saved(member, run, step="900")
+    for rest, most in (("", 4), ("&from=1.2&to=1.8", 3)):
+        figure = get_json(member, f"runs/{run.id}/charts/figure.json?metric=eval/loss&x=time{rest}")["figure"]
+        (line,) = (trace for trace in figure["data"] if (trace.get("meta") or {}).get("steps"))
+        np.testing.assert_allclose(trace_values(line["x"]), [1.0, 1.5, 2.0, 2.5][:most])
+        (mark,) = (trace for trace in figure["data"] if trace.get("name") == "note")
+        assert mark["x"] == [1.5]
+
+
 def test_the_switch_of_marks_is_in_the_address(member: Visitor) -> None:
     """The first paint shows the state that the page's address has, as the script does."""
     run = run_with_loss(member)
