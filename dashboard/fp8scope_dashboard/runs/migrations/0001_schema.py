@@ -27,6 +27,7 @@ class Migration(migrations.Migration):
         ("runs", "0013_colour_and_counts"),
         ("runs", "0014_chart_views"),
         ("runs", "0015_step_notes"),
+        ("runs", "0016_run_order"),
     ]
 
     initial = True
@@ -155,7 +156,12 @@ class Migration(migrations.Migration):
             options={
                 "ordering": ["-created_at"],
                 "indexes": [
-                    models.Index(fields=["project", "-created_at"], name="runs_run_project_44b5a3_idx"),
+                    models.Index(
+                        fields=["project", "-created_at", "id"],
+                        include=["group", "archived_at"],
+                        condition=models.Q(("deleted_at", None)),
+                        name="run_order",
+                    ),
                     models.Index(fields=["project", "group"], name="runs_run_project_30d157_idx"),
                     models.Index(fields=["project", "baseline"], name="runs_run_project_ca9365_idx"),
                     models.Index(

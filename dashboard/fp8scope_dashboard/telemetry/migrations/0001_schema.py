@@ -16,7 +16,7 @@ COUNTS = """
 """
 CHUNK = f"""
     {RUN}, writer uuid NOT NULL, {COUNTS}, body bytea NOT NULL, received_at timestamptz NOT NULL,
-    PRIMARY KEY (run_id, writer, seq)
+    head integer, PRIMARY KEY (run_id, writer, seq)
 """
 BLOCK = f"""
     {RUN}, writer uuid NOT NULL, {COUNTS}, received_at timestamptz NOT NULL,
@@ -63,6 +63,7 @@ class Migration(migrations.Migration):
         ("telemetry", "0002_blocks"),
         ("telemetry", "0003_histogram"),
         ("telemetry", "0004_plain_labels"),
+        ("telemetry", "0005_chunk_head"),
     ]
 
     initial = True
@@ -103,6 +104,13 @@ class Migration(migrations.Migration):
                     ("rows", models.IntegerField()),
                     ("points", models.BigIntegerField()),
                     ("body", models.BinaryField(help_text="Arrow IPC stream; see telemetry.codec")),
+                    (
+                        "head",
+                        models.IntegerField(
+                            help_text="Bytes of the body that hold its scalars, if those of tensors follow; NULL if all may do.",
+                            null=True,
+                        ),
+                    ),
                     ("received_at", models.DateTimeField(default=django.utils.timezone.now)),
                     (
                         "run",

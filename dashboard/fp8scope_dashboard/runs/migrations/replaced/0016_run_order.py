@@ -3,7 +3,7 @@ from django.db import migrations, models
 
 
 class Migration(migrations.Migration):
-    # As 0013: agents go on writing while the index is built.
+    # An index that is built concurrently does not keep agents from writing, and needs no transaction around it.
     atomic = False
     dependencies = [("runs", "0015_step_notes")]
 
