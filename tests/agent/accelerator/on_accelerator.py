@@ -2,6 +2,7 @@
 
 import math
 import random
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from fp8scope.cli.doctor import check_torch
 from fp8scope.config import Settings
 from fp8scope.control.training_state import RandomState
 from fp8scope.incidents.snapshots import Trained, random_state, restore_random
+from fp8scope.observe.timing.anatomy import COMMUNICATION, PARTS, scalar_of
 from fp8scope.observe.timing.clock import PHASES, DeviceClock
 from fp8scope.recording.registration import blank_registration
 from fp8scope.run import Run
@@ -33,7 +35,7 @@ from fp8scope_kernels import (
 )
 
 DEVICE = torch.device(NAME, 0)
-MEASURED = (*PHASES, "step_seconds", "time_agent", "memory_rss", "memory_anonymous")
+MEASURED = (*PHASES, *map(scalar_of, PARTS), "step_seconds", "time_agent", "memory_rss", "memory_anonymous")
 
 
 def model_on(device: str, recipe: Recipe | None = None) -> nn.Sequential:
@@ -126,6 +128,30 @@ def test_times_are_those_between_events() -> None:
     assert times is not None and not times.is_ready()
     times.wait()
     assert times.is_ready() and all(seconds >= 0 for seconds in times.read().values())
+
+
+def test_the_anatomy_is_that_between_events() -> None:
+    clock = DeviceClock(DEVICE)
+    clock.begin()
+    clock.enter()
+    time.sleep(0.01)
+    clock.leave(COMMUNICATION)
+    clock.mark(1)
+    times = clock.end()
+    assert times is not None
+    times.wait()
+    phases, parts = times.read(), times.anatomy()
+    assert parts["anatomy/communication_seconds"] >= 0.01 and "anatomy/copy_seconds" not in parts
+    assert sum(parts.values()) == pytest.approx(sum(phases.values()))
+    assert parts["anatomy/communication_seconds"] <= phases["time_forward"]
+
+
+def test_copies_of_batches_are_a_part(server: WireServer, settings: Settings) -> None:
+    record(NAME, settings, None)
+    copies = server.run.scalars("anatomy/copy_seconds")
+    assert all(copy is not None and copy > 0 for copy in copies)
+    # The wrapper does not stand in the way of a compiled graph, which copies by itself.
+    assert torch.Tensor.to is torch._C.TensorBase.to
 
 
 def test_copies_to_the_host_run_beside_it() -> None:

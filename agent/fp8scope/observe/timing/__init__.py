@@ -13,7 +13,9 @@
 | `time_optimizer`           | seconds in the optimizer's step                                               |
 | `time_other`               | the rest of the time since the step before ended                              |
 | `model_flops_per_second`   | the model's operations over the sum of the five times                         |
-| `mfu`                      | the same over the device's dense BF16 peak, where that is known               |
+| `hardware_flops_per_second` | the same with recomputed operations                                          |
+| `mfu`, `hfu`               | the two over the device's dense BF16 peak, where that is known                |
+| `anatomy/<part>_seconds`   | the same time divided further, see `observe.timing.anatomy`                   |
 | `memory_allocated`, `memory_reserved`, `memory_peak` | bytes of the CUDA allocator                         |
 | `memory_rss`               | bytes resident in main memory                                                 |
 | `memory_anonymous`         | those of them that belong to no file; on Linux                                |

@@ -3,9 +3,16 @@
 Counted are the products of the forward pass (matrix products, convolutions, attention) as they are
 dispatched, by torch's own formulas (`torch.utils.flop_counter`), in the first forward call of each input
 shape. A training step is three forward passes: the gradients of input and weight cost as much again each.
-Recomputation is not counted: these are the model's operations, not the hardware's.
+
+* Model FLOPs utilisation: `mfu` = model operations / (seconds * peak), with the dense BF16 peak of `peaks`.
+* Hardware FLOPs utilisation: `hfu` = (model operations + recomputed operations) / (seconds * peak).
+
+Recomputed are the forward products that activation checkpointing repeats in the backward pass. With every
+layer checkpointed, hfu is 4/3 of mfu. Source: Chowdhery et al. 2022 (PaLM), appendix B; Korthikanti et al.
+2022.
 """
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -122,6 +129,8 @@ class FlopModel:
         self._known: dict[Signature, float] = {}
         self._counted = 0
         self._visible = not _is_hidden(model)
+        self._repeated = 0.0
+        """Recomputed operations, as a share of the step's."""
 
     def begin(self, shapes: Signature) -> FlopCounter | None:
         """Return a counter to enter around a forward call; None if the count for these shapes is known."""
@@ -136,6 +145,15 @@ class FlopModel:
             self._known[shapes] = counter.flops * self._factor
         else:
             self._visible = False
+
+    def note_recomputation(self, shapes: Signature, operations: float) -> None:
+        """A backward pass of a counted forward call with these shapes has repeated so many operations."""
+        step = self._known.get(shapes, 0.0)
+        self._repeated = operations / step if step else 0.0
+
+    def recomputed(self, operations: float) -> float:
+        """Return what is recomputed in a step with so many operations; NaN if products are hidden."""
+        return operations * self._repeated if self._visible else math.nan
 
     def step_flops(self, shapes: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
         """Return the operations of forward and backward for these input shapes; 0 if unknown."""

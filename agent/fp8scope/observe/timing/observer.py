@@ -21,14 +21,16 @@ if TYPE_CHECKING:
 class StepMeasurements:
     """The measurements of one step. `device`: scalars that are still on a device."""
 
-    __slots__ = ("_flops", "_machine", "_scalars", "_times", "device", "peak")
+    __slots__ = ("_flops", "_machine", "_recomputed", "_scalars", "_times", "device", "peak")
 
     def __init__(
         self,
+        *,
         scalars: "dict[str, Any]",
         device: "dict[str, torch.Tensor]",
         times: Times | None,
         flops: float,
+        recomputed: float,
         peak: float | None,
         machine: Machine,
     ) -> None:
@@ -36,6 +38,7 @@ class StepMeasurements:
         self.device = device
         self._times = times
         self._flops = flops
+        self._recomputed = recomputed
         self.peak = peak
         self._machine = machine
 
@@ -55,11 +58,16 @@ class StepMeasurements:
             return scalars
         times = self._times.read()
         scalars |= times
+        scalars |= self._times.anatomy()
         seconds = sum(times.values())
         if self._flops > 0 and seconds > 0:
-            scalars["model_flops_per_second"] = self._flops / seconds
+            rates = {"model_flops_per_second": self._flops / seconds}
+            if not math.isnan(self._recomputed):
+                rates["hardware_flops_per_second"] = (self._flops + self._recomputed) / seconds
+            scalars |= rates
             if self.peak:
-                scalars["mfu"] = self._flops / seconds / self.peak
+                utilisations = zip(("mfu", "hfu"), rates.values(), strict=False)
+                scalars |= {name: rate / self.peak for name, rate in utilisations}
         return scalars
 
 
@@ -126,7 +134,10 @@ class Measures:
     def begin(self) -> None:
         """Called when a step begins."""
         if not self._begun and self._watch is not None:
+            from fp8scope.observe.timing.interruptions import listen_to_collectives
+
             self._begun = True
+            listen_to_collectives()
             self._watch.clock.begin()
             self._machine.start()
 
@@ -158,7 +169,7 @@ class Measures:
             self._looks_for_parts = False
             self._watch_parts()
         times = watch.clock.end()
-        flops = watch.end_of_step()
+        flops, recomputed = watch.end_of_step()
         scalars: dict[str, Any] = {}
         device: dict[str, torch.Tensor] = {}
         if self._stepping:
@@ -173,6 +184,7 @@ class Measures:
             device=device,
             times=times,
             flops=flops,
+            recomputed=recomputed,
             peak=self._peak() if flops else None,
             machine=self._machine,
         )
@@ -211,6 +223,8 @@ class Measures:
         self._guard = guard
         if self._watch is not None:
             self._watch.guard = guard
+            # Workers of a loader are forked, too: only a thread that calls the model is timed.
+            self._watch.thread = 0
         self._machine, self._begun = Machine(self._guard, self._accelerator), False
 
     def close(self) -> None:
@@ -221,6 +235,8 @@ class Measures:
         self._stepping.clear()
         self._models.clear()
         self._optimizers.clear()
+        if self._watch is not None:
+            self._watch.close()
         self._watch = None
         self._machine.stop()
 

@@ -5,6 +5,7 @@ they neither break the graph nor become part of it. The hooks of a compiled mode
 """
 
 from collections.abc import Callable, Mapping
+from threading import get_ident
 from time import perf_counter
 from typing import Any
 
@@ -17,10 +18,13 @@ from fp8scope.guard import Guard
 from fp8scope.observe.budget import TimeBudget
 from fp8scope.observe.compiled_calls import Handle, around_compiled_calls
 from fp8scope.observe.tensors.base import inside_backward, is_traced
+from fp8scope.observe.timing import interruptions
+from fp8scope.observe.timing.anatomy import COMMUNICATION
 from fp8scope.observe.timing.clock import (
     BACKWARD,
     DATA,
     FORWARD,
+    LOSS,
     OPTIMIZER,
     OTHER,
     Clock,
@@ -29,6 +33,7 @@ from fp8scope.observe.timing.clock import (
 )
 from fp8scope.observe.timing.flops import FlopCounter, FlopModel, Signature, shapes_of, training_precision
 from fp8scope.observe.timing.gradients import gradient_norm, has_closure, learning_rates
+from fp8scope.observe.timing.recomputation import Recomputation
 from fp8scope_kernels import devices
 from fp8scope_kernels.hooks import (
     HookHandle,
@@ -52,12 +57,51 @@ class Stopwatch:
         self.clock: Clock = HostClock()
         self.device: torch.device | None = None
         self.flops = 0.0
+        self.recomputed = 0.0
+        """Operations that activation checkpointing repeats in the step; NaN if unknown."""
         self.inside: object | None = None
         """The model whose forward call is running; a model that it calls measures nothing."""
         self.in_backward = False
         self.idle = DATA
         self.precision = ""
         """That of the first model's first training pass; empty if it is not known."""
+        self.thread = get_ident()
+        """The thread that trains; 0 in a forked child that does not."""
+        self._is_interrupted = False
+        interruptions.listen(self)
+
+    def close(self) -> None:
+        """Time no more interruptions."""
+        interruptions.stop(self)
+
+    def enter(self) -> bool:
+        """An interruption begins. Returns whether it is timed: not inside of another one."""
+        if self.budget.is_light or self._is_interrupted:
+            return False
+        # On an accelerator, another thread carries out the backward pass.
+        if get_ident() != self.thread and not (self.in_backward and inside_backward()):
+            return False
+        try:
+            self.clock.enter()
+        except Exception as error:
+            self.guard.caught("measuring an interruption", error)
+            return False
+        self._is_interrupted = True
+        return True
+
+    def leave(self, part: int) -> None:
+        """The interruption ends, and was this part of the anatomy."""
+        if not self._is_interrupted:
+            # The step has ended meanwhile.
+            return
+        self._is_interrupted = False
+        try:
+            self.clock.leave(part)
+        except Exception as error:
+            self.guard.caught("measuring an interruption", error)
+
+    def copied(self, source: Tensor, copy: Tensor) -> None:
+        """A tensor of the host was copied to an accelerator."""
 
     def is_off(self) -> bool:
         """Return whether a graph is being compiled, or activations are recomputed in a backward pass."""
@@ -69,11 +113,13 @@ class Stopwatch:
         if devices.has_events(device):
             self.clock = DeviceClock(device)
             self.clock.begin()
+            interruptions.listen_to_copies()
 
-    def end_of_step(self) -> float:
-        """Return the operations of the step that ended, and start from zero."""
-        flops, self.flops = self.flops, 0.0
-        self.inside, self.in_backward = None, False
+    def end_of_step(self) -> tuple[float, float]:
+        """Return the operations of the step that ended and those recomputed, and start from zero."""
+        flops = self.flops, self.recomputed
+        self.flops = self.recomputed = 0.0
+        self.inside, self.in_backward, self._is_interrupted = None, False, False
         return flops
 
 
@@ -86,6 +132,7 @@ class ModelHooks:
         self._flops: FlopModel | None = FlopModel(model)
         self._shapes: Signature = ()
         self._counter: FlopCounter | None = None
+        self._recomputation: Recomputation | None = None
         self._handles: list[HookHandle | Handle] = [
             register_forward_pre_hook(model, self.before_forward, prepend=True, with_kwargs=True),
             register_forward_hook(model, self.after_forward, with_kwargs=True, always_call=True),
@@ -94,6 +141,7 @@ class ModelHooks:
 
     def remove(self) -> None:
         self._watch = self._flops = None
+        self._end_recomputation()
         for handle in self._handles:
             handle.remove()
 
@@ -103,7 +151,7 @@ class ModelHooks:
             return
         self.was_called = True
         try:
-            watch.inside = self
+            watch.inside, watch.thread = self, get_ident()
             if not model.training:
                 # The time up to and in an evaluation is not spent waiting for data.
                 watch.clock.mark(OTHER)
@@ -114,16 +162,23 @@ class ModelHooks:
             watch.clock.mark(watch.idle)
             watch.idle = OTHER
             if torch.is_grad_enabled():
-                self._begin_counting(args, kwargs)
+                self._begin_counting(model, args, kwargs)
         except Exception as error:
             watch.guard.caught("measuring a forward pass", error)
 
-    def _begin_counting(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def _begin_counting(self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         assert self._flops is not None
         self._shapes = shapes_of(args, kwargs)
         self._counter = self._flops.begin(self._shapes)
         if self._counter is not None:
+            self._end_recomputation()
+            self._recomputation = Recomputation(model)
             self._counter.__enter__()  # type: ignore[no-untyped-call]
+
+    def _end_recomputation(self) -> float:
+        """Return the operations that were recomputed since the last count began."""
+        recomputation, self._recomputation = self._recomputation, None
+        return recomputation.end() if recomputation is not None else 0.0
 
     def after_forward(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any
@@ -147,7 +202,10 @@ class ModelHooks:
                     self._flops.end(self._shapes, counter)
                 if not watch.precision:
                     watch.precision = training_precision(model, counter)
-                watch.flops += self._flops.step_flops(self._shapes, args, kwargs)
+                flops = self._flops.step_flops(self._shapes, args, kwargs)
+                watch.flops += flops
+                if self._recomputation is None:
+                    watch.recomputed += self._flops.recomputed(flops)
             for tensor in _tensors(output):
                 if tensor.requires_grad:
                     register_tensor_hook(tensor, self._backward_begins)
@@ -162,11 +220,27 @@ class ModelHooks:
             return
         try:
             watch.in_backward = True
-            watch.clock.mark(OTHER)
-            # Queue again from the first callback, to run after others, such as that of DDP's reducer.
-            _at_the_end_of_backward(lambda: _at_the_end_of_backward(self._backward_ended))
+            watch.clock.mark(LOSS)
+            _at_the_end_of_backward(self._gradients_ready)
         except Exception as error:
             watch.guard.caught("measuring a backward pass", error)
+
+    def _gradients_ready(self) -> None:
+        """Called when all gradients are computed, before the callbacks that others have queued meanwhile.
+
+        Those of data parallelism wait for the reduction of the gradients: what is left of it is not hidden
+        behind the backward pass.
+        """
+        watch = self._watch
+        waits = watch is not None and interruptions.are_ranks_connected() and watch.enter()
+
+        def ended() -> None:
+            if waits and watch is not None:
+                watch.leave(COMMUNICATION)
+            self._backward_ended()
+
+        # Queued from this callback, it runs after those of others.
+        _at_the_end_of_backward(ended)
 
     def _backward_ended(self) -> None:
         watch = self._watch
@@ -174,12 +248,16 @@ class ModelHooks:
             try:
                 watch.in_backward = False
                 watch.clock.mark(BACKWARD)
+                if self._recomputation is not None and self._flops is not None:
+                    repeated = self._end_recomputation()
+                    watch.recomputed += repeated
+                    self._flops.note_recomputation(self._shapes, repeated)
                 watch.idle = DATA
             except Exception as error:
                 watch.guard.caught("measuring a backward pass", error)
 
     def __getstate__(self) -> dict[str, Any]:
-        state: dict[str, Any] = dict.fromkeys(("_watch", "_flops", "_counter"))
+        state: dict[str, Any] = dict.fromkeys(("_watch", "_flops", "_counter", "_recomputation"))
         return state | {"_shapes": (), "_handles": [], "was_called": False}
 
 

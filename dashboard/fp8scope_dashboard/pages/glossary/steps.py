@@ -64,6 +64,15 @@ STEP_TERMS: Final[Mapping[str, Term]] = {
         "Model FLOPs utilisation: model FLOP/s divided by the device's peak in dense BF16. FP8 runs use the "
         "same peak, so that both are comparable.",
     ),
+    "hardware_flops_per_second": Term(
+        "Hardware FLOP/s",
+        "Model FLOP/s with the operations that activation checkpointing repeats in the backward pass.",
+    ),
+    "hfu": Term(
+        "HFU",
+        "Hardware FLOPs utilisation: hardware FLOP/s divided by the device's peak in dense BF16. It exceeds "
+        "MFU by the recomputed activations.",
+    ),
     "plain_tensors_every": Term(
         "Steps between readings of plain tensors",
         "Tensors of layers that are not FP8 are read only every few steps, to keep the overhead below its "

@@ -4,11 +4,12 @@ import copy
 import itertools
 import pickle
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from agent.helpers.ticking import Loop, Model, Sgd, Slow, x
 from agent.helpers.wire_server import WireServer
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -19,87 +20,6 @@ from fp8scope.observe.timing import Measures
 from fp8scope.observe.timing.clock import PHASES
 from fp8scope.recording.registration import blank_registration
 from fp8scope.run import Run
-
-Read = Callable[[], dict[str, float]]
-
-
-class Slow(torch.autograd.Function):
-    """Ticks the clock by `forward` units when called, by `backward` units in the backward pass."""
-
-    tick: Callable[[float], None]
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, forward: float, backward: float) -> torch.Tensor:
-        ctx.backward_ticks = backward
-        Slow.tick(forward)
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        Slow.tick(ctx.backward_ticks)
-        return grads[0], None, None
-
-
-class Model(nn.Module):
-    """Takes 2 units forward and 3 backward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = nn.Linear(4, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = Slow.apply(self.inner(x), 2.0, 3.0)  # type: ignore[no-untyped-call]
-        return y
-
-
-class Sgd(torch.optim.SGD):
-    """Takes 5 units a step."""
-
-    def step(self, closure: Any = None) -> Any:
-        Slow.tick(5.0)
-        return super().step(closure)
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], None]]:
-    """A clock that goes on only when it is ticked."""
-    now = [1000.0]
-
-    def tick(units: float) -> None:
-        now[0] += units
-
-    monkeypatch.setattr("fp8scope.observe.timing.clock.time.perf_counter", lambda: now[0])
-    monkeypatch.setattr(Slow, "tick", staticmethod(tick), raising=False)
-    yield tick
-
-
-class Loop:
-    """A model, its optimizer, and their measures."""
-
-    def __init__(self) -> None:
-        self.model = Model()
-        self.optimizer = Sgd(self.model.parameters(), lr=0.1)
-        self.guard = Guard()
-        self.measures = Measures(self.guard)
-        self.measures.watch(self.model, self.optimizer)
-
-    def times(self) -> dict[str, float]:
-        """End the step; its parts in clock units."""
-        reading = self.measures.end({})
-        assert reading is not None and reading.is_ready() and self.guard.errors == 0
-        found = reading.read()
-        return {name.removeprefix("time_"): found[name] for name in PHASES if name in found}
-
-
-@pytest.fixture
-def loop(clock: Callable[[float], None]) -> Iterator[Loop]:
-    built = Loop()
-    yield built
-    built.measures.close()
-
-
-def x() -> torch.Tensor:
-    return torch.ones(2, 4)
 
 
 def test_it_works(loop: Loop, clock: Callable[[float], None]) -> None:

@@ -1,0 +1,47 @@
+"""Counts the operations that a backward pass repeats, where activations are checkpointed."""
+
+from typing import Any
+
+from torch import nn
+
+from fp8scope.observe.tensors.base import inside_backward, is_traced
+from fp8scope.observe.timing.flops import FlopCounter
+from fp8scope_kernels.hooks import HookHandle, register_forward_hook, register_forward_pre_hook
+
+
+class Recomputation:
+    """Counts one backward pass, from hooks on every module of the model, until `end`.
+
+    Activation checkpointing calls modules again inside of the backward pass. The outermost of them counts.
+    Recomputation that stops early, once it has what is needed, counts up to there.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._flops = 0
+        self._outermost: nn.Module | None = None
+        self._counter: FlopCounter | None = None
+        self._handles: list[HookHandle] = []
+        for module in model.modules():
+            # The model's own hooks are being called.
+            if module is not model:
+                self._handles.append(register_forward_pre_hook(module, self._before, prepend=True))
+                self._handles.append(register_forward_hook(module, self._after, always_call=True))
+
+    def end(self) -> int:
+        """Remove the hooks. Returns the operations."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        return self._flops
+
+    def _before(self, module: nn.Module, args: Any) -> None:
+        if self._outermost is None and not is_traced() and inside_backward():
+            self._outermost, self._counter = module, FlopCounter()
+            self._counter.__enter__()  # type: ignore[no-untyped-call]
+
+    def _after(self, module: nn.Module, args: Any, output: Any) -> None:
+        counter = self._counter
+        if module is self._outermost and counter is not None:
+            self._outermost = self._counter = None
+            counter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self._flops += counter.flops
