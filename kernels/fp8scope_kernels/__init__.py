@@ -9,6 +9,7 @@ from fp8scope_kernels.convert import (
     candidate_layers,
     convert,
     fp8_layers,
+    plan_conversion,
 )
 from fp8scope_kernels.distributed import keep_scaling_out_of_ddp, sync_amaxes, sync_amaxes_after
 from fp8scope_kernels.formats import (
@@ -79,6 +80,14 @@ from fp8scope_kernels.statistics import (
     TensorInfo,
     exponent_bin,
 )
+from fp8scope_kernels.weight_only import (
+    Int4Weight,
+    Int8Weight,
+    Nvfp4Weight,
+    quantize_int4,
+    quantize_int8,
+    quantize_nvfp4,
+)
 
 __all__ = [
     "BLOCK_STATISTICS",
@@ -116,6 +125,9 @@ __all__ = [
     "Fp8Linear",
     "Fp8Tensor",
     "HighPrecisionObserver",
+    "Int4Weight",
+    "Int8Weight",
+    "Nvfp4Weight",
     "Pace",
     "Product",
     "Recipe",
@@ -141,9 +153,13 @@ __all__ = [
     "observable_layers",
     "observe",
     "observe_layer",
+    "plan_conversion",
     "quantize",
     "quantize_blocks",
     "quantize_fp6",
+    "quantize_int4",
+    "quantize_int8",
+    "quantize_nvfp4",
     "quantize_values",
     "recipe_from_dict",
     "round_stochastically",

@@ -96,32 +96,46 @@ def convert(
 
     Raises ValueError if a pattern matches no module, which is most likely a spelling mistake.
     """
+    plan = plan_conversion(model, include, exclude)
+    entries = tuple(entry for entry, _ in plan)
+    replacements = {
+        module: Fp8Linear.from_linear(module, recipe)
+        for entry, module in plan
+        if entry.converted and isinstance(module, nn.Linear)
+    }
+    # A layer may be registered at several paths; all of them are replaced.
+    for path, module in list(model.named_modules(remove_duplicate=False)):
+        if module in replacements:
+            parent, _, child = path.rpartition(".")
+            setattr(model.get_submodule(parent), child, replacements[module])
+    _disable_fast_path(list(model.modules()))
+    _warn_left(entries)
+    _log_left(entries)
+    _warn_unchanged(entries)
+    return ConversionReport(entries)
+
+
+def plan_conversion(
+    model: nn.Module, include: Selection | None = None, exclude: Selection | None = None
+) -> list[tuple[Conversion, nn.Module]]:
+    """The outcome that `convert` would have for each module that owns parameters; changes nothing.
+
+    Raises ValueError as `convert` does.
+    """
     modules = dict(model.named_modules())
     for selection in (include, exclude):
         _check_patterns(selection, modules)
     embeddings = [module for module in modules.values() if isinstance(module, nn.Embedding)]
     unreachable, repeated = _read_directly(modules), _repeated_blocks(modules)
-    entries: list[Conversion] = []
-    replacements: dict[nn.Module, Fp8Linear] = {}
+    plan: list[tuple[Conversion, nn.Module]] = []
     for name, module in modules.items():
         if next(module.parameters(recurse=False), None) is None:
             continue
         reason = READ_BY_PARENT if module in unreachable else _reason_not_convertible(name, module)
         if reason is None:
             reason = _reason_not_selected(name, module, include, exclude, embeddings, repeated)
-        if reason is None and isinstance(module, nn.Linear):
-            replacements[module] = Fp8Linear.from_linear(module, recipe)
-        entries.append(Conversion(name, type(module).__name__, reason is None, reason or ""))
-    # A layer may be registered at several paths; all of them are replaced.
-    for path, module in list(model.named_modules(remove_duplicate=False)):
-        if module in replacements:
-            parent, _, child = path.rpartition(".")
-            setattr(model.get_submodule(parent), child, replacements[module])
-    _disable_fast_path(modules.values())
-    _warn_left(entries)
-    _log_left(entries)
-    _warn_unchanged(entries)
-    return ConversionReport(tuple(entries))
+        plan.append((Conversion(name, type(module).__name__, reason is None, reason or ""), module))
+    return plan
 
 
 def fp8_layers(model: nn.Module) -> Iterator[tuple[str, Fp8Linear]]:

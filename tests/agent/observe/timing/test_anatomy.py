@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from agent.helpers.ticking import Loop, Model, Slow, x
 from torch import nn
-from torch.distributed import GradBucket
+from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
