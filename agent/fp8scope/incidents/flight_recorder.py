@@ -45,6 +45,8 @@ MAX_BYTES = 8 << 30
 BATCH_BYTES = 256 << 20
 WRITE_SECONDS = 60.0
 """Seconds that the end of a run waits for an incident that is being written."""
+DEVICE_SECONDS = 2.0
+"""Seconds that the end of a run that failed waits for the values of its last steps."""
 CRITICAL = "critical"
 MAX_WHY = 500
 LAST_STEPS = 3
@@ -264,6 +266,9 @@ class FlightRecorder:
     def end(self) -> None:
         """The run ends: keep an incident if it failed, and wait until all are written."""
         failure = self.session.steps.failure
+        if failure:
+            # The last step, which may be the one that failed, may still be on its way from the device.
+            self.session.steps.pipeline.settle(DEVICE_SECONDS)
         if failure and self._is_of_training(failure):
             self.keep("failure", failure=failure)
         self._join()

@@ -124,6 +124,11 @@ class Recorder:
         with self.lock, self._guard.shield(f"recording ({entry.kind.name.lower()})"):
             self._record(entry)
 
+    def waits_for_device(self) -> bool:
+        """Return whether the values of the next entry are still on a device."""
+        first = self._first()
+        return first is not None and not first.is_ready()
+
     def _is_behind(self, but: int) -> bool:
         """Return whether an entry is ready to be written; entries that wait for a device do not count."""
         first = self._first()

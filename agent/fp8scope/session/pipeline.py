@@ -28,7 +28,7 @@ from fp8scope.process.threads import Worker
 from fp8scope.recording.console import ConsoleLog
 from fp8scope.recording.entries import Catalogue, Document, Origin, SpoolEntry
 from fp8scope.recording.finish_report import FinishReport
-from fp8scope.recording.recorder import Recorder
+from fp8scope.recording.recorder import POLL_SECONDS, Recorder
 from fp8scope.recording.records import RecordKind, dump_json
 from fp8scope.recording.segments import Owner
 from fp8scope.recording.spool import Spool
@@ -116,9 +116,18 @@ class Pipeline:
         if self._dozing:
             self._recorder.wake()
 
-    def settle(self) -> None:
-        """Write all queued entries, within the same bounds as `put`."""
-        if self.started:
+    def settle(self, device_seconds: float = 0.0) -> None:
+        """Write all queued entries, within the same bounds as `put`.
+
+        `device_seconds`: the time to wait for entries whose values are still on a device. Only at the end of
+        a run: a training that goes on must not wait for its device.
+        """
+        if not self.started:
+            return
+        deadline = time.monotonic() + device_seconds
+        self._queue.catch_up(but=0)
+        while self._queue.waits_for_device() and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
             self._queue.catch_up(but=0)
 
     def prepare(self, entry: SpoolEntry) -> None:

@@ -24,6 +24,7 @@ ELSEWHERE = (
     "autolog/test_attach.py::test_it_works",
     "autolog/test_attach.py::test_the_training_is_the_same_with_and_without",
     "incidents/test_flight_recorder.py::test_a_critical_alert_keeps_the_steps",
+    "incidents/test_incident_docs.py::test_it_works",
     "observe/tensors/test_optimizer_state.py::test_it_works",
 )
 
