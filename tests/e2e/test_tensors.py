@@ -244,8 +244,12 @@ def test_the_ranking_is_sorted_by_its_heads(open_tab: OpenTab, server: Server, r
     first = tab.page.locator("#tensor-ranking tbody tr").first
     tab.wait(lambda: "blocks.3." in first.inner_text(), "Sorting the table")
     tab.wait(lambda: "tensors.sort=ever" in tab.page.url, "The order in the address")
+    tab.page.get_by_role("button", name="List them").click()
+    tab.wait(lambda: "tensors.everything=1" in tab.page.url, "The choice in the address")
+    assert "tensors.sort=ever" in tab.page.url
     tab.page.get_by_role("button", name="Next").click()
     tab.wait(lambda: "26–50 of 120" in tab.page.locator(".ranking__pages").inner_text(), "The second page")
+    assert "tensors.sort=ever" in tab.page.url and "tensors.everything=1" in tab.page.url
 
 
 def test_the_slider_changes_the_shares_at_once(open_tab: OpenTab, server: Server, run: Run) -> None:
