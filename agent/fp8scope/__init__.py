@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from fp8scope.config import Settings
     from fp8scope.control.command_queue import Command
     from fp8scope.delivery.inbox import Alert
+    from fp8scope.evaluation.matrix import evaluate_matrix
+    from fp8scope.evaluation.scores import EvaluationError, ItemScores
     from fp8scope.observe.batch_hash import data_hash
     from fp8scope.observe.budget import Overhead
     from fp8scope.recording.finish_report import FinishReport
@@ -53,13 +55,16 @@ __all__ = [
     "ConfigurationError",
     "CurrentScaling",
     "DelayedScaling",
+    "EvaluationError",
     "FinishReport",
+    "ItemScores",
     "RowwiseScaling",
     "Run",
     "Step",
     "attach",
     "convert",
     "data_hash",
+    "evaluate_matrix",
     "finish",
     "init",
     "log",
@@ -71,10 +76,13 @@ _LATER = {
     **dict.fromkeys(_KERNELS, "fp8scope_kernels"),
     "Alert": "fp8scope.delivery.inbox",
     "Command": "fp8scope.control.command_queue",
+    "EvaluationError": "fp8scope.evaluation.scores",
     "FinishReport": "fp8scope.recording.finish_report",
+    "ItemScores": "fp8scope.evaluation.scores",
     "Run": "fp8scope.run",
     "Step": "fp8scope.step",
     "data_hash": "fp8scope.observe.batch_hash",
+    "evaluate_matrix": "fp8scope.evaluation.matrix",
 }
 
 

@@ -270,6 +270,7 @@ class Run:
         clusters: Sequence[str] | None = None,
         precision: str | None = None,
         margin: float | None = None,
+        matrix: Mapping[str, float] | None = None,
     ) -> None:
         """Record an evaluation's score of every item, so that its interval can be computed.
 
@@ -280,6 +281,9 @@ class Run:
         largest difference of the score that counts as none, in the unit of the score (0.01 is one point of
         accuracy); the dashboard has a default for each metric. An invalid evaluation is left out, with one
         warning.
+
+        `evaluate_matrix` sets `matrix`: the scores are then a cell of the matrix, and not of the run against
+        its baseline.
         """
         with self.guard.shield(f"recording the evaluation {name!r}"):
             if is_tensor(items):
@@ -295,6 +299,7 @@ class Run:
                 clusters=clusters,
                 precision=precision,
                 margin=margin,
+                matrix=matrix,
             )
             if self._steps.active:
                 self.session.writers.put(Document(RecordKind.EVALUATION, lambda: dump_json(document)))

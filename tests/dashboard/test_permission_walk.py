@@ -119,6 +119,7 @@ ENDPOINTS: Final[Mapping[tuple[str, str], Endpoint]] = {
     ("GET", "runs/{run}/console"): Endpoint(Scope.READ),
     ("GET", "runs/{run}/series"): Endpoint(Scope.READ),
     ("GET", "runs/{run}/heatmap"): Endpoint(Scope.READ),
+    ("GET", "runs/{run}/evaluation_matrix"): Endpoint(Scope.READ),
     ("GET", "runs/{run}/readiness"): Endpoint(Scope.READ),
     ("GET", "runs/{run}/export"): Endpoint(Scope.READ),
     ("GET", "runs/{run}/export/{progress}"): Endpoint(Scope.READ),

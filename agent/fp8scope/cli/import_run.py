@@ -20,6 +20,7 @@ from fp8scope.cli.progress import ProgressLine
 from fp8scope.cli.server import TransferError, server_settings
 from fp8scope.config import ConfigurationError, Settings
 from fp8scope.delivery.arrow_encoding import CONTENT_TYPE, PROTOCOL
+from fp8scope.delivery.sender import MATRIX
 from fp8scope.delivery.transport import Backoff, NextAction, Transport
 from fp8scope.guard import configure_logging
 from fp8scope.recording.records import dump_json
@@ -135,6 +136,8 @@ class Upload:
         if part.kind == "report":
             document = {**dict(document.pop("document", {})), **document}
         elif part.kind == "evaluation":
+            if document.get("matrix") is not None and MATRIX not in self._accepts:
+                return
             path = "/evaluations"
         elif part.kind == "console":
             if "console" not in self._accepts:

@@ -24,6 +24,8 @@ logger = logging.getLogger("fp8scope")
 
 OPTIONAL_REPORTS = frozenset({"console"})
 """Reports that are left out if the server does not say that it accepts them."""
+MATRIX = "evaluation_matrix"
+"""Cells of the evaluation matrix, the same: an older server would take them for scores of the run."""
 ANSWER_SECONDS = 0.5
 """The next message, or a heartbeat, follows an urgent one after this time: its answer has the alert."""
 URGENT_PAUSE = 0.2
@@ -109,7 +111,7 @@ class Sender:
             return 0.0
         if (pause := self._introduce()) is not None:
             return pause
-        if record.kind is RecordKind.REPORT and not self._is_accepted(record):
+        if record.kind in (RecordKind.REPORT, RecordKind.EVALUATION) and not self._is_accepted(record):
             self._unseal()
             self.cursor.progress.position = record.end
             return 0.0
@@ -155,8 +157,14 @@ class Sender:
         self._urgent_at = now + interval * max(URGENT_PAUSE, missing * INTERVALS_PER_URGENT)
 
     def _is_accepted(self, record: Record) -> bool:
-        """Return whether the server knows this kind of report. Older ones do not know the console log."""
-        kind = load_json(record.payload).get("kind")
+        """Return whether the server knows this. Older ones know neither the console log nor the matrix."""
+        document = load_json(record.payload)
+        if record.kind is RecordKind.EVALUATION:
+            if "matrix" not in document or MATRIX in self._handshake.accepts:
+                return True
+            logger.warning("The server is too old for the evaluation matrix; its scores are not sent.")
+            return False
+        kind = document.get("kind")
         return kind not in OPTIONAL_REPORTS or kind in self._handshake.accepts
 
     def hasten(self, end: int) -> bool:

@@ -1,13 +1,17 @@
 """Builds the document of an evaluation from its scores, one per item."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
 
 ScoreKind = Literal["proportion", "mean"]
 EvaluationPrecision = Literal["bf16", "fp8", "fp16", "fp32"]
+MatrixPrecision = Literal[
+    "bf16", "fp8-current", "fp8-rowwise", "fp8-block", "mxfp8", "fp8-delayed", "fp6", "int8", "int4", "nvfp4"
+]
+"""The columns of the evaluation matrix (`fp8scope.evaluation.columns`)."""
 MAX_ITEMS = 100_000
 
 
@@ -23,8 +27,12 @@ def evaluation_document(
     clusters: Sequence[str] | None,
     precision: str | None = None,
     margin: float | None = None,
+    matrix: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """Return the document of one evaluation, without writer and seq. Raises ValueError if it is invalid."""
+    """Return the document of one evaluation, without writer and seq. Raises ValueError if it is invalid.
+
+    `matrix` makes it a cell of the evaluation matrix; see `Run.log_eval`.
+    """
     if kind not in get_args(ScoreKind):
         raise ValueError(f"kind must be one of {', '.join(get_args(ScoreKind))}, got {kind!r}")
     for what, text, limit in (("name", name, 128), ("metric", metric, 64)):
@@ -40,7 +48,11 @@ def evaluation_document(
     if kind == "proportion" and not all(value in (0.0, 1.0) for value in values):
         raise ValueError("the items of a proportion must be 0 or 1; use kind='mean' for other scores")
     # Left out if unknown, so that servers without them accept the document.
-    optional = {"precision": _precision(precision), "margin": _margin(margin)}
+    optional = {
+        "precision": _precision(precision, EvaluationPrecision if matrix is None else MatrixPrecision),
+        "margin": _margin(margin),
+        "matrix": None if matrix is None else dict(matrix),
+    }
     return {
         "step": int(step),
         "name": str(name),
@@ -54,9 +66,9 @@ def evaluation_document(
     }
 
 
-def _precision(precision: str | None) -> str | None:
-    if precision is not None and precision not in get_args(EvaluationPrecision):
-        allowed = ", ".join(get_args(EvaluationPrecision))
+def _precision(precision: str | None, allowed_names: Any) -> str | None:
+    if precision is not None and precision not in get_args(allowed_names):
+        allowed = ", ".join(get_args(allowed_names))
         raise ValueError(f"precision must be one of {allowed}, got {precision!r}")
     return precision
 

@@ -174,7 +174,7 @@ class _Stored:
 
 def _stored(runs: QuerySet[Run]) -> dict[str, _Stored]:
     """Stored data by group, and by id."""
-    scored = Evaluation.objects.filter(run__in=runs).values_list("run_id")
+    scored = Evaluation.scores.filter(run__in=runs).values_list("run_id")
     evaluations: dict[UUID, int] = dict(scored.annotate(Count("id")))
     totals: dict[str, _Stored] = defaultdict(_Stored)
     fields = runs.order_by("id").values_list("id", "group", "rows_stored", "state", "total_steps")

@@ -103,7 +103,7 @@ def summary_of(run: Run, rows: Sequence[EvaluationComparison]) -> ScoreSummary:
 
 def _latest_scores(run_ids: Sequence[UUID]) -> Latest:
     latest: dict[UUID, dict[int, dict[TaskName, int]]] = defaultdict(lambda: defaultdict(dict))
-    rows = Evaluation.objects.filter(run_id__in=run_ids).order_by("id")
+    rows = Evaluation.scores.filter(run_id__in=run_ids).order_by("id")
     for pk, run_id, name, metric, step in rows.values_list("id", "run_id", "name", "metric", "step"):
         latest[run_id][step][name, metric] = pk
     return latest

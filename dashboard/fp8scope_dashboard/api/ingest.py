@@ -131,6 +131,7 @@ def send_evaluation(
         clusters=body.clusters,
         precision=body.precision,
         margin=body.margin,
+        matrix=None if body.matrix is None else body.matrix.model_dump(),
     )
     return take(request, run, body, "evaluation", partial(store_evaluation, scores=scores), received)
 

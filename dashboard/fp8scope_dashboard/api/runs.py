@@ -11,6 +11,7 @@ from ninja import Query, Router, Status
 
 from fp8scope_dashboard.accounts.addresses import server_address
 from fp8scope_dashboard.alerts.services import alerts_after
+from fp8scope_dashboard.analysis.precision_matrix import PrecisionMatrix, last_step, matrix_of
 from fp8scope_dashboard.analysis.score_comparisons import summary_of
 from fp8scope_dashboard.analysis.verdict_coverage import judged_now
 from fp8scope_dashboard.api.auth import (
@@ -88,7 +89,7 @@ def register_run(request: HttpRequest, run: UUID, body: schemas.RunIn) -> Status
         "url": services.page_url(registered, server_address(request)),
         "state": registered.state,
         "margin": registered.equivalence_margin,
-        "accepts": ["console", "past_note", "past_artefact"],
+        "accepts": ["console", "evaluation_matrix", "past_note", "past_artefact"],
     }
     return Status(201 if created else 200, answer)
 
@@ -161,6 +162,23 @@ def get_run(request: HttpRequest, run: UUID) -> dict[str, Any]:
         "events": alerts_after(stored.id, 0)[-LATEST:],
         "url": services.page_url(stored, server_address(request)),
     }
+
+
+@router.get(
+    "/runs/{run}/evaluation_matrix",
+    response={200: schemas.EvaluationMatrixOut, ERRORS: schemas.ErrorOut},
+    auth=RUN_READER,
+)
+def get_evaluation_matrix(
+    request: HttpRequest, run: UUID, step: Annotated[int | None, Query(ge=0, le=limits.MAX_INT)] = None
+) -> PrecisionMatrix:
+    """The judged evaluation matrix of one of the run's checkpoints, by default the last that was measured.
+
+    Without one, `columns` and `tasks` are empty.
+    """
+    stored = run_of(request, run)
+    at = last_step(stored) if step is None else step
+    return matrix_of(stored, at or 0)
 
 
 @router.get("/runs", response={200: schemas.RunsOut, ERRORS: schemas.ErrorOut}, auth=READER)

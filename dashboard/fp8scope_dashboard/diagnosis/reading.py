@@ -62,7 +62,7 @@ def inputs_of(run: Run) -> str:
     """A fingerprint of what a diagnosis uses. The rows of a running run count in steps of 10 %."""
     arms = [run, *baselines_of(run)]
     states = [(str(arm.id), _grown(arm), arm.state, arm.precision) for arm in arms]
-    scores = Evaluation.objects.filter(run__in=arms).count()
+    scores = Evaluation.scores.filter(run__in=arms).count()
     reports = run.reports.exclude(kind="annotation").count()
     verdict = getattr(getattr(run, "comparison", None), "verdict", "")
     told = told_rises(run)
@@ -279,7 +279,7 @@ def windows_of(run: Run) -> list[JudgedWindow]:
 def scores_of(runs: Sequence[Run], verdicts_of: Run | None = None) -> list[Scored]:
     """The evaluations of these runs by step, without their items; with the verdicts on one of them."""
     fields = ("name", "metric", "step", "precision")
-    rows = Evaluation.objects.filter(run__in=runs).order_by("step", "id").values_list(*fields)
+    rows = Evaluation.scores.filter(run__in=runs).order_by("step", "id").values_list(*fields)
     verdicts: Mapping[tuple[str, str, int], Any] = {}
     if verdicts_of is not None:
         compared = EvaluationComparison.objects.filter(run=verdicts_of)

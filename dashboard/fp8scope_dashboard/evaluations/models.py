@@ -1,5 +1,7 @@
 """Evaluation scores as training processes send them."""
 
+from __future__ import annotations
+
 from typing import ClassVar
 
 from django.contrib.postgres.fields import ArrayField
@@ -7,6 +9,13 @@ from django.db import models
 from django.utils import timezone
 
 from fp8scope_dashboard.runs.models import Run
+
+
+class RunScores(models.Manager["Evaluation"]):
+    """The scores of runs, which are compared with those of their baselines; without cells of matrices."""
+
+    def get_queryset(self) -> models.QuerySet[Evaluation]:
+        return super().get_queryset().filter(matrix__isnull=True)
 
 
 class Evaluation(models.Model):
@@ -32,7 +41,15 @@ class Evaluation(models.Model):
     margin = models.FloatField(
         null=True, blank=True, help_text="Largest difference that counts as none; null for the default."
     )
+    matrix = models.JSONField(
+        null=True,
+        blank=True,
+        help_text="Bytes, seconds and layers of a cell of the evaluation matrix; null for a score.",
+    )
     created_at = models.DateTimeField(default=timezone.now)
+
+    objects = models.Manager()
+    scores = RunScores()
 
     class Meta:
         # The table's name from before evaluations had an app of their own.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from django.db import transaction
 
@@ -28,6 +29,7 @@ class Scores:
     clusters: Sequence[str] | None
     precision: str | None = None
     margin: float | None = None
+    matrix: Mapping[str, Any] | None = None
 
 
 @transaction.atomic
@@ -54,6 +56,7 @@ def store_evaluation(run: Run, message: dedup.MessageId, scores: Scores) -> bool
         clusters=None if scores.clusters is None else list(scores.clusters),
         precision=scores.precision,
         margin=scores.margin,
+        matrix=None if scores.matrix is None else dict(scores.matrix),
     )
     runs.note_contact(run, writer)
     run_changed(run.id, run.project_id, "evaluation", scores.step)

@@ -46,7 +46,7 @@ DOCUMENTS: Final[tuple[type[Evaluation | Report | Alert | Command], ...]] = (
 REPORT = ("step", "kind", "document")
 SCORES = (
     *("step", "name", "metric", "kind", "higher_is_better", "items", "item_ids", "clusters"),
-    *("precision", "margin"),
+    *("precision", "margin", "matrix"),
 )
 
 

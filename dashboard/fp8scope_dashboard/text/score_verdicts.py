@@ -94,7 +94,8 @@ def _conclusion(facts: ScoreFacts) -> str:
 def _adjusted(facts: ScoreFacts) -> str:
     """For what the level of the interval allows besides this task and checkpoint."""
     tasks, checkpoint = facts.result["tasks"], facts.result["checkpoint"]
-    parts = [] if tasks == 1 else [f"{tasks} tasks"]
+    of_matrix = facts.result["seed_spread"]["source"] == "none"
+    parts = [] if tasks == 1 else [f"{tasks} {'cells' if of_matrix else 'tasks'}"]
     if facts.result["alpha_share"] < 1.0:
         parts.append(f"checkpoint {checkpoint} of a run with more")
     return f", adjusted for {' and '.join(parts)}" if parts else ""
@@ -120,6 +121,8 @@ def _inside(facts: ScoreFacts) -> str:
 
 def _seeds(facts: ScoreFacts) -> str:
     spread = facts.result["seed_spread"]
+    if spread["source"] == "none":
+        return ""
     if spread["source"] == "own":
         return f"Seed spread from {spread['seeds']} own runs: {facts.size(spread['value'])}."
     if spread["benchmark"]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from uuid import UUID
 
 from ninja import Schema
-from pydantic import AfterValidator, AwareDatetime, Field, FiniteFloat, model_validator
+from pydantic import AfterValidator, AwareDatetime, ConfigDict, Field, FiniteFloat, model_validator
 
 from fp8scope_dashboard.wire import limits
 
@@ -80,7 +80,36 @@ class CatalogueLength(Schema):
     count: int
 
 
+SCORE_PRECISIONS = (None, "bf16", "fp8", "fp16", "fp32")
+MATRIX_PRECISIONS = (
+    *("bf16", "fp8-current", "fp8-rowwise", "fp8-block", "mxfp8", "fp8-delayed"),
+    *("fp6", "int8", "int4", "nvfp4"),
+)
+
+
+class MatrixIn(Schema):
+    """One precision of the evaluation matrix: bytes, seconds, and layers quantised and left."""
+
+    weight_bytes: Annotated[int, Field(ge=0, le=limits.MAX_INT)]
+    model_bytes: Annotated[int, Field(ge=0, le=limits.MAX_INT)]
+    seconds: Annotated[FiniteFloat, Field(ge=0)]
+    layers: Annotated[int, Field(ge=0, le=limits.MAX_INT)] = 0
+    left: Annotated[int, Field(ge=0, le=limits.MAX_INT)] = 0
+
+
+def _precision_by_matrix(schema: dict[str, Any]) -> None:
+    """Say in the schema which precisions go with a matrix, and which without."""
+    schema["if"] = {"required": ["matrix"], "properties": {"matrix": {"type": "object"}}}
+    schema["then"] = {
+        "required": ["precision"],
+        "properties": {"precision": {"enum": list(MATRIX_PRECISIONS)}},
+    }
+    schema["else"] = {"properties": {"precision": {"enum": list(SCORE_PRECISIONS)}}}
+
+
 class EvaluationIn(Schema):
+    model_config = ConfigDict(json_schema_extra=_precision_by_matrix)
+
     writer: UUID
     seq: Natural
     step: Natural
@@ -92,8 +121,27 @@ class EvaluationIn(Schema):
     # As long as items, like clusters. Items of a proportion are 0 or 1.
     item_ids: Annotated[list[Label], Field(json_schema_extra={"uniqueItems": True})] | None = None
     clusters: list[Label] | None = None
-    precision: Literal["bf16", "fp8", "fp16", "fp32"] | None = None
+    # With `matrix` one of MATRIX_PRECISIONS, else of SCORE_PRECISIONS.
+    precision: (
+        Literal[
+            "bf16",
+            "fp8",
+            "fp16",
+            "fp32",
+            "fp8-current",
+            "fp8-rowwise",
+            "fp8-block",
+            "mxfp8",
+            "fp8-delayed",
+            "fp6",
+            "int8",
+            "int4",
+            "nvfp4",
+        ]
+        | None
+    ) = None
     margin: Annotated[FiniteFloat, Field(gt=0)] | None = None
+    matrix: MatrixIn | None = None
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -105,6 +153,9 @@ class EvaluationIn(Schema):
             raise ValueError("item_ids must be distinct")
         if self.kind == "proportion" and any(item not in (0, 1) for item in self.items):
             raise ValueError("items of a proportion must be 0 or 1")
+        allowed = SCORE_PRECISIONS if self.matrix is None else MATRIX_PRECISIONS
+        if self.precision not in allowed:
+            raise ValueError(f"precision must be among {', '.join(filter(None, allowed))}")
         return self
 
 
@@ -237,6 +288,31 @@ class RunSummary(Schema):
     tags: list[str]
     last_step: int | None
     created_at: datetime
+
+
+class MatrixColumnOut(Schema):
+    precision: str
+    weight_bytes: int
+    model_bytes: int
+    seconds: float
+    layers: int
+    left: int
+
+
+class MatrixTaskOut(Schema):
+    name: str
+    metric: str
+    kind: str
+    higher_is_better: bool
+    cells: dict[str, dict[str, Any]]
+
+
+class EvaluationMatrixOut(Schema):
+    run: UUID
+    step: int
+    alpha: float
+    columns: list[MatrixColumnOut]
+    tasks: list[MatrixTaskOut]
 
 
 class RunsOut(Schema):

@@ -34,6 +34,8 @@ class WireServer:
         self.echo_seq = True
         self.pause: object = None
         """What answers to batches ask for."""
+        self.accepts: list[str] = []
+        """What it says to accept; none, as older servers."""
         self._port = 0
         self._http: WireHttp | None = None
 
@@ -141,7 +143,14 @@ class WireServer:
             first["precision"] = document.get("precision", "unknown")
         if document.get("replace_tags"):
             first["tags"] = document["tags"]
-        page = {"id": run, "project": "default", "url": f"{self.url}/runs/{run}", "state": "running"}
+        page: dict[str, Any] = {
+            "id": run,
+            "project": "default",
+            "url": f"{self.url}/runs/{run}",
+            "state": "running",
+        }
+        if self.accepts:
+            page["accepts"] = self.accepts
         return (201 if new else 200), page
 
     def _message(

@@ -69,6 +69,9 @@ def client(server: Server) -> WireClient:
     other = WireClient(server.url, server.token, run=first.run)
     other.catalogue(NAMES[::-1][:2], rank=1, hostname="node2")
     other.send(other.batch(0, [1, 2], tensors={"amax": [[1.0, 2.0], [3.0, 4.0]]}))
+    sizes = {"weight_bytes": 300, "model_bytes": 700, "seconds": 1.5, "layers": 6, "left": 2}
+    cell = {**scores, "writer": str(other.writer), "seq": 1, "precision": "fp6", "matrix": sizes}
+    assert other.request("POST", "/evaluations", json=cell).status == 201
     again = WireClient(server.url, server.token, run=first.run)
     again.catalogue(NAMES, attempt=1)
     again.send(again.batch(0, [4, 5], scalars={"loss": [9.0, 8.0]}, tensors={"amax": [[1.0] * 3, [2.0] * 3]}))
@@ -110,7 +113,7 @@ def test_pyarrow_reads_a_parquet_export(server: Server, client: WireClient, tmp_
     path = tmp_path / "run.parquet"
     download(settings_of(server), client.run, "parquet", path)
     table = pyarrow.parquet.read_table(path)
-    assert table.num_rows == Run.objects.get().rows_stored + 1 + 3
+    assert table.num_rows == Run.objects.get().rows_stored + 2 + 3
     assert table.schema.names[:4] == ["writer", "seq", "step", "time"]
     assert {"scalar:loss", "scalar:lr", "tensor:amax", "tensor:underflow", "evaluation", "report"} <= set(
         table.schema.names
@@ -146,7 +149,7 @@ def test_downloads_report_the_rows_written(
     for form, magic in (("parquet", b"PAR1"), ("csv", b"#fp8")):
         path = _downloaded(server, client.run, form, tmp_path / form)
         assert path.read_bytes().startswith(magic)
-        assert counts[-1] == Archive(path).rows == 16
+        assert counts[-1] == Archive(path).rows == 17
     cache.clear()
 
 
@@ -154,10 +157,10 @@ def test_progress_is_reported(server: Server, client: WireClient) -> None:
     name = uuid.uuid4()
     answer = client.request("GET", f"/export?format=csv&progress={name}")
     assert answer.status == 200
-    assert answer.headers["X-Fp8scope-Rows"] == "16"
+    assert answer.headers["X-Fp8scope-Rows"] == "17"
     assert "attachment" in answer.headers["Content-Disposition"]
     progress = client.request("GET", f"/export/{name}").json
-    assert progress == {"rows": 16, "rows_written": 16}
+    assert progress == {"rows": 17, "rows_written": 17}
     progress = client.request("GET", f"/export/{uuid.uuid4()}").json
     assert progress == {"rows": 12, "rows_written": None}
     cache.clear()

@@ -83,6 +83,7 @@ class Recorder:
         higher_is_better: bool = True,
         precision: str | None = None,
         margin: float | None = None,
+        matrix: Mapping[str, Any] | None = None,
     ) -> None:
         """Send one evaluation."""
         message = identify(self.run.id, self.uuid, self.seq, "evaluation", str((step, name, items)).encode())
@@ -97,6 +98,7 @@ class Recorder:
             clusters=None,
             precision=precision,
             margin=margin,
+            matrix=matrix,
         )
         assert store_evaluation(self.run, message, scores)
         self.seq += 1

@@ -27,7 +27,7 @@ WRITER = ("uuid", "rank", "hostname", "attempt", "catalogue", "failed", "error")
 REPORT = ("writer", "step", "kind", "document")
 SCORES = (
     *("writer", "step", "name", "metric", "kind", "items", "item_ids", "clusters"),
-    *("precision", "margin"),
+    *("precision", "margin", "matrix"),
 )
 RUN = (
     "name",

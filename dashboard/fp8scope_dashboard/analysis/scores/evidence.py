@@ -16,7 +16,13 @@ from fp8scope_dashboard.analysis.scores.intervals import UNLIMITED, Interval
 from fp8scope_dashboard.analysis.scores.metrics import default_margin, limits_of
 from fp8scope_dashboard.analysis.scores.pairing import aligned
 from fp8scope_dashboard.analysis.scores.result import ITEMS, RunScore, ScoreComparison, TaskScores
-from fp8scope_dashboard.analysis.scores.seeds import ScoreSpread, offset_prior, own_spread, public_spread
+from fp8scope_dashboard.analysis.scores.seeds import (
+    SAME_WEIGHTS,
+    ScoreSpread,
+    offset_prior,
+    own_spread,
+    public_spread,
+)
 from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.text import score_verdicts as text
 from fp8scope_dashboard.text.numbers import count, usable
@@ -192,7 +198,9 @@ def _measured(task: TaskScores, arm: Sequence[RunScore], sound: Sequence[RunScor
         factor = 1.0 / len(arm) + 1.0 / len(sound)
         variance = 2.0 * float(np.var(sides[0].mean(axis=0) - sides[1].mean(axis=0))) / factor
     own = _own_differences(arm, means[0], difference.mean, noisy)
-    if spread is None and task.kind == "proportion":
+    if task.same_weights:
+        spread = SAME_WEIGHTS
+    elif spread is None and task.kind == "proportion":
         spread = public_spread(task.name, variance)
     elif spread is not None and any(mean.left for mean in own):
         # What other groups learn from this one must not come from a run that broke down.

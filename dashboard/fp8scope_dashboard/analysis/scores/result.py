@@ -45,6 +45,7 @@ class TaskScores:
     Attributes:
         margin: largest difference that counts as none, in the unit of the score; None for the default. With 0
             only identical items are equivalent.
+        same_weights: both evaluate one checkpoint, so that no spread between seeds is in the difference.
         losses: the prior of the training loss's spread between seeds.
         groups: the project's other groups of seeds on this task.
     """
@@ -56,6 +57,7 @@ class TaskScores:
     arm: Sequence[RunScore]
     baselines: Sequence[RunScore]
     margin: float | None = None
+    same_weights: bool = False
     losses: Prior = PUBLIC
     groups: Sequence[SeedGroup] = ()
 

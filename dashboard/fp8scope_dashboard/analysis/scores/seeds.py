@@ -22,7 +22,7 @@ from fp8scope_dashboard.analysis.scores.metrics import is_loss, is_perplexity
 from fp8scope_dashboard.analysis.scores.public_spreads import SEEDS, spread_of
 from fp8scope_dashboard.statistics.arrays import Floats
 
-Source = Literal["own", "project", "public", "unknown"]
+Source = Literal["own", "project", "public", "unknown", "none"]
 # The prior of the offset for metrics that are no loss, in standard deviations of the items, and its degrees
 # of freedom. For a share of 50 % that is 0.3 points. Chosen, not fitted: of the eight benchmarks of
 # `public_spreads` five spread by no more than their items explain, and three by 0.5 to 1.5 points more.
@@ -72,6 +72,10 @@ class ScoreSpread:
         factor = 1.0 / run + 1.0 / baseline
         excess = max(0.0, self.variance - self.by_items)
         return factor * excess, (factor * self.variance) ** 2 / self.freedom
+
+
+SAME_WEIGHTS: Final = ScoreSpread(source="none", value=0.0)
+"""Of two evaluations of the same weights: nothing between them depends on a seed of the training."""
 
 
 def own_spread(arms: Sequence[Floats], clusters: Sequence[str] | None = None) -> ScoreSpread | None:

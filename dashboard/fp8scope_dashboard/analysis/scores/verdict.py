@@ -175,6 +175,8 @@ def _decided(evidence: TaskEvidence, levels: _Levels) -> ScoreComparison:
         runs=min(evidence.arms),
         critical=reach,
     )
+    if evidence.task.same_weights:
+        needs = replace(needs, seeds=None)
     return replace(result, needs=asdict(needs))
 
 

@@ -14,6 +14,7 @@ class Migration(migrations.Migration):
         ("analysis", "0002_evaluation_moves_to_evaluations"),
         ("evaluations", "0001_evaluation"),
         ("evaluations", "0002_precision_and_margin"),
+        ("evaluations", "0003_matrix"),
     ]
 
     initial = True
@@ -79,6 +80,14 @@ class Migration(migrations.Migration):
                         blank=True,
                         help_text="Of the forward pass, e.g. bf16; null if unknown.",
                         max_length=16,
+                        null=True,
+                    ),
+                ),
+                (
+                    "matrix",
+                    models.JSONField(
+                        blank=True,
+                        help_text="Bytes, seconds and layers of a cell of the evaluation matrix; null for a score.",
                         null=True,
                     ),
                 ),

@@ -38,7 +38,7 @@ def scores(project: Project, query: QueryDict) -> AnyChart:
     """The chart of one task: `?name=...&metric=...`."""
     options = Options.of(query)
     name, metric = query.get("name", "")[:128], query.get("metric", "")[:64]
-    rows = Evaluation.objects.filter(
+    rows = Evaluation.scores.filter(
         run__project=project, run__deleted_at=None, name=name, metric=metric
     ).select_related("run")
     steps = sorted(set(rows.order_by().values_list("step", flat=True).distinct()))[-MAX_CHECKPOINTS:]
@@ -68,7 +68,7 @@ def differences(project: Project, query: QueryDict) -> AnyChart:
         return EmptyChart(
             "No difference yet. It needs an FP8 run and its baseline, evaluated at the same step."
         )
-    in_percent = Evaluation.objects.filter(
+    in_percent = Evaluation.scores.filter(
         run__project=project, name=name, metric=metric, kind="proportion"
     ).exists()
     drawn = differences_figure(points, margins, options.theme, in_percent=in_percent, compact=options.compact)

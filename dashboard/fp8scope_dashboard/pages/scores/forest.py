@@ -290,7 +290,7 @@ def signed(value: float | None, *, in_percent: bool) -> str:
 
 def _kinds(project: Project, tasks: Iterable[tuple[str, str]]) -> dict[tuple[str, str], _Kind]:
     wanted = set(tasks)
-    rows = Evaluation.objects.filter(run__project=project, name__in={name for name, _ in wanted})
+    rows = Evaluation.scores.filter(run__project=project, name__in={name for name, _ in wanted})
     fields = rows.order_by("name", "metric", "-id").distinct("name", "metric")
     kinds = {
         (name, metric): _Kind(kind == "proportion", higher)
@@ -302,7 +302,7 @@ def _kinds(project: Project, tasks: Iterable[tuple[str, str]]) -> dict[tuple[str
 
 def _precisions(rows: Sequence[EvaluationComparison]) -> dict[tuple[UUID, int, str, str], str]:
     """The precision of the evaluation's forward pass, in its usual spelling, where it is known."""
-    stored = Evaluation.objects.filter(
+    stored = Evaluation.scores.filter(
         run__in={row.run_id for row in rows}, step__in={row.step for row in rows}, precision__isnull=False
     )
     fields = stored.order_by("id").values_list("run_id", "step", "name", "metric", "precision")

@@ -232,7 +232,7 @@ def evaluations(request: HttpRequest, project: Project) -> HttpResponse:
 
 def _tasks(project: Project) -> dict[tuple[str, str], tuple[str, bool]]:
     """Kind and direction of every task of the project, by name and metric."""
-    stored = Evaluation.objects.filter(run__project=project, run__deleted_at=None)
+    stored = Evaluation.scores.filter(run__project=project, run__deleted_at=None)
     newest = stored.order_by("name", "metric", "-id").distinct("name", "metric")[:MAX_TASKS]
     fields = newest.values_list("name", "metric", "kind", "higher_is_better")
     return {(name, metric): (kind, higher) for name, metric, kind, higher in fields}
@@ -382,7 +382,7 @@ def _pairs(rows: Sequence[EvaluationComparison]) -> list[Pairs]:
     last = {row.run_id: row for row in reversed(rows)}
     for row in list(last.values())[:MAX_PAIRED]:
         baselines = comparison_runs.baseline_runs(row.run)
-        stored = Evaluation.objects.filter(
+        stored = Evaluation.scores.filter(
             run__in=[row.run, *baselines], name=row.name, metric=row.metric, step=row.step
         )
         newest = {comparison.run_id: comparison for comparison in stored.order_by("id")}
