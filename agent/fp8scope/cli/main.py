@@ -43,6 +43,7 @@ BUILT_IN: dict[str, Command] = {
     name: _later(name, *what)
     for name, what in {
         "bisect": ("bisect", "main", "Rank the matrix products of a training script by their FP8 error."),
+        "evaluate": ("evaluate", "main", "Evaluate checkpoints in BF16, FP8, FP6, INT8, INT4 and NVFP4."),
         "replay": ("replay", "main", "Run a step of an incident again, in FP8 and in BF16."),
         "report": ("report", "report", "Write the post-mortem of a run or of an incident."),
         "doctor": (
