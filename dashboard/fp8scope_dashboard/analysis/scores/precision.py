@@ -4,7 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-NAMES = {"bf16": "BF16", "fp8": "FP8", "fp16": "FP16", "fp32": "FP32"}
+NAMES = {
+    "bf16": "BF16",
+    "fp8": "FP8",
+    "fp16": "FP16",
+    "fp32": "FP32",
+    # Those of the evaluation matrix.
+    "fp8-current": "FP8 current",
+    "fp8-rowwise": "FP8 rowwise",
+    "fp8-block": "FP8 block",
+    "mxfp8": "MXFP8",
+    "fp8-delayed": "FP8 delayed",
+    "fp6": "FP6",
+    "int8": "INT8",
+    "int4": "INT4",
+    "nvfp4": "NVFP4",
+}
 
 
 def warnings_of(trained: str, evaluated: str | None, baseline: Collection[str | None]) -> list[str]:

@@ -64,6 +64,13 @@ RUN_TERMS: Final[Mapping[str, Term]] = {
         "inside the margin. Worse or better: different beyond chance, adjusted for the number of tasks "
         "(Holm). Cannot tell yet: neither; the text says how many items or seeds would do.",
     ),
+    "evaluation_matrix": Term(
+        "One checkpoint in several precisions",
+        "The same weights, rounded to other formats and evaluated on the same items. Differences are paired "
+        "with BF16, without a spread between seeds: a verdict is about this checkpoint. All cells share the "
+        "error. Bytes are those of the packed weights of the quantised layers; seconds are those of the "
+        "evaluation on the machine that ran it.",
+    ),
     "margin_of_score": Term(
         "Margin of a score",
         "The largest difference that counts as none: one percentage point (pp) for accuracies, the project's "

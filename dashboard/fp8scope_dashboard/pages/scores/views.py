@@ -40,6 +40,7 @@ from fp8scope_dashboard.pages.scores.forest import (
     signed,
     wider_limit,
 )
+from fp8scope_dashboard.pages.scores.precision_matrix import shown_matrix
 from fp8scope_dashboard.runs.models import Run
 
 # The page shows the newest of each.
@@ -216,6 +217,7 @@ def evaluations(request: HttpRequest, project: Project) -> HttpResponse:
             (run for members in newest_arms(project) for run in members), key=lambda run: run.created_at
         ),
         "steps": _steps(project),
+        "matrix": shown_matrix(project, request.GET.get("matrix", "")[:128]),
         "is_cut": len(comparisons) >= MAX_ROWS,
         "most_rows": MAX_ROWS,
         "query": chosen.query(),
