@@ -1,4 +1,4 @@
-"""INT8, INT4 and NVFP4 weights against their definitions, computed in float64 by brute force."""
+"""INT8, INT4, NVFP4 and FP6 weights against their definitions, computed in float64 by brute force."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,15 +9,26 @@ import pytest
 import torch
 from torch import Tensor
 
-from fp8scope_kernels import E2M1, E4M3, Format, quantize_int4, quantize_int8, quantize_nvfp4
+from fp8scope_kernels import (
+    E2M1,
+    E3M2,
+    E4M3,
+    Format,
+    quantize_fp6,
+    quantize_int4,
+    quantize_int8,
+    quantize_nvfp4,
+)
 from fp8scope_kernels.weight_only import pack_nibbles, unpack_nibbles
 
 Doubles = npt.NDArray[np.float64]
 SMALLEST = 2.0**-126
+LARGEST = float(np.finfo(np.float32).max)
 QUANTIZERS: dict[str, Callable[[Tensor], Any]] = {
     "int8": quantize_int8,
     "int4": quantize_int4,
     "nvfp4": quantize_nvfp4,
+    "fp6": quantize_fp6,
 }
 
 
@@ -54,6 +65,13 @@ def integers(top: float) -> Callable[[Doubles], Doubles]:
     return values_of
 
 
+def fp6(row: Doubles) -> Doubles:
+    amax = np.abs(row).max()
+    # 28 / amax of the smallest numbers is more than float32 holds.
+    scale = 1.0 if amax == 0.0 else np.clip(f32(min(28.0 / amax, LARGEST)), SMALLEST, LARGEST)
+    return f32(nearest(np.clip(f32(row * scale), -28.0, 28.0), E3M2) * f32(1.0 / scale))
+
+
 def nvfp4(x: Doubles) -> Doubles:
     tensor_scale = np.maximum(f32(np.abs(x).max() / 2688.0), SMALLEST)
 
@@ -71,6 +89,7 @@ REFERENCES: dict[str, Callable[[Doubles], Doubles]] = {
     "int8": lambda x: by_groups(x, max(x.shape[1], 1), integers(127.0)),
     "int4": lambda x: by_groups(x, 128, integers(7.0)),
     "nvfp4": nvfp4,
+    "fp6": lambda x: by_groups(x, max(x.shape[1], 1), fp6),
 }
 
 
