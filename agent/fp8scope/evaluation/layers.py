@@ -14,7 +14,10 @@ from fp8scope.control.training_state import RandomState
 from fp8scope.evaluation.scores import EvaluationError
 from fp8scope_kernels import plan_conversion
 from fp8scope_kernels.convert import ALREADY, Conversion, Selection
+from fp8scope_kernels.plain_tensors import PLAIN_TYPES
 
+QUANTISABLE = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+OF_DTYPE = "its weight is quantised already:"
 NOT_FINITE = "its weight has NaN or Inf elements"
 THREE_DIMENSIONS = "its weights have three dimensions, as those of experts do"
 CHUNK = 1 << 22
@@ -66,6 +69,10 @@ def plan_layers(
         elif module.weight.is_meta:
             raise EvaluationError(
                 f"The weight of {entry.name} is on the meta device: load the checkpoint first."
+            )
+        elif module.weight.dtype not in QUANTISABLE:
+            left.append(
+                (Conversion(entry.name, entry.kind, False, f"{OF_DTYPE} {module.weight.dtype}"), module)
             )
         elif not bool(torch.isfinite(module.weight).all()):
             left.append((Conversion(entry.name, entry.kind, False, NOT_FINITE), module))
@@ -173,7 +180,8 @@ class ModelGuard:
 def _checksum(parameter: Tensor) -> tuple[int, ...]:
     """Sums of the bits as integers, the second one with weights that make it depend on the order."""
     values = parameter.detach()
-    if values.is_meta or not values.numel() or hasattr(values, "to_local"):
+    # Of other classes (sharded, quantised) nobody knows here how their bits are read.
+    if type(parameter) not in PLAIN_TYPES or values.is_meta or not values.numel():
         return ()
     integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(values.element_size())
     if integers is None:

@@ -169,6 +169,28 @@ def facts(group: Any) -> tuple[str, int, int]:
     return group.reason, group.modules, group.elements
 
 
+class Foreign(Tensor):
+    """A tensor of another library, whose bits cannot be read."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is Tensor.view:
+            raise NotImplementedError("view")
+        return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+
+
+def test_weights_of_other_libraries_stay() -> None:
+    model = tiny()
+    model.up.weight = nn.Parameter(model.up.weight.detach().to(torch.float8_e4m3fn), requires_grad=False)
+    model.norm.weight = nn.Parameter(torch.ones(32).as_subclass(Foreign), requires_grad=False)
+    matrix = evaluate_matrix(model, lambda m: torch.arange(3.0), precisions=["int8"])
+    assert list(matrix.plan.layers) == ["down", "again"] and not matrix.errors
+    reasons = {group.reason for group in matrix.plan.left}
+    assert "its weight is quantised already: torch.float8_e4m3fn" in reasons
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
 def test_models_of_other_dtypes(dtype: torch.dtype) -> None:
     model = tiny().to(dtype)
