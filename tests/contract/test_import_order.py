@@ -24,8 +24,8 @@ ORDERS = {
     """,
     "fp8scope": """
         credentials config guard scalars metadata arguments process observe step recording unrecorded delivery
-        session control incidents run evaluation autolog replay postmortem integrations planning demo cli
-        __main__
+        session control incidents run evaluation autolog replay postmortem advice integrations planning demo
+        cli __main__
     """,
     "fp8scope_dashboard": """
         process_setup preload embedded settings statistics text db notifications accounts audit wire runs

@@ -42,6 +42,7 @@ def _missing(name: str, error: ImportError) -> str:
 BUILT_IN: dict[str, Command] = {
     name: _later(name, *what)
     for name, what in {
+        "advise": ("advise", "advise", "Say how a recorded training could be faster, from twelve practices."),
         "bisect": ("bisect", "main", "Rank the matrix products of a training script by their FP8 error."),
         "evaluate": ("evaluate", "main", "Evaluate checkpoints in BF16, FP8, FP6, INT8, INT4 and NVFP4."),
         "replay": ("replay", "main", "Run a step of an incident again, in FP8 and in BF16."),

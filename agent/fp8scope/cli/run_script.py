@@ -121,6 +121,9 @@ def _parser() -> argparse.ArgumentParser:
         help="share of the step time that watching may take (default: 0.02; none: no limit)",
     )
     parser.add_argument(
+        "--advise", action="store_true", help="say at the end how the training could be faster"
+    )
+    parser.add_argument(
         "--mode",
         choices=("online", "offline", "disabled"),
         help="send the run, only store it, or record nothing",
@@ -215,6 +218,10 @@ class _Watching:
         config, failure = self._config(plain_config.get("config") or {})
         chosen = {key: value for key, value in given.items() if value not in (None, "", [])}
         run = fp8scope.init(**(plain_config | {"config": config} | chosen))
+        if options.advise:
+            from fp8scope.advice.in_process import print_at_end
+
+            print_at_end(run)
         if failure is not None:
             run.guard.caught("reading the script's configuration", failure)
         return run

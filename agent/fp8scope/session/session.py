@@ -360,6 +360,7 @@ class Session:
             self.registration.take_repository(GIT_SECONDS)
         self._end_steps()
         with self.guard.shield("describing the run"):
+            self._describe_training()
             self.registration.send_changes(now=True)
         for action in self.before_end:
             with self.guard.shield("ending the run"):
@@ -370,6 +371,14 @@ class Session:
             self.steps.count_kernel_failures()
             self.steps.measures.close()
             self.steps.collector.close()
+
+    def _describe_training(self) -> None:
+        """Add to the environment what the training is made of; a check of `fp8scope advise` asks for it."""
+        facts = self.steps.measures.facts()
+        if facts:
+            self.registration.set(
+                "environment", {**self.registration.document["environment"], "training": facts}
+            )
 
     def _end_steps(self) -> None:
         """Record the step that is complete but open."""

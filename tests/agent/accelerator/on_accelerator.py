@@ -16,6 +16,7 @@ from fp8scope.cli.doctor import check_torch
 from fp8scope.config import Settings
 from fp8scope.control.training_state import RandomState
 from fp8scope.incidents.snapshots import Trained, random_state, restore_random
+from fp8scope.observe.facts import TrainingFacts
 from fp8scope.observe.timing.anatomy import COMMUNICATION, PARTS, scalar_of
 from fp8scope.observe.timing.clock import PHASES, DeviceClock
 from fp8scope.recording.registration import blank_registration
@@ -150,8 +151,22 @@ def test_copies_of_batches_are_a_part(server: WireServer, settings: Settings) ->
     record(NAME, settings, None)
     copies = server.run.scalars("anatomy/copy_seconds")
     assert all(copy is not None and copy > 0 for copy in copies)
-    # The wrapper does not stand in the way of a compiled graph, which copies by itself.
+    # The last run to end has restored the function.
     assert torch.Tensor.to is torch._C.TensorBase.to
+
+
+def test_an_unchanged_tensor_that_is_copied_again_is_counted() -> None:
+    facts = TrainingFacts()
+    with torch.device("cpu"):
+        mask, buffer = torch.ones(4), torch.ones(4)
+    for number in range(5):
+        # A new batch often lies where the last one lay; a buffer has other values each time.
+        for source in (mask, batch_on("cpu", number), buffer.fill_(number)):
+            facts.note_copy(source, source.to(DEVICE))
+    copies = facts.document(DEVICE)["copies"]
+    assert copies["repeated"] == [{"times": 5, "bytes": 16, "shape": [4]}]
+    assert copies["bytes"] == 5 * (16 + 16 * 32 * 4 + 16)
+    assert facts.document(DEVICE)["memory"]["allocated_peak"] == 15
 
 
 def test_copies_to_the_host_run_beside_it() -> None:

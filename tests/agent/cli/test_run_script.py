@@ -77,6 +77,13 @@ def test_records_a_compiled_model(server: WireServer, here: Launch) -> None:
     assert server.run.scalars("tokens") == [32.0 * step for step in range(1, 6)]
 
 
+def test_advises_at_the_end(server: WireServer, here: Launch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert here("--advise", SCRIPTS / "plain.py", "--steps", "30") == 0
+    assert re.search(r"fp8scope advises:\n\d\d steps of \d+\.\d ms on 1 of 1 ranks", capsys.readouterr().err)
+    assert server.run.registration["environment"]["training"]["products"][0]["precision"] == "fp32"
+    assert server.run.finish["errors"] == 0
+
+
 def test_records_two_models(server: WireServer, here: Launch) -> None:
     assert here(SCRIPTS / "gan.py") == 0
     names = names_of(server.run)

@@ -34,6 +34,17 @@ ATTENTION_WITHOUT_FORMULA = (
     torch.ops.aten._scaled_dot_product_fused_attention_overrideable,
 )
 
+BATCHED_PRODUCTS = (torch.ops.aten.bmm, torch.ops.aten.baddbmm)
+SOFTMAX = (torch.ops.aten._softmax, torch.ops.aten._safe_softmax)
+AFTER_SOFTMAX = (
+    torch.ops.aten.native_dropout,
+    torch.ops.aten._to_copy,
+    torch.ops.aten.clone,
+    torch.ops.aten.mul,
+)
+MIN_ATTENTION = 64
+"""A matrix of attention has so many queries and keys at least; a router's probabilities have fewer."""
+
 Signature = tuple[torch.Size, ...]
 
 _FP8: Final = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz)
@@ -58,6 +69,12 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops = 0
         self._by_precision: dict[str, int] = {}
+        self.products: dict[tuple[str, int, int], int] = {}
+        """Operations of products with a matrix, by precision, inputs and outputs of that."""
+        self.attention = {"fused": 0, "written_out": 0, "bytes": 0, "flops": 0}
+        """Calls of fused attention; products with a matrix of attention, their bytes and operations."""
+        self._weights: dict[int, torch.Size] = {}
+        """Matrices of attention in memory, by their addresses."""
 
     @break_graph
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -66,18 +83,47 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **(kwargs or {}))
         formula = flop_registry.get(func._overloadpacket)
         if formula is not None:
-            self._add(int(formula(*args, **(kwargs or {}), out_val=out)), args)
+            flops = int(formula(*args, **(kwargs or {}), out_val=out))
+            self._add(flops, args)
+            self._note_attention(func._overloadpacket, args, flops)
         elif func._overloadpacket in ATTENTION_WITHOUT_FORMULA:
             query, key, value = args[:3]
             count = sdpa_flop_count(query.shape, key.shape, value.shape)  # type: ignore[no-untyped-call]
             self._add(int(count), args)
+            self.attention["fused"] += 1
+        else:
+            self._follow_attention(func._overloadpacket, args, out)
         return out
+
+    def _note_attention(self, function: Any, args: Sequence[Any], flops: int) -> None:
+        if "scaled_dot_product" in str(function):
+            self.attention["fused"] += 1
+        elif function in BATCHED_PRODUCTS and isinstance(args[0], Tensor):
+            matrix = args[0]
+            shape = self._weights.get(matrix.data_ptr())
+            if shape is not None and shape[-2:] == matrix.shape[-2:]:
+                self.attention["written_out"] += 1
+                self.attention["bytes"] += matrix.nbytes
+                # The product of queries and keys, which made the matrix, has as many operations.
+                self.attention["flops"] += 2 * flops
+
+    def _follow_attention(self, function: Any, args: Sequence[Any], out: Any) -> None:
+        """Remember the results of softmax over matrices, and what dropout and conversions make of them."""
+        if function in SOFTMAX or (
+            function in AFTER_SOFTMAX and isinstance(args[0], Tensor) and args[0].data_ptr() in self._weights
+        ):
+            result = out[0] if isinstance(out, tuple) else out
+            if result.dim() > 2 and min(result.shape[-2:]) >= MIN_ATTENTION:
+                self._weights[result.data_ptr()] = result.shape
 
     def _add(self, flops: int, args: Sequence[Any]) -> None:
         self.flops += flops
         # The last factor: `addmm` and `baddbmm` begin with the bias.
         factor = next((x for x in reversed(args) if isinstance(x, Tensor)), None)
         precision = _precision_of(factor)
+        if factor is not None and factor.dim() == 2:
+            key = precision, factor.shape[0], factor.shape[1]
+            self.products[key] = self.products.get(key, 0) + flops
         self._by_precision[precision] = self._by_precision.get(precision, 0) + flops
 
     @property

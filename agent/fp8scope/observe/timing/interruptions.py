@@ -41,6 +41,9 @@ class Interrupted(Protocol):
     def leave(self, part: int) -> None:
         """The interruption ends, and was this part of the anatomy."""
 
+    def loaded(self, batches: Any) -> None:
+        """A loader has handed over a batch; `batches` is its iterator."""
+
     def copied(self, source: torch.Tensor, copy: torch.Tensor) -> None:
         """A tensor of the host was copied to an accelerator."""
 
@@ -94,7 +97,7 @@ def _wrap(functions: Wrapped) -> None:
 def _loaders() -> Wrapped:
     # The beginning of an epoch starts worker processes.
     yield DataLoader, "__iter__", functools.partial(_timed, DATA_PART)
-    yield _BaseDataLoaderIter, "__next__", functools.partial(_timed, DATA_PART)
+    yield _BaseDataLoaderIter, "__next__", _timed_batch
 
 
 def _checkpoints() -> Wrapped:
@@ -132,6 +135,22 @@ def _timed(part: int, original: Function) -> Function:
                 listener.leave(part)
 
     return timed
+
+
+def _timed_batch(original: Function) -> Function:
+    @functools.wraps(original)
+    def __next__(self: Any) -> Any:
+        if is_traced():
+            return original(self)
+        entered = [listener for listener in _listeners if listener.enter()]
+        try:
+            return original(self)
+        finally:
+            for listener in entered:
+                listener.leave(DATA_PART)
+                listener.loaded(self)
+
+    return __next__
 
 
 def _timed_copy(original: Function) -> Function:

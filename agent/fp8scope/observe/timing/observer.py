@@ -126,6 +126,12 @@ class Measures:
                 if part not in self._models:
                     self._models[part] = ModelHooks(part, self._watch)
 
+    def facts(self) -> dict[str, Any]:
+        """Return what the training is made of, for advice; empty if nothing was measured."""
+        if self._watch is None or not self._watch.facts.steps:
+            return {}
+        return self._watch.facts.document(self._watch.device)
+
     @property
     def models(self) -> "tuple[torch.nn.Module, ...]":
         """The modules whose calls are measured."""

@@ -17,6 +17,7 @@ from torch.utils.hooks import unserializable_hook
 from fp8scope.guard import Guard
 from fp8scope.observe.budget import TimeBudget
 from fp8scope.observe.compiled_calls import Handle, around_compiled_calls
+from fp8scope.observe.facts import TrainingFacts
 from fp8scope.observe.tensors.base import inside_backward, is_traced
 from fp8scope.observe.timing import interruptions
 from fp8scope.observe.timing.anatomy import COMMUNICATION
@@ -68,6 +69,7 @@ class Stopwatch:
         self.thread = get_ident()
         """The thread that trains; 0 in a forked child that does not."""
         self._is_interrupted = False
+        self.facts = TrainingFacts()
         interruptions.listen(self)
 
     def close(self) -> None:
@@ -102,6 +104,12 @@ class Stopwatch:
 
     def copied(self, source: Tensor, copy: Tensor) -> None:
         """A tensor of the host was copied to an accelerator."""
+        self.facts.note_copy(source, copy)
+
+    def loaded(self, batches: Any) -> None:
+        """A loader has handed over a batch; `batches` is its iterator."""
+        if not self.facts.loader:
+            self.facts.note_loader(batches)
 
     def is_off(self) -> bool:
         """Return whether a graph is being compiled, or activations are recomputed in a backward pass."""
@@ -119,6 +127,7 @@ class Stopwatch:
         """Return the operations of the step that ended and those recomputed, and start from zero."""
         flops = self.flops, self.recomputed
         self.flops = self.recomputed = 0.0
+        self.facts.steps += 1
         self.inside, self.in_backward, self._is_interrupted = None, False, False
         return flops
 
@@ -128,6 +137,7 @@ class ModelHooks:
 
     def __init__(self, model: nn.Module, watch: Stopwatch) -> None:
         self._watch: Stopwatch | None = watch
+        watch.facts.note_model(model)
         self.was_called = False
         self._flops: FlopModel | None = FlopModel(model)
         self._shapes: Signature = ()
@@ -202,6 +212,10 @@ class ModelHooks:
                     self._flops.end(self._shapes, counter)
                 if not watch.precision:
                     watch.precision = training_precision(model, counter)
+                if counter is not None and counter.products:
+                    watch.facts.note_products(
+                        model, counter.products, counter.attention | {"of": counter.flops}
+                    )
                 flops = self._flops.step_flops(self._shapes, args, kwargs)
                 watch.flops += flops
                 if self._recomputation is None:

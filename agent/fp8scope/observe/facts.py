@@ -1,0 +1,192 @@
+"""What a training is made of, in so far as `fp8scope advise` asks: products, loader, copies, attention.
+
+The facts are a JSON document, the entry `training` of the run's environment. They are noted where the agent
+measures anyway: in the forward passes whose operations are counted, in the loader and in copies to a device.
+"""
+
+import os
+import sys
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+import fp8scope_kernels
+from fp8scope_kernels import devices, fp8_layers
+
+MAX_PRODUCTS = 32
+MAX_COPIES = 256
+MAX_REASONS = 8
+MAX_REASON = 300
+OWN: Final = (
+    "fp8scope.",
+    "fp8scope_kernels.",
+    str(Path(fp8scope_kernels.__file__).parent),
+    str(Path(__file__).parents[1]),
+    "_is_tracing",
+)
+"""Graph breaks with one of these in their reason are the agent's own."""
+
+
+class TrainingFacts:
+    """Collects the facts of one run; called by the thread that trains."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._products: list[dict[str, Any]] = []
+        self._attention: dict[str, Any] = {}
+        self.loader: dict[str, Any] = {}
+        """Of the training's loader; empty until it has handed over a batch."""
+        self._copies: dict[int, _Copy] = {}
+        self._copied_bytes = 0
+        self._compiled = False
+
+    def note_model(self, model: nn.Module) -> None:
+        """A model is watched."""
+        self._compiled |= any(
+            module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
+            for module in model.modules()
+        )
+
+    def note_products(
+        self,
+        model: nn.Module,
+        products: Mapping[tuple[str, int, int], int],
+        attention: Mapping[str, Any],
+    ) -> None:
+        """A training forward pass was counted: operations by (precision, inputs, outputs) of the weight."""
+        if self._products:
+            return
+        paths: dict[tuple[int, int], str] = {}
+        for path, module in model.named_modules():
+            features = getattr(module, "in_features", None), getattr(module, "out_features", None)
+            if isinstance(features[0], int) and isinstance(features[1], int):
+                paths.setdefault((features[0], features[1]), path)
+        in_fp8 = {(layer.in_features, layer.out_features) for _, layer in fp8_layers(model)}
+        whole = sum(products.values())
+        rows: list[dict[str, Any]] = [
+            {
+                "precision": "fp8" if (inputs, outputs) in in_fp8 else precision,
+                "in": inputs,
+                "out": outputs,
+                "layer": paths.get((inputs, outputs), ""),
+                "share": round(flops / whole, 5),
+            }
+            for (precision, inputs, outputs), flops in products.items()
+        ]
+        self._products = sorted(rows, key=lambda row: -row["share"])[:MAX_PRODUCTS]
+        self._attention = dict(attention)
+
+    def note_loader(self, batches: Any) -> None:
+        """A batch comes from this iterator of a `DataLoader`. The first one is that of the training."""
+        self.loader = {
+            "workers": int(getattr(batches, "_num_workers", 0)),
+            "pinned": bool(getattr(batches, "_pin_memory", False)),
+            "persistent": bool(getattr(batches, "_persistent_workers", False)),
+        }
+
+    def note_copy(self, source: Tensor, copy: Tensor) -> None:
+        """A tensor of the host was copied to a device."""
+        self._copied_bytes += copy.nbytes
+        before = self._copies.get(id(source))
+        if before is not None and before.is_of(source):
+            before.times += 1
+        elif len(self._copies) < MAX_COPIES:
+            self._copies[id(source)] = _Copy(source, copy.nbytes)
+        else:
+            self._copies = {key: kept for key, kept in self._copies.items() if kept.times > 1}
+
+    def document(self, device: "torch.device | None") -> dict[str, Any]:
+        """Return the facts so far. `device`: the one that the model is on."""
+        kind = device.type if device is not None else ""
+        facts: dict[str, Any] = {
+            "device": kind,
+            "cpus": os.cpu_count() or 1,
+            "steps": self.steps,
+            "compiled": self._compiled or _compiles(),
+        }
+        if self._products:
+            facts["products"], facts["attention"] = self._products, self._attention
+        if self.loader:
+            facts["loader"] = self.loader
+        if self._copied_bytes:
+            repeated = [kept for kept in self._copies.values() if kept.times > 1]
+            facts["copies"] = {
+                "bytes": self._copied_bytes,
+                "repeated": [
+                    {"times": kept.times, "bytes": kept.nbytes, "shape": kept.shape} for kept in repeated
+                ][:MAX_REASONS],
+            }
+        if breaks := _graph_breaks():
+            facts["graph_breaks"] = breaks
+        if device is not None and kind not in ("", "cpu", "meta"):
+            facts["memory"] = _memory(device)
+            facts["devices"] = len(devices.accelerators())
+        return facts
+
+
+class _Copy:
+    """A tensor that was copied, by its identity: an equal address may be another batch."""
+
+    __slots__ = ("_source", "_version", "nbytes", "shape", "times")
+
+    def __init__(self, source: Tensor, nbytes: int) -> None:
+        self._source, self._version = weakref.ref(source), source._version
+        self.nbytes, self.shape, self.times = nbytes, list(source.shape), 1
+
+    def is_of(self, source: Tensor) -> bool:
+        return self._source() is source and self._version == source._version
+
+
+def _memory(device: torch.device) -> dict[str, float]:
+    stats = devices.memory_stats(device)
+    names = {
+        "allocated_peak": "allocated_bytes.all.peak",
+        "reserved_peak": "reserved_bytes.all.peak",
+        "inactive": "inactive_split_bytes.all.current",
+        "reserved": "reserved_bytes.all.current",
+        "retries": "num_alloc_retries",
+    }
+    memory = {name: float(stats[key]) for name, key in names.items() if key in stats}
+    properties = getattr(devices.module_of(device), "get_device_properties", None)
+    total = getattr(properties(device), "total_memory", 0) if properties is not None else 0
+    return memory | ({"total": float(total)} if total else {})
+
+
+def _counters() -> Any:
+    # Importing the compiler takes seconds, and it has counted nothing unless the script has loaded it.
+    module: Any = sys.modules.get("torch._dynamo.utils")
+    return None if module is None else module.counters
+
+
+def _compiles() -> bool:
+    counters = _counters()
+    return counters is not None and counters["stats"].get("unique_graphs", 0) > 0
+
+
+def _graph_breaks() -> dict[str, int]:
+    """Return how often a compiled graph broke in this process, by reason; without our own breaks.
+
+    `fp8scope run` begins after the first step, which has compiled the graph, so earlier breaks count.
+    """
+    counters = _counters()
+    breaks: dict[str, int] = {}
+    # A break in a loop gives up the whole function, and stands in the second table only.
+    for table in () if counters is None else (counters["graph_break"], counters["unimplemented"]):
+        for text, count in table.items():
+            reason = break_reason(str(text))
+            if reason:
+                breaks[reason] = max(breaks.get(reason, 0), count)
+    return dict(sorted(breaks.items(), key=lambda item: -item[1])[:MAX_REASONS])
+
+
+def break_reason(text: str) -> str:
+    """Return the reason in torch's text on a graph break, in one line; empty if the agent is the reason."""
+    # The traceback has our command, too; and lines after the first ones name the code.
+    head = text.partition("User code traceback")[0]
+    if any(word in head for word in OWN):
+        return ""
+    return head.partition("\n  Explanation:")[0].strip().rpartition("\n")[2][:MAX_REASON]

@@ -1,0 +1,174 @@
+"""Each check finds its fault by the evidence of it, and nothing in a healthy run."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fp8scope.advice.advisor import advise, as_text
+from fp8scope.advice.checks import CHECKS
+from fp8scope.advice.finding import Finding, Gain
+from fp8scope.advice.record import MIN_STEPS, WARM_UP, RankRecord, RunRecord
+from fp8scope.observe.timing.anatomy import PARTS, scalar_of
+
+STEPS = WARM_UP + 20
+HEALTHY = {"data": 0.002, "forward": 0.03, "loss": 0.001, "backward": 0.06, "optimizer": 0.005, "rest": 0.002}
+FACTS: Mapping[str, Any] = {
+    "device": "cuda",
+    "cpus": 8,
+    "steps": STEPS,
+    "loader": {"workers": 4},
+    "products": [
+        {"precision": "bf16", "in": 512, "out": 2048, "layer": "mlp.up", "share": 0.95},
+        {"precision": "fp32", "in": 512, "out": 8, "layer": "router", "share": 0.05},
+    ],
+    "attention": {"fused": 4, "written_out": 0, "bytes": 0, "flops": 0, "of": 100},
+    "copies": {"bytes": 1000, "repeated": [{"times": 2, "bytes": 10, "shape": [10]}]},
+    "memory": {"total": 100.0, "reserved_peak": 90.0, "reserved": 90.0, "inactive": 5.0, "retries": 0.0},
+}
+MISFIT = {"precision": "fp8", "in": 512, "out": 1000, "layer": "head", "share": 0.5}
+
+
+def rank(
+    number: int = 0,
+    *,
+    steps: int = STEPS,
+    facts: Mapping[str, Any] | None = None,
+    scalars: Mapping[str, float] | None = None,
+    **parts: float,
+) -> RankRecord:
+    """A rank whose steps are all alike: the healthy one with these seconds of parts, scalars and facts."""
+    seconds = {scalar_of(name): value for name, value in (HEALTHY | parts).items()}
+    return RankRecord(
+        rank=number,
+        scalars={name: np.full(steps, value) for name, value in {**seconds, **(scalars or {})}.items()},
+        facts={**FACTS, **(facts or {})},
+    )
+
+
+def run(*ranks: RankRecord) -> RunRecord:
+    return RunRecord(ranks=ranks, world_size=len(ranks))
+
+
+def saves_every(interval: int, seconds: float) -> RankRecord:
+    record = rank()
+    column = np.where(np.arange(STEPS) % interval == 0, seconds, 0.0)
+    return RankRecord(scalars={**record.scalars, scalar_of("checkpoint"): column}, facts=record.facts)
+
+
+FAULTY = {
+    "mixed_precision": run(rank(facts={"products": [FACTS["products"][1] | {"share": 1.0}]})),
+    "loader": run(rank(data=0.05)),
+    "dimensions": run(rank(facts={"products": [MISFIT, FACTS["products"][0] | {"share": 0.5}]})),
+    "batch_size": run(rank(facts={"memory": {"total": 100.0, "reserved_peak": 20.0}}, scalars={"mfu": 0.1})),
+    "profile": run(rank(rest=0.2)),
+    "attention": run(
+        rank(facts={"attention": {"fused": 0, "written_out": 4, "bytes": 8 << 20, "flops": 30, "of": 100}})
+    ),
+    "allocator": run(rank(facts={"memory": FACTS["memory"] | {"retries": 5.0}})),
+    "copies": run(
+        rank(
+            copy=0.01,
+            facts={"copies": {"bytes": 1000, "repeated": [{"times": 24, "bytes": 20, "shape": [20]}]}},
+        )
+    ),
+    "compile": run(rank(facts={"graph_breaks": {"Unsupported Tensor.item() call": 2}})),
+    "communication": run(rank(0, communication=0.06), rank(1, communication=0.06)),
+    "checkpoints": run(saves_every(5, 0.1)),
+    "idle_ranks": run(
+        rank(0, scalars={"model_flops_per_second": 100.0}),
+        rank(1, scalars={"model_flops_per_second": 30.0}),
+    ),
+}
+
+
+def test_it_works() -> None:
+    (finding,) = advise(FAULTY["loader"])
+    assert finding.practice == "loader" and "34 %" in finding.evidence and "num_workers=8" in finding.change
+    # With twice the workers a batch is there in half of 4 * 148 ms / 4 = 74 ms, of which 98 ms are hidden.
+    assert finding.gain.high == pytest.approx(0.05 / 0.148) and finding.gain.low == finding.gain.high / 2
+    text = as_text(FAULTY["loader"], [finding])
+    assert finding.title in text and "17 % to 34 % of the time" in text
+
+
+@pytest.mark.parametrize("practice", CHECKS)
+def test_each_check_finds_its_fault_and_no_other_does(practice: str) -> None:
+    (finding,) = advise(FAULTY[practice])
+    assert finding.practice == practice
+    assert any(character.isdigit() for character in finding.evidence)
+    assert finding.gain.high > 0 and finding.gain.formula and finding.change
+
+
+@pytest.mark.parametrize("practice", CHECKS)
+def test_too_few_steps_are_no_evidence(practice: str) -> None:
+    short = [
+        RankRecord(
+            rank=one.rank,
+            scalars={name: values[: WARM_UP + MIN_STEPS - 1] for name, values in one.scalars.items()},
+            facts=one.facts,
+        )
+        for one in FAULTY[practice].ranks
+    ]
+    assert [finding.practice for finding in advise(run(*short))] in ([], ["copies"])
+
+
+@pytest.mark.parametrize(
+    "healthy",
+    [
+        run(rank()),
+        run(rank(0), rank(1, forward=0.031)),
+        # A CPU may have no faster products than those in FP32, and pads none of them.
+        run(rank(facts={"device": "cpu", "products": [MISFIT | {"precision": "fp32", "share": 1.0}]})),
+        # A head of ten classes is a small part of a model.
+        run(rank(facts={"products": [FACTS["products"][0], MISFIT | {"share": 0.04}]})),
+        # One long wait, at the beginning of an epoch, is no slow loader.
+        run(saves_every(STEPS, 1.0)),
+        # Batches that are handed over in less than a worker needs.
+        run(rank(data=0.001, forward=0.001, backward=0.001, loss=0, optimizer=0, rest=0)),
+        # A full device whose memory is in one piece; a small part of it that is busy.
+        run(rank(facts={"memory": FACTS["memory"]}, scalars={"mfu": 0.1})),
+        run(rank(facts={"memory": FACTS["memory"] | {"reserved_peak": 20.0}}, scalars={"mfu": 0.45})),
+        run(rank(0, communication=0.01), rank(1, communication=0.01)),
+        RunRecord(ranks=[RankRecord()]),
+    ],
+    ids=["plain", "ranks", "cpu", "head", "once", "tiny", "full", "busy", "hidden", "empty"],
+)
+def test_a_healthy_run_has_no_findings(healthy: RunRecord) -> None:
+    assert advise(healthy) == []
+
+
+def test_a_slow_rank_is_not_the_network() -> None:
+    slow = run(rank(0, communication=0.05), rank(1, forward=0.08), rank(2, communication=0.05))
+    (finding,) = advise(slow)
+    assert finding.title == "The other ranks wait for rank 1"
+    assert finding.gain.high == pytest.approx(1 - 0.1 / 0.15)
+
+
+def test_the_largest_gain_comes_first() -> None:
+    both = run(rank(data=0.05, facts={"graph_breaks": {"print": 1}}))
+    gains = [finding.gain.high for finding in advise(both)]
+    assert len(gains) == 2 and gains == sorted(gains, reverse=True)
+
+
+def test_the_dimensions_are_those_of_the_precision() -> None:
+    """1000 is a multiple of 8, which suffices in BF16."""
+    found: Finding | None = CHECKS["dimensions"](
+        run(rank(facts={"products": [MISFIT | {"precision": "bf16"}]}))
+    )
+    assert found is None
+    (finding,) = advise(FAULTY["dimensions"])
+    assert "512 x 1008" in finding.change and "multiples of 16" in finding.evidence
+    compute = 0.09 / sum(HEALTHY.values())
+    assert finding.gain.low == pytest.approx(compute * 0.5 * (1 - 1000 / 1008))
+
+
+def test_a_gain_is_a_share() -> None:
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        Gain(low=0.2, high=0.1, formula="")
+
+
+def test_parts_add_up_in_a_record() -> None:
+    record = rank()
+    assert record.seconds.tolist() == pytest.approx([sum(HEALTHY.values())] * (STEPS - WARM_UP))
+    assert sum(record.share(name) for name in PARTS) == pytest.approx(1)
