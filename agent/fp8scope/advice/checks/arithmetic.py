@@ -33,6 +33,14 @@ def _compute(rank: RankRecord) -> float:
     return rank.share("forward", "backward")
 
 
+def _saved(rank: RankRecord, share: float, speed: float) -> float:
+    """Return the share of the step that is saved if a share of the operations becomes `speed` times as fast.
+
+    The other operations already are as fast.
+    """
+    return _compute(rank) * share * (speed - 1) / (1 + share * (speed - 1))
+
+
 def mixed_precision(run: RunRecord) -> Finding | None:
     """Products in FP32 beside products in reduced precision, or on a device that has faster ones."""
     rank = run.first
@@ -45,7 +53,7 @@ def mixed_precision(run: RunRecord) -> Finding | None:
         return None
     largest = next(row for row in _products(rank) if row["precision"] == "fp32")
     where = f"the largest in {largest['layer']}" if largest["layer"] else "the largest"
-    low, high = (_compute(rank) * full * (speed - 1) / (1 + full * (speed - 1)) for speed in FASTER_REDUCED)
+    low, high = (_saved(rank, full, speed) for speed in FASTER_REDUCED)
     return Finding(
         practice="mixed_precision",
         title="Mixed precision is only partly on" if is_partial else "Mixed precision is off",
@@ -109,7 +117,7 @@ def attention(run: RunRecord) -> Finding | None:
     size = facts.get("bytes", 0)
     if not rank.is_measured or share < MIN_ATTENTION or size < MIN_MATRIX:
         return None
-    low, high = (share * _compute(rank) * (1 - 1 / speed) for speed in FASTER_FUSED)
+    low, high = (_saved(rank, share, speed) for speed in FASTER_FUSED)
     beside = f", and {facts['fused']} are fused" if facts["fused"] else ""
     return Finding(
         practice="attention",
@@ -119,8 +127,8 @@ def attention(run: RunRecord) -> Finding | None:
         gain=Gain(
             low=low,
             high=high,
-            formula="a c (1 - 1/s): a attention's share of operations, c the share of forward and backward "
-            "in the step, s = 1.5 to 4 the speed of fused attention",
+            formula="c a (s - 1) / (1 + a (s - 1)): c the share of forward and backward in the step, a that "
+            "of attention in the operations, s = 1.5 to 4 the speed of fused attention",
         ),
         change="Call torch.nn.functional.scaled_dot_product_attention (is_causal=True instead of a mask). If "
         "it is called already, its arguments rule the fused kernels out: see "
