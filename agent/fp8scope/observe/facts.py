@@ -1,4 +1,4 @@
-"""What a training is made of, in so far as `fp8scope advise` asks: products, loader, copies, attention.
+"""Facts about a training that `fp8scope advise` asks for: products, loader, copies, attention.
 
 The facts are a JSON document, the entry `training` of the run's environment. They are noted where the agent
 measures anyway: in the forward passes whose operations are counted, in the loader and in copies to a device.
@@ -97,7 +97,7 @@ class TrainingFacts:
         elif len(self._copies) < MAX_COPIES:
             self._copies[id(source)] = _Copy(source, copy.nbytes)
         else:
-            self._copies = {key: kept for key, kept in self._copies.items() if kept.times > 1}
+            self._copies = {key: entry for key, entry in self._copies.items() if entry.times > 1}
 
     def document(self, device: "torch.device | None") -> dict[str, Any]:
         """Return the facts so far. `device`: the one that the model is on."""
@@ -113,11 +113,11 @@ class TrainingFacts:
         if self.loader:
             facts["loader"] = self.loader
         if self._copied_bytes:
-            repeated = [kept for kept in self._copies.values() if kept.times > 1]
+            repeated = [entry for entry in self._copies.values() if entry.times > 1]
             facts["copies"] = {
                 "bytes": self._copied_bytes,
                 "repeated": [
-                    {"times": kept.times, "bytes": kept.nbytes, "shape": kept.shape} for kept in repeated
+                    {"times": entry.times, "bytes": entry.nbytes, "shape": entry.shape} for entry in repeated
                 ][:MAX_REASONS],
             }
         if breaks := _graph_breaks():

@@ -49,6 +49,8 @@ def record(directory: Path, rank: int = 0) -> RunRecord:
 
 
 def test_it_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # Torch counts the graphs of the process, and other tests compile some.
+    torch._dynamo.utils.counters.clear()
     recorded = record(tmp_path)
     facts = recorded.first.facts
     assert facts["loader"] == {"workers": 0, "pinned": False, "persistent": False}

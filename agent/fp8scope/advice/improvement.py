@@ -1,4 +1,4 @@
-"""What a check finds: the evidence, what mending it may gain, and the change to make."""
+"""The advice of a check: its evidence, the expected gain, and the change to make."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Gain:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class Improvement:
     """One practice that the run does not follow. `practice` names the check, `evidence` has the numbers."""
 
     practice: str
@@ -33,7 +33,7 @@ class Finding:
     change: str
 
 
-Check = Callable[[RunRecord], Finding | None]
+Check = Callable[[RunRecord], Improvement | None]
 """Looks at a run for one practice. Returns None without evidence."""
 
 
