@@ -113,6 +113,36 @@ def test_the_first_chart_catches_up_with_a_live_run(open_tab: OpenTab, seeded: S
     tab.wait(lambda: last_step(tab) == 170, "Drawing the new row")
 
 
+def test_a_chart_keeps_its_height_when_the_window_changes_its_width(
+    open_tab: OpenTab, seeded: Seeded, path: str
+) -> None:
+    """Plotly forgets the height it was given when it fits a chart that it has drawn twice to a new width."""
+    tab = open_tab()
+    tab.open(path)
+    wait_ready(tab)
+    plot = tab.page.locator("#panels .figure__plot")
+    height = plot.evaluate("plot => plot.clientHeight")
+    text = plot.evaluate("plot => plot.layout.font.color")
+    tab.page.emulate_media(color_scheme="dark")
+    tab.wait(lambda: plot.evaluate("plot => plot.layout.font.color") != text, "Drawing it in dark")
+    for width in (1300, 1000):
+        tab.page.set_viewport_size({"width": width, "height": 900})
+        tab.wait(lambda: plot.evaluate("plot => plot._fullLayout.width === plot.clientWidth"), "Fitting")
+        assert plot.evaluate("plot => plot.querySelector('.svg-container').clientHeight") == height > 100
+
+
+def test_an_empty_chart_takes_no_focus(open_tab: OpenTab, path: str) -> None:
+    tab = open_tab()
+    tab.open(path)
+    wait_ready(tab)
+    plot = tab.page.locator("#panels .figure__plot")
+    assert plot.get_attribute("tabindex") == "0"
+    tab.page.route(FIRST, lambda route: route.fulfill(json={"empty": "No values yet."}))
+    tab.page.emulate_media(color_scheme="dark")
+    tab.wait(lambda: state(tab) == "empty", "Emptying the chart")
+    assert [plot.get_attribute(name) for name in ("tabindex", "role", "aria-label")] == [None] * 3
+
+
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_the_first_chart_needs_no_request(
     open_tab: OpenTab, seeded: Seeded, path: str, theme: ThemeName

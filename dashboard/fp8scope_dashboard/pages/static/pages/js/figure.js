@@ -274,6 +274,8 @@ class Figure {
     if (answer.empty !== undefined && this.drawn && this.zoom) return "No values in this range";
     if (answer.empty !== undefined) {
       if (this.drawn) window.Plotly.purge(this.plot);
+      // Without a chart there is nothing to stop at with the Tab key.
+      for (const name of ["data-drawn", "role", "aria-label", "tabindex"]) this.plot.removeAttribute(name);
       this.drawn = false;
       this.listening = false;
       this.element.style.removeProperty("--figure-height");
