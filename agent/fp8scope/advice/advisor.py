@@ -4,19 +4,19 @@ import textwrap
 from collections.abc import Sequence
 
 from fp8scope.advice.checks import CHECKS
-from fp8scope.advice.improvement import Improvement, percent
+from fp8scope.advice.finding import AdviceFinding, percent
 from fp8scope.advice.record import RunRecord
 
 WIDTH = 100
 
 
-def advise(run: RunRecord) -> list[Improvement]:
+def advise(run: RunRecord) -> list[AdviceFinding]:
     """Return what the checks find in a run, the largest expected gain first."""
     findings = [finding for check in CHECKS.values() if (finding := check(run)) is not None]
     return sorted(findings, key=lambda finding: -finding.gain.high)
 
 
-def as_text(run: RunRecord, findings: Sequence[Improvement]) -> str:
+def as_text(run: RunRecord, findings: Sequence[AdviceFinding]) -> str:
     """Return the findings for a terminal."""
     steps = len(run.first.seconds)
     if not run.first.is_measured:

@@ -8,7 +8,7 @@ import pytest
 
 from fp8scope.advice.advisor import advise, as_text
 from fp8scope.advice.checks import CHECKS
-from fp8scope.advice.improvement import Gain, Improvement
+from fp8scope.advice.finding import AdviceFinding, Gain
 from fp8scope.advice.record import MIN_STEPS, WARM_UP, RankRecord, RunRecord
 from fp8scope.observe.timing.anatomy import PARTS, scalar_of
 
@@ -153,7 +153,7 @@ def test_the_largest_gain_comes_first() -> None:
 
 def test_the_dimensions_are_those_of_the_precision() -> None:
     """1000 is a multiple of 8, which suffices in BF16."""
-    found: Improvement | None = CHECKS["dimensions"](
+    found: AdviceFinding | None = CHECKS["dimensions"](
         run(rank(facts={"products": [MISFIT | {"precision": "bf16"}]}))
     )
     assert found is None

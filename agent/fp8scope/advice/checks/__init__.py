@@ -6,7 +6,7 @@ from fp8scope.advice.checks.data import loader_bound, repeated_copies
 from fp8scope.advice.checks.memory import batch_headroom, fragmentation
 from fp8scope.advice.checks.ranks import communication, idle_ranks
 from fp8scope.advice.checks.stalls import checkpoint_stalls, unclear_anatomy
-from fp8scope.advice.improvement import Check
+from fp8scope.advice.finding import Check
 
 CHECKS: dict[str, Check] = {
     "mixed_precision": mixed_precision,

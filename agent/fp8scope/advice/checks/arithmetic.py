@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from fp8scope.advice.improvement import Gain, Improvement, percent
+from fp8scope.advice.finding import AdviceFinding, Gain, percent
 from fp8scope.advice.record import RankRecord, RunRecord
 
 REDUCED: Final = ("bf16", "fp16", "fp8")
@@ -41,7 +41,7 @@ def _saved(rank: RankRecord, share: float, speed: float) -> float:
     return _compute(rank) * share * (speed - 1) / (1 + share * (speed - 1))
 
 
-def mixed_precision(run: RunRecord) -> Improvement | None:
+def mixed_precision(run: RunRecord) -> AdviceFinding | None:
     """Products in FP32 beside products in reduced precision, or on a device that has faster ones."""
     rank = run.first
     full = sum(row["share"] for row in _products(rank) if row["precision"] == "fp32")
@@ -54,7 +54,7 @@ def mixed_precision(run: RunRecord) -> Improvement | None:
     largest = next(row for row in _products(rank) if row["precision"] == "fp32")
     where = f"the largest in {largest['layer']}" if largest["layer"] else "the largest"
     low, high = (_saved(rank, full, speed) for speed in FASTER_REDUCED)
-    return Improvement(
+    return AdviceFinding(
         practice="mixed_precision",
         title="Mixed precision is only partly on" if is_partial else "Mixed precision is off",
         evidence=f"{percent(full)} of the operations of matrix products are in FP32 ({where}, "
@@ -70,7 +70,7 @@ def mixed_precision(run: RunRecord) -> Improvement | None:
     )
 
 
-def misfit_dimensions(run: RunRecord) -> Improvement | None:
+def misfit_dimensions(run: RunRecord) -> AdviceFinding | None:
     """Weights whose dimensions are not multiples of what tensor cores take."""
     rank = run.first
     misfits = [row for row in _products(rank) if _padding(row) > 0]
@@ -81,7 +81,7 @@ def misfit_dimensions(run: RunRecord) -> Improvement | None:
     worst = max(misfits, key=lambda row: row["share"])
     multiple = MULTIPLES[worst["precision"]]
     sizes = f"{_up(worst['in'], multiple)} x {_up(worst['out'], multiple)}"
-    return Improvement(
+    return AdviceFinding(
         practice="dimensions",
         title="Dimensions do not fit tensor cores",
         evidence=f"{percent(share)} of the operations are products whose dimensions are not multiples of "
@@ -109,7 +109,7 @@ def _padding(row: Mapping[str, Any]) -> float:
     return float(1 - row["in"] * row["out"] / padded)
 
 
-def attention(run: RunRecord) -> Improvement | None:
+def attention(run: RunRecord) -> AdviceFinding | None:
     """Attention whose matrix is written to memory."""
     rank = run.first
     facts: Mapping[str, int] = rank.facts.get("attention") or {}
@@ -119,7 +119,7 @@ def attention(run: RunRecord) -> Improvement | None:
         return None
     low, high = (_saved(rank, share, speed) for speed in FASTER_FUSED)
     beside = f", and {facts['fused']} are fused" if facts["fused"] else ""
-    return Improvement(
+    return AdviceFinding(
         practice="attention",
         title="Attention is not fused",
         evidence=f"{facts['written_out']} calls of a forward pass write the matrix of attention to memory, "

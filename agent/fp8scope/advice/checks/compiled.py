@@ -2,14 +2,14 @@
 
 from typing import Final
 
-from fp8scope.advice.improvement import Gain, Improvement
+from fp8scope.advice.finding import AdviceFinding, Gain
 from fp8scope.advice.record import RunRecord
 
 FASTER: Final = 1.41
 """Speed of compiled training. Source: Ansel et al. 2024 (PyTorch 2), geometric mean on an A100."""
 
 
-def graph_breaks(run: RunRecord) -> Improvement | None:
+def graph_breaks(run: RunRecord) -> AdviceFinding | None:
     """A compiled model whose graph breaks."""
     rank = run.first
     breaks: dict[str, int] = rank.facts.get("graph_breaks") or {}
@@ -17,7 +17,7 @@ def graph_breaks(run: RunRecord) -> Improvement | None:
         return None
     compute, graphs = rank.share("forward", "backward"), 1 + sum(breaks.values())
     reasons = "; ".join(list(breaks)[:3])
-    return Improvement(
+    return AdviceFinding(
         practice="compile",
         title="The compiled graph breaks",
         evidence=f"{graphs - 1} breaks, for {len(breaks)} reasons: {reasons}.",

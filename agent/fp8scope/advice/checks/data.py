@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from fp8scope.advice.improvement import Gain, Improvement, percent
+from fp8scope.advice.finding import AdviceFinding, Gain, percent
 from fp8scope.advice.record import RunRecord
 
 MIN_WAIT: Final = 0.15
@@ -12,7 +12,7 @@ MAX_WORKERS: Final = 8
 MIN_TIMES: Final = 10
 
 
-def loader_bound(run: RunRecord) -> Improvement | None:
+def loader_bound(run: RunRecord) -> AdviceFinding | None:
     """Steps that wait for a `DataLoader`."""
     rank = run.first
     loader, wait = rank.facts.get("loader"), rank.share("data")
@@ -33,7 +33,7 @@ def loader_bound(run: RunRecord) -> Improvement | None:
     )
     if workers >= cpus:
         change += " All CPUs have a worker: make a sample cheaper (decode and tokenise ahead of time)."
-    return Improvement(
+    return AdviceFinding(
         practice="loader",
         title="The training waits for its data loader",
         evidence=f"{percent(wait)} of the steps' time ({1000 * seconds:.1f} ms of {1000 * step:.1f} ms) is "
@@ -49,7 +49,7 @@ def loader_bound(run: RunRecord) -> Improvement | None:
     )
 
 
-def repeated_copies(run: RunRecord) -> Improvement | None:
+def repeated_copies(run: RunRecord) -> AdviceFinding | None:
     """A tensor that has not changed and is copied to the device in most steps."""
     rank = run.first
     facts = rank.facts.get("copies") or {"bytes": 0, "repeated": []}
@@ -61,7 +61,7 @@ def repeated_copies(run: RunRecord) -> Improvement | None:
     largest = max(repeated, key=lambda row: row["bytes"])
     part = min(1.0, copied / max(facts["bytes"], 1))
     high = rank.share("copy") * part
-    return Improvement(
+    return AdviceFinding(
         practice="copies",
         title="The same tensor is copied to the device in every step",
         evidence=f"{len(repeated)} unchanged tensors are copied again and again, the largest (shape "

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from fp8scope.advice.improvement import Gain, Improvement, percent
+from fp8scope.advice.finding import AdviceFinding, Gain, percent
 from fp8scope.advice.record import RunRecord
 
 MAX_USED: Final = 0.5
@@ -15,7 +15,7 @@ RETRY_SECONDS: Final = (0.01, 0.1)
 """A retry gives all cached memory back to the driver and waits for the device."""
 
 
-def batch_headroom(run: RunRecord) -> Improvement | None:
+def batch_headroom(run: RunRecord) -> AdviceFinding | None:
     """Memory that a larger batch could use, on a device that is not busy."""
     rank = run.first
     memory = rank.facts.get("memory") or {}
@@ -34,7 +34,7 @@ def batch_headroom(run: RunRecord) -> Improvement | None:
     else:
         return None
     times = min(MAX_TIMES, int(1 / max(used, 1 / MAX_TIMES)))
-    return Improvement(
+    return AdviceFinding(
         practice="batch_size",
         title="The batch could be larger",
         evidence=f"{evidence}, and {percent(used)} of its memory is used at most.",
@@ -48,7 +48,7 @@ def batch_headroom(run: RunRecord) -> Improvement | None:
     )
 
 
-def fragmentation(run: RunRecord) -> Improvement | None:
+def fragmentation(run: RunRecord) -> AdviceFinding | None:
     """Memory of the allocator that nothing can use, or that it had to give back."""
     rank = run.first
     memory = rank.facts.get("memory") or {}
@@ -61,7 +61,7 @@ def fragmentation(run: RunRecord) -> Improvement | None:
     low, high = (
         min(1.0, retries / steps * seconds / (step + retries / steps * seconds)) for seconds in RETRY_SECONDS
     )
-    return Improvement(
+    return AdviceFinding(
         practice="allocator",
         title="The allocator's memory is fragmented",
         evidence=f"{retries:.0f} allocations had to be tried again, and {percent(lost)} of the reserved "

@@ -3,7 +3,7 @@
 from statistics import median
 from typing import Final
 
-from fp8scope.advice.improvement import Gain, Improvement, percent
+from fp8scope.advice.finding import AdviceFinding, Gain, percent
 from fp8scope.advice.record import RankRecord, RunRecord
 
 MIN_SHARE: Final = 0.2
@@ -25,7 +25,7 @@ def _operations(rank: RankRecord) -> float:
     return float(median(rates)) * float(rank.seconds.mean()) if len(rates) else 0.0
 
 
-def communication(run: RunRecord) -> Improvement | None:
+def communication(run: RunRecord) -> AdviceFinding | None:
     """Steps that wait for collectives: for their bytes, or for a slower rank."""
     if len(run.ranks) < 2 or not all(rank.is_measured for rank in run.ranks) or idle_ranks(run) is not None:
         return None
@@ -35,7 +35,7 @@ def communication(run: RunRecord) -> Improvement | None:
     most = max(rank.share("communication") for rank in run.ranks)
     if others > 0 and _busy(slowest) > SLOWER * others and most >= MIN_SHARE / 2:
         high = 1 - others / _busy(slowest)
-        return Improvement(
+        return AdviceFinding(
             practice="communication",
             title=f"The other ranks wait for rank {slowest.rank}",
             evidence=f"Rank {slowest.rank} works {1000 * _busy(slowest):.1f} ms a step, the others "
@@ -51,7 +51,7 @@ def communication(run: RunRecord) -> Improvement | None:
     if share < MIN_SHARE:
         return None
     low, high = (share * part for part in FEWER_BYTES)
-    return Improvement(
+    return AdviceFinding(
         practice="communication",
         title="The training waits for communication",
         evidence=f"Collectives take {percent(share)} of the steps' time (median of {len(run.ranks)} ranks), "
@@ -67,7 +67,7 @@ def communication(run: RunRecord) -> Improvement | None:
     )
 
 
-def idle_ranks(run: RunRecord) -> Improvement | None:
+def idle_ranks(run: RunRecord) -> AdviceFinding | None:
     """Ranks with little work, or devices that no rank uses."""
     work = {rank.rank: _operations(rank) for rank in run.ranks if rank.is_measured}
     most = max(work.values(), default=0.0)
@@ -77,7 +77,7 @@ def idle_ranks(run: RunRecord) -> Improvement | None:
     lost = sum(1 - operations / most for operations in idle.values()) / len(work)
     smallest = min(idle.values()) / most
     ranks = ", ".join(str(rank) for rank in sorted(idle))
-    return Improvement(
+    return AdviceFinding(
         practice="idle_ranks",
         title="Ranks are idle",
         evidence=f"Rank {ranks} computes {percent(smallest)} of the operations of the busiest rank in a "

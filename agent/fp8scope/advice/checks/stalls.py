@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from fp8scope.advice.improvement import Gain, Improvement, percent
+from fp8scope.advice.finding import AdviceFinding, Gain, percent
 from fp8scope.advice.record import RunRecord
 
 MIN_STALL: Final = 0.05
@@ -13,7 +13,7 @@ MIN_UNCLEAR: Final = 0.5
 MIN_STEP_SECONDS: Final = 0.005
 
 
-def checkpoint_stalls(run: RunRecord) -> Improvement | None:
+def checkpoint_stalls(run: RunRecord) -> AdviceFinding | None:
     """Steps that wait for a checkpoint."""
     rank = run.first
     seconds = rank.part("checkpoint")
@@ -22,7 +22,7 @@ def checkpoint_stalls(run: RunRecord) -> Improvement | None:
         return None
     low, high = (share * part for part in ASYNCHRONOUS)
     milliseconds = 1000 * float(seconds.sum()) / saves
-    return Improvement(
+    return AdviceFinding(
         practice="checkpoints",
         title="Checkpoints stall the training",
         evidence=f"{saves} of {len(seconds)} steps save or load for {milliseconds:.0f} ms each: "
@@ -37,7 +37,7 @@ def checkpoint_stalls(run: RunRecord) -> Improvement | None:
     )
 
 
-def unclear_anatomy(run: RunRecord) -> Improvement | None:
+def unclear_anatomy(run: RunRecord) -> AdviceFinding | None:
     """Most of the time is in no part that the agent can name: a profile would."""
     rank = run.first
     # Without a loader, the time before a forward pass is whatever the script does there.
@@ -48,7 +48,7 @@ def unclear_anatomy(run: RunRecord) -> Improvement | None:
     step = float(rank.seconds.mean())
     if step < MIN_STEP_SECONDS:
         return None
-    return Improvement(
+    return AdviceFinding(
         practice="profile",
         title="Most of the time is outside of the training step's known parts",
         evidence=f"{percent(share)} of a step of {1000 * step:.1f} ms (median) is neither in the model, its "

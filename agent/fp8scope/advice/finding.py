@@ -23,7 +23,7 @@ class Gain:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Improvement:
+class AdviceFinding:
     """One practice that the run does not follow. `practice` names the check, `evidence` has the numbers."""
 
     practice: str
@@ -33,7 +33,7 @@ class Improvement:
     change: str
 
 
-Check = Callable[[RunRecord], Improvement | None]
+Check = Callable[[RunRecord], AdviceFinding | None]
 """Looks at a run for one practice. Returns None without evidence."""
 
 
