@@ -24,12 +24,9 @@ from fp8scope_dashboard.analysis.scores.result import METHOD_VERSION, TaskScores
 from fp8scope_dashboard.analysis.scores.verdict import judge
 from fp8scope_dashboard.evaluations.models import Evaluation
 from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.wire.schemas import MATRIX_PRECISIONS
 
 REFERENCE: Final = "bf16"
-ORDER: Final = (
-    *("bf16", "fp8-current", "fp8-rowwise", "fp8-block", "mxfp8", "fp8-delayed"),
-    *("fp6", "int8", "int4", "nvfp4"),
-)
 # A page shows no more tasks of one matrix, and lists no more matrices.
 MAX_TASKS: Final = 200
 MAX_MATRICES: Final = 50
@@ -75,7 +72,7 @@ class MatrixTask:
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionMatrix:
-    """The judged matrix of one checkpoint; the columns in the order of `ORDER`."""
+    """The judged matrix of one checkpoint; the columns in the order of MATRIX_PRECISIONS."""
 
     run: UUID
     step: int
@@ -116,8 +113,7 @@ def matrix_of(run: Run, step: int) -> PrecisionMatrix:
         step=step,
         alpha=run.project.alpha,
         columns=[
-            MatrixColumn(precision=name, **sizes[name])
-            for name in sorted(sizes, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
+            MatrixColumn(precision=name, **sizes[name]) for name in sorted(sizes, key=MATRIX_PRECISIONS.index)
         ],
         tasks=[MatrixTask(**task) for task in _judged(run, ids)],
     )

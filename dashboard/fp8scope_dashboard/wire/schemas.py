@@ -85,6 +85,8 @@ MATRIX_PRECISIONS = (
     *("bf16", "fp8-current", "fp8-rowwise", "fp8-block", "mxfp8", "fp8-delayed"),
     *("fp6", "int8", "int4", "nvfp4"),
 )
+"""In the order in which they are shown."""
+PRECISIONS = tuple(dict.fromkeys((*filter(None, SCORE_PRECISIONS), *MATRIX_PRECISIONS)))
 
 
 class MatrixIn(Schema):
@@ -122,24 +124,7 @@ class EvaluationIn(Schema):
     item_ids: Annotated[list[Label], Field(json_schema_extra={"uniqueItems": True})] | None = None
     clusters: list[Label] | None = None
     # With `matrix` one of MATRIX_PRECISIONS, else of SCORE_PRECISIONS.
-    precision: (
-        Literal[
-            "bf16",
-            "fp8",
-            "fp16",
-            "fp32",
-            "fp8-current",
-            "fp8-rowwise",
-            "fp8-block",
-            "mxfp8",
-            "fp8-delayed",
-            "fp6",
-            "int8",
-            "int4",
-            "nvfp4",
-        ]
-        | None
-    ) = None
+    precision: Annotated[str, Field(json_schema_extra={"enum": [*PRECISIONS]})] | None = None
     margin: Annotated[FiniteFloat, Field(gt=0)] | None = None
     matrix: MatrixIn | None = None
 
