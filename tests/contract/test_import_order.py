@@ -40,9 +40,9 @@ INNER_ORDERS = {
         lifecycle run_alerts alert_updates detection custom_rules services tasks apps
     """,
     "fp8scope_dashboard.pages": """
-        apps access address_values formatting badges glossary configuration_differences undo_offer
-        storage_notice early_head finders saved_views settled charts live progress middleware tensors
-        readiness scores panels run compare runs alerts reports project templatetags urls
+        apps request_reads access address_values formatting badges glossary configuration_differences
+        undo_offer storage_notice early_head finders saved_views settled charts live progress middleware
+        tensors readiness scores panels run compare runs alerts reports project templatetags urls
     """,
 }
 

@@ -21,6 +21,7 @@ from fp8scope_dashboard.accounts.models import Project, Role, User
 from fp8scope_dashboard.accounts.services import projects_of, require_project, role_in
 from fp8scope_dashboard.alerts.models import Alert, AlertState
 from fp8scope_dashboard.alerts.services import alerts_of, numbered
+from fp8scope_dashboard.pages.request_reads import reads_of
 from fp8scope_dashboard.runs.models import Run
 
 P = ParamSpec("P")
@@ -86,15 +87,12 @@ def may(request: HttpRequest, project: Project, role: Role) -> bool:
 
 
 def run_of(project: Project, run_id: UUID) -> Run:
-    """A run of the project.
-
-    Each request reads its project anew, and its runs with it: a page and the chart that it brings show one
-    state of a run.
+    """A run of the project, which a request reads once.
 
     Raises:
         Http404: there is no such run in it.
     """
-    read: dict[UUID, Run] = project.__dict__.setdefault("_runs_read", {})
+    read: dict[UUID, Run] = reads_of(project, "runs")
     if run_id not in read:
         runs = Run.objects.select_related("comparison", "diagnosis")
         run = runs.filter(project=project, pk=run_id).first()

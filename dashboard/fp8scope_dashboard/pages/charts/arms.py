@@ -10,6 +10,7 @@ from django.db.models import Min
 
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.pages.charts.theme import PALETTE, Slot
+from fp8scope_dashboard.pages.request_reads import reads_of
 from fp8scope_dashboard.runs.models import Run
 
 FP8_SLOTS: tuple[Slot, ...] = PALETTE[1:]
@@ -63,10 +64,11 @@ class Arms:
 
 
 def arms_of(project: Project) -> Arms:
-    """The arms of a project, read once in a request, which reads its project anew."""
-    arms: Arms = project.__dict__.setdefault("_arms_read", None) or Arms(project)
-    project.__dict__["_arms_read"] = arms
-    return arms
+    """The arms of a project, which a request reads once."""
+    read: dict[None, Arms] = reads_of(project, "arms")
+    if None not in read:
+        read[None] = Arms(project)
+    return read[None]
 
 
 class ComparedArms:

@@ -14,6 +14,7 @@ from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.analysis import comparison_runs
 from fp8scope_dashboard.analysis.models import Comparison
 from fp8scope_dashboard.pages.address_values import uuids_in
+from fp8scope_dashboard.pages.request_reads import reads_of
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.runs.search import read, search, vocabulary_of
 
@@ -61,8 +62,7 @@ class ComparedRuns:
 def chosen_runs(project: Project, query: QueryDict, *, compared: bool = True) -> ComparedRuns:
     """The runs in the address, with their comparisons if `compared`; ids of other projects are ignored.
 
-    Each request reads its project anew, and its runs with it: a page and the chart that it brings show one
-    state of them.
+    A request reads them once.
     """
     every = _all(project) if compared else Run.objects.filter(project=project)
     if "q" in query:
@@ -71,28 +71,22 @@ def chosen_runs(project: Project, query: QueryDict, *, compared: bool = True) ->
         newest = _newest(project, matching, MAX_CHOSEN)
         return ComparedRuns(newest, matching.count(), asked.text, asked.problems)
     ids = uuids_in(query.getlist("runs"), 2 * MAX_CHOSEN)
-    compared_runs = _read_before(project)
+    compared_runs: dict[UUID, Run] = reads_of(project, "compared runs")
     if 0 < len(ids) <= MAX_CHOSEN and compared_runs.keys() >= set(ids):
         runs = sorted({compared_runs[run_id] for run_id in ids}, key=lambda run: (run.created_at, run.id))
         return ComparedRuns(runs, len(runs))
     listed = every.filter(pk__in=ids)
     runs = list(listed.defer(*LARGE_COLUMNS).order_by("created_at", "id")[:MAX_CHOSEN])
-    _are_read(project, runs, compared=compared)
+    _note_read(project, runs, compared=compared)
     # Only a choice that is cut off has more.
     return ComparedRuns(runs, listed.count() if len(runs) == MAX_CHOSEN else len(runs))
 
 
-def _read_before(project: Project) -> dict[UUID, Run]:
-    """The runs, with their comparisons, that the request has read."""
-    read_before: dict[UUID, Run] = project.__dict__.setdefault("_compared_runs_read", {})
-    return read_before
-
-
-def _are_read(project: Project, runs: Sequence[Run], *, compared: bool = True) -> None:
+def _note_read(project: Project, runs: Sequence[Run], *, compared: bool = True) -> None:
     for run in runs:
         run.project = project
     if compared:
-        _read_before(project).update((run.pk, run) for run in runs)
+        reads_of(project, "compared runs").update((run.pk, run) for run in runs)
 
 
 def suggested_runs(project: Project) -> ComparedRuns:
@@ -106,7 +100,7 @@ def suggested_runs(project: Project) -> ComparedRuns:
     if newest is not None:
         runs = runs.filter(comparison_runs.arm_named([newest.baseline]) | Q(baseline=newest.baseline))
     listed = _newest(project, runs, MAX_SUGGESTED)
-    _are_read(project, listed)
+    _note_read(project, listed)
     return ComparedRuns(listed, len(listed), is_suggestion=True)
 
 
@@ -117,7 +111,7 @@ def _all(project: Project) -> QuerySet[Run]:
 def _newest(project: Project, runs: QuerySet[Run], most: int) -> list[Run]:
     """The newest runs, oldest first."""
     newest = list(runs.defer(*LARGE_COLUMNS).order_by("-created_at", "id")[:most])
-    _are_read(project, newest, compared=False)
+    _note_read(project, newest, compared=False)
     return sorted(newest, key=lambda run: (run.created_at, run.id))
 
 
