@@ -130,7 +130,12 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]
     return lambda data_dir: fill(data_dir, shared)
 
 
-LONGEST = ("e2e/test_demo.py", "e2e/test_fourteen_tasks.py", "kernels/triton/test_triton.py::test_it_works")
+LONGEST = (
+    "e2e/test_demo.py",
+    "e2e/test_every_page.py::test_it_works",
+    "e2e/test_fourteen_tasks.py",
+    "kernels/triton/test_triton.py::test_it_works",
+)
 
 
 @pytest.hookimpl(wrapper=True)
