@@ -1,4 +1,4 @@
-// Charts: requests figures as JSON, draws them with plotly and keeps them up to date. The template tag
+// Charts: requests figures as JSON, draws them with plotly (drawing.js) and keeps them up to date. The template tag
 // {% figure %} writes their markup. Attributes of a figure:
 //
 //   data-figure      its address; the fields of <form data-controls="its id"> become query parameters
@@ -14,6 +14,8 @@
 //   fp8:hover {axis, x: number | null, source}      move the crosshair in all figures of the axis but the source
 //   fp8:view {name, value | null}                   part of the page's state changed (view.js keeps it in the address)
 
+import { CONFIG, loadPlotly, shortenNames, turn } from "./drawing.js";
+
 const COMPACT_BELOW = 620;
 const NEAR = "250px";
 // Milliseconds until a figure says that it is still loading, and until it gives up.
@@ -22,62 +24,6 @@ const TIMEOUT = 45000;
 // Milliseconds for which the answer that came with the page is new enough; a tab may be opened but not shown. What changed
 // meanwhile is announced when the page is connected.
 const FRESH = 60000;
-const CONFIG = {
-  responsive: true,
-  displaylogo: false,
-  displayModeBar: false,
-  showTips: false,
-  // The figure itself shows all steps after a double click, because it requests other data.
-  doubleClick: false,
-  // Plotly can upload charts to its vendor's cloud.
-  showSendToCloud: false,
-  plotlyServerURL: "",
-  topojsonURL: "",
-};
-
-// Plotly is large: it runs after the first paint. A frame that was requested is painted when a timer in it fires.
-const painted = new Promise((resolve) => {
-  requestAnimationFrame(() => setTimeout(resolve));
-  // No frames are painted in a hidden tab.
-  setTimeout(resolve, 500);
-});
-
-// As a module, because those are compiled when they are preloaded. It defines window.Plotly.
-let plotlyModule = null;
-let attempts = 0;
-const loadPlotly = () => {
-  plotlyModule ??= painted.then(async () => {
-    const { content } = document.querySelector("meta[name='plotly']");
-    try {
-      // Browsers remember an address that failed.
-      await import(attempts ? `${content}?again=${attempts}` : content);
-      return window.Plotly;
-    } catch {
-      attempts += 1;
-      plotlyModule = null;
-      throw new Error("the chart script did not load");
-    }
-  });
-  return plotlyModule;
-};
-
-// One chart is drawn at a time, the upper ones first, with a pause for input and painting between two.
-const waiting = [];
-let isDrawing = false;
-const drawNext = async () => {
-  if (isDrawing || !waiting.length) return;
-  isDrawing = true;
-  waiting.sort((a, b) => (a.element.compareDocumentPosition(b.element) & Node.DOCUMENT_POSITION_PRECEDING ? 1 : -1));
-  const { draw, resolve, reject } = waiting.shift();
-  await draw().then(resolve, reject);
-  await new Promise((done) => { setTimeout(done); });
-  isDrawing = false;
-  drawNext();
-};
-const turn = (element, draw) => new Promise((resolve, reject) => {
-  waiting.push({ element, draw, resolve, reject });
-  drawNext();
-});
 
 const isDark = () => getComputedStyle(document.documentElement).colorScheme === "dark"
   || (!document.documentElement.dataset.theme && matchMedia("(prefers-color-scheme: dark)").matches);
@@ -90,18 +36,6 @@ const rangeOf = (text) => {
 const addressRange = (name) => rangeOf(new URLSearchParams(location.search).get(name));
 const same = (a, b) => JSON.stringify(a) === JSON.stringify(b);
 const publish = (name, detail) => document.dispatchEvent(new CustomEvent(name, { detail }));
-
-// The room of an entry of the legend beside its line, in pixels, and that of a letter.
-const [LEGEND_LINE, LETTER] = [110, 6.6];
-
-// Names that leave the chart are shortened in the middle: their start and their end tell runs apart. Escaped
-// characters stay whole.
-const shortened = (name, most) => {
-  const letters = name.match(/&\w+;|./gsu) ?? [];
-  if (letters.length <= most) return name;
-  const head = Math.floor((most - 1) / 3);
-  return `${letters.slice(0, head).join("")}…${letters.slice(letters.length - (most - 1 - head)).join("")}`;
-};
 
 // A number, or the milliseconds of a time as plotly writes it: its axes of times know no time zones.
 const numberOf = (value) => (Number.isNaN(Number(value)) ? Date.parse(`${String(value).replace(" ", "T")}Z`) : Number(value));
@@ -291,8 +225,7 @@ class Figure {
       this.keepRanges(layout);
       // A drag on a phone scrolls the page; a narrow chart beside others is zoomed with the mouse as any.
       if (layout.dragmode === false && matchMedia("(pointer: fine)").matches) layout.dragmode = "zoom";
-      const most = Math.max(16, Math.floor((this.element.clientWidth - LEGEND_LINE) / LETTER));
-      for (const trace of data) if (trace.name) trace.name = shortened(trace.name, most);
+      shortenNames(data, this.element.clientWidth);
       this.element.style.setProperty("--figure-height", `${layout.height}px`);
       this.band = undefined;
       await Plotly.react(this.plot, data, layout, CONFIG);
