@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import wraps
 from typing import Any, Concatenate, Final, ParamSpec, cast
 from uuid import UUID
 
 from django.contrib.auth.decorators import login_required
-from django.core.exceptions import BadRequest
+from django.core.exceptions import BadRequest, PermissionDenied
+from django.db import Error as DatabaseError
 from django.db.models import Count, Max, Q
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, QueryDict
 from django.shortcuts import redirect, render
@@ -47,8 +49,8 @@ def in_project(
 
     Another method than `methods` gets a 405. Users who are not signed in are redirected to the sign-in page.
     Users who are not members get a 404, and members without the role get a 403. A field with a NUL character
-    gets a 400, because PostgreSQL stores none. Browsers store nothing unless the view is `cacheable` and sets
-    a lifetime.
+    gets a 400, because PostgreSQL stores none. A run that is deleted meanwhile is a 404, too. Browsers store
+    nothing unless the view is `cacheable` and sets a lifetime.
     """
 
     def decorate(view: ProjectView[P]) -> PlainView[P]:
@@ -60,7 +62,8 @@ def in_project(
             project = require_project(person(request), slug, role)
             if any("\0" in text for fields in (request.GET, request.POST) for text in _texts(fields)):
                 raise BadRequest("A field contains a NUL character.")
-            return view(request, project, *args, **kwargs)
+            with while_runs_exist(project):
+                return view(request, project, *args, **kwargs)
 
         plain: PlainView[P] = wrapped  # type: ignore[assignment]
         return plain if cacheable else never_cache(plain)
@@ -101,6 +104,24 @@ def run_of(project: Project, run_id: UUID) -> Run:
         run.project = project
         read[run_id] = run
     return read[run_id]
+
+
+@contextmanager
+def while_runs_exist(project: Project) -> Iterator[None]:
+    """Raise Http404 for whatever fails because a run that the request has read was deleted after that.
+
+    One request makes many queries, and the later ones find nothing or other numbers of rows.
+    """
+    try:
+        yield
+    except (Http404, PermissionDenied, BadRequest):
+        raise
+    except Exception as error:
+        read = reads_of(project, "runs")
+        with suppress(DatabaseError):
+            if read and Run.objects.filter(pk__in=list(read)).count() < len(read):
+                raise Http404("The run was deleted meanwhile.") from error
+        raise
 
 
 def page(

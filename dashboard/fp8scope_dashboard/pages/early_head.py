@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from django.contrib.messages import get_messages
 from django.db import close_old_connections
-from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
+from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from django.middleware.csrf import get_token
 from django.template.loader import render_to_string
@@ -64,8 +64,10 @@ def _in_its_context(
         try:
             with timezone.override(zone):
                 return _after(beginning, make().content)
+        except Http404:
+            # The status is sent: the page says it.
+            return _after(beginning, render_to_string("404.html", context, request).encode())
         except Exception:
-            # The status is sent: the page says that it failed.
             logger.exception("%s failed after the beginning of the page was sent.", request.path)
             return _after(beginning, render_to_string("500.html", context, request).encode())
         finally:

@@ -127,6 +127,23 @@ def test_an_error_ends_the_page_with_words(
     assert page.count("<!doctype html>") == 1 and "Server error" in page and page.rstrip().endswith("</html>")
 
 
+def test_a_run_that_is_deleted_meanwhile_is_not_found(
+    viewer: Visitor, shown: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def delete(run: Run, *given: Any) -> dict[str, Any]:
+        Run.with_deleted.filter(pk=run.pk).delete()
+        run.refresh_from_db()
+        return {}
+
+    monkeypatch.setattr(run_view, "head_context", delete)
+    with caplog.at_level(logging.ERROR):
+        page = get(viewer, viewer.address(f"runs/{shown.id}/")).body.decode()
+    assert not caplog.records
+    assert (
+        page.count("<!doctype html>") == 1 and "Page not found" in page and page.rstrip().endswith("</html>")
+    )
+
+
 def test_the_time_zone_holds_and_the_connection_is_returned(
     viewer: Visitor, shown: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

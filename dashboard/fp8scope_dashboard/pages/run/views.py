@@ -13,7 +13,7 @@ from django.shortcuts import redirect
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.analysis import comparison_runs
 from fp8scope_dashboard.analysis.verdict_coverage import standing_now
-from fp8scope_dashboard.pages.access import FRAMED, in_project, page, person, run_of
+from fp8scope_dashboard.pages.access import FRAMED, in_project, page, person, run_of, while_runs_exist
 from fp8scope_dashboard.pages.badges import state_badge
 from fp8scope_dashboard.pages.charts.arms import arms_of
 from fp8scope_dashboard.pages.early_head import with_early_head
@@ -69,6 +69,7 @@ def run(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponseBas
         return page(request, project, "runs", "pages/run/_tab.html", _tab_context(request, shown, name))
     beginning = {**FRAMED, **FILES, "has_chart": name == "overview"}
 
+    @while_runs_exist(project)
     def make() -> HttpResponse:
         context = {**_tab_context(request, shown, name), **beginning}
         related = context.get("related")
