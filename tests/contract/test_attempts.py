@@ -22,6 +22,8 @@ run = fp8scope.init(name="killed", resume=sys.argv[1])
 for number in range(1, 11):
     with run.step() as step:
         step.log(loss=1.0)
+# On a busy machine the kill could come before the last rows are on disk.
+run.session.writers.pipeline.settle()
 with run.step():
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -41,7 +43,7 @@ def test_it_works(server: Server, tmp_path: Path) -> None:
     assert send_spool(spool, settings, 60.0).killed
     stored = Run.objects.get(pk=run_id)
     assert stored.state == RunState.FAILED and "was killed" in stored.error
-    assert list(queries.scalar(stored.id, "loss").steps) in (list(range(1, 10)), list(range(1, 11)))
+    assert list(queries.scalar(stored.id, "loss").steps) == list(range(1, 11))
     # Resume on another machine, from step 7.
     elsewhere = tmp_path / "elsewhere"
     with fp8scope.init(
