@@ -66,7 +66,7 @@ def values_of(server: Server, seeded: Seeded) -> dict[str, Any]:
         "slug": server.project.slug,
         "run_id": seeded.faulty.pk,
         "index": 0,
-        "event_id": Alert.objects.filter(run=seeded.faulty).earliest("id").pk,
+        "alert_id": Alert.objects.filter(run=seeded.faulty).earliest("id").pk,
         "rule_id": Rule.objects.filter(project=server.project, kind="loss_spike").earliest("id").pk,
         "report_id": report.pk,
         "secret": create_link(report, report.created_by, None)[1],

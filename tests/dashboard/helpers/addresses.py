@@ -69,7 +69,7 @@ class Addresses:
     def of(self, page: str, /, **chosen: str) -> str:
         """The address of a page of the objects above; `chosen` replaces parts of it."""
         route = next(str(entry.pattern) for entry in ENTRIES if entry.name == page)
-        arguments = {"run_id": self.run.pk, "event_id": self.event.pk, "rule_id": self.rule.pk}
+        arguments = {"run_id": self.run.pk, "alert_id": self.event.pk, "rule_id": self.rule.pk}
         arguments |= {"token_id": self.token.pk, "channel_id": self.channel.pk, "slug": self.slug}
         arguments |= {
             "name": "bisect" if page == "report_figure" else "loss",

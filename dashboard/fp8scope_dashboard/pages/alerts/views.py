@@ -98,9 +98,9 @@ def alerts(request: HttpRequest, project: Project) -> HttpResponse:
 
 
 @in_project()
-def alert(request: HttpRequest, project: Project, event_id: int) -> HttpResponse:
+def alert(request: HttpRequest, project: Project, alert_id: int) -> HttpResponse:
     """One alert with everything that is known about it."""
-    stored = _alert(project, event_id)
+    stored = _alert(project, alert_id)
     is_refresh = request.headers.get("HX-Target") == "alert"
     commands = Command.objects.filter(event=stored).select_related("given_by", "event")
     context: dict[str, Any] = {
@@ -194,9 +194,9 @@ def acknowledge_undo(request: HttpRequest, project: Project) -> HttpResponse:
 
 
 @in_project(Role.MEMBER, methods=POST)
-def change(request: HttpRequest, project: Project, event_id: int, action: str) -> HttpResponse:
+def change(request: HttpRequest, project: Project, alert_id: int, action: str) -> HttpResponse:
     """Change the state of an alert or comment on it, and redirect back."""
-    stored, user = _alert(project, event_id), person(request)
+    stored, user = _alert(project, alert_id), person(request)
     try:
         done = _changed(stored, user, action, request.POST)
     except lifecycle.LifecycleError as error:
@@ -242,9 +242,9 @@ def switch_rule(request: HttpRequest, project: Project, rule_id: int) -> HttpRes
 
 
 @figure_view
-def evidence(project: Project, query: QueryDict, event_id: int) -> AnyChart:
+def evidence(project: Project, query: QueryDict, alert_id: int) -> AnyChart:
     """The chart of an alert's evidence."""
-    stored, options = _alert(project, event_id), Options.of(query)
+    stored, options = _alert(project, alert_id), Options.of(query)
     drawn = evidence_figure(
         stored.evidence,
         options.theme,
@@ -278,9 +278,9 @@ def picture(request: HttpRequest, signed: str) -> HttpResponse:
     return answer
 
 
-def _alert(project: Project, event_id: int) -> Alert:
+def _alert(project: Project, alert_id: int) -> Alert:
     of_project = alerts_of(project).select_related("run", "rule", "acknowledged_by")
-    stored = of_project.filter(pk=event_id).first()
+    stored = of_project.filter(pk=alert_id).first()
     if stored is None:
         raise Http404("No such alert.")
     return stored
