@@ -178,6 +178,13 @@ def record(event: Event, device: torch.device) -> None:
     event.record(current(device)) if current is not None else event.record()
 
 
+def has_finished(device: torch.device) -> bool | None:
+    """Return whether the device has finished all work of its current stream; None if it does not say."""
+    current = _function(device, "current_stream")
+    query = getattr(current(device), "query", None) if current is not None else None
+    return bool(query()) if callable(query) else None
+
+
 def activated(device: torch.device) -> AbstractContextManager[Any]:
     """A context in which this device is the current one of its kind."""
     context = _function(device, "device") if is_accelerator(device) else None

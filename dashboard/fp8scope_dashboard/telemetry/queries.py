@@ -32,6 +32,7 @@ from fp8scope_dashboard.telemetry.histograms import (
     step_histograms,
     tensor_histograms,
 )
+from fp8scope_dashboard.telemetry.rank_scalars import RankScalars, lowest_rank_scalars, rank_scalars
 from fp8scope_dashboard.telemetry.replay import contiguous_until, stream
 from fp8scope_dashboard.telemetry.scalar_means import ScalarMeans, scalar_means
 from fp8scope_dashboard.telemetry.series import Series, scalar, scalars, tensor_series
@@ -44,6 +45,7 @@ __all__ = [
     "MergedHistogram",
     "HistogramRows",
     "Latest",
+    "RankScalars",
     "ScalarMeans",
     "Series",
     "StepHistograms",
@@ -55,8 +57,10 @@ __all__ = [
     "histogram_count",
     "histogram_rows",
     "latest_statistics",
+    "lowest_rank_scalars",
     "overflow_name",
     "rank_histograms",
+    "rank_scalars",
     "raw_from",
     "sampled_steps",
     "scalar",

@@ -222,7 +222,8 @@ def scalar_parts_of_runs(
 def _by_writer(wanted: Wanted, sources: Mapping[UUID, Source] | None) -> Iterator[tuple[Source, Segment]]:
     if sources is None:
         sources = sources_of(wanted.run_id)
-    return _segments(_fetch(wanted, list(sources)), wanted, sources)
+    only = next(iter(sources)) if len(sources) == 1 else None
+    return _segments(_fetch(wanted, list(sources), only), wanted, sources)
 
 
 def _segments(

@@ -18,7 +18,7 @@ from fp8scope.control.training_state import RandomState
 from fp8scope.incidents.snapshots import Trained, random_state, restore_random
 from fp8scope.observe.facts import TrainingFacts
 from fp8scope.observe.timing.anatomy import COMMUNICATION, PARTS, scalar_of
-from fp8scope.observe.timing.clock import PHASES, DeviceClock
+from fp8scope.observe.timing.clock import BACKWARD, FORWARD, LAUNCH_BOUND, PHASES, DeviceClock
 from fp8scope.recording.registration import blank_registration
 from fp8scope.run import Run
 from fp8scope_kernels import (
@@ -145,6 +145,20 @@ def test_the_anatomy_is_that_between_events() -> None:
     assert parts["anatomy/communication_seconds"] >= 0.01 and "anatomy/copy_seconds" not in parts
     assert sum(parts.values()) == pytest.approx(sum(phases.values()))
     assert parts["anatomy/communication_seconds"] <= phases["time_forward"]
+
+
+def test_a_device_that_has_nothing_to_do_is_launch_bound() -> None:
+    clock = DeviceClock(DEVICE)
+    clock.begin()
+    clock.mark(FORWARD)
+    # The device has finished meanwhile, and the host goes on launching.
+    time.sleep(0.02)
+    clock.mark(BACKWARD)
+    times = clock.end()
+    assert times is not None
+    times.wait()
+    phases, bound = times.read(), times.anatomy()[LAUNCH_BOUND]
+    assert bound == pytest.approx(phases["time_backward"]) and bound >= 0.02
 
 
 def test_copies_of_batches_are_a_part(server: WireServer, settings: Settings) -> None:

@@ -13,6 +13,19 @@ from fp8scope_dashboard.pages.glossary.term import Term
 
 GLOSSARY: Final[Mapping[str, Term]] = {**RUN_TERMS, **QUANTITY_TERMS, **STEP_TERMS, **TENSOR_TERMS}
 TERM_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
+    "anatomy": (
+        "wait_bound",
+        "anatomy/data_seconds",
+        "anatomy/copy_seconds",
+        "anatomy/forward_seconds",
+        "anatomy/loss_seconds",
+        "anatomy/backward_seconds",
+        "anatomy/communication_seconds",
+        "anatomy/optimizer_seconds",
+        "anatomy/checkpoint_seconds",
+        "anatomy/rest_seconds",
+        "launch_bound_seconds",
+    ),
     "efficiency": (
         "time_forward",
         "time_backward",

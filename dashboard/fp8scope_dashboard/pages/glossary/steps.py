@@ -54,6 +54,52 @@ STEP_TERMS: Final[Mapping[str, Term]] = {
         "Other",
         "The remaining time of the step: loss function, clipping, logging, evaluations, checkpoints.",
     ),
+    "anatomy/data_seconds": Term(
+        "Waiting for data",
+        "Seconds of the step inside of a DataLoader: waiting for its workers, or loading. Without a "
+        "DataLoader, the time from the end of the work before to the next forward pass.",
+    ),
+    "anatomy/copy_seconds": Term("Host to device", "Seconds in copies of tensors from host to device."),
+    "anatomy/forward_seconds": Term(
+        "Forward", "Seconds in the model's forward passes, without what interrupts them."
+    ),
+    "anatomy/loss_seconds": Term(
+        "Loss function", "Seconds from the end of a forward pass to the beginning of its backward pass."
+    ),
+    "anatomy/backward_seconds": Term("Backward", "Seconds in backward passes, without what interrupts them."),
+    "anatomy/communication_seconds": Term(
+        "Communication",
+        "Seconds in collectives that the training waits for. What a backward pass hides does not count.",
+        "It is also the wait for slower ranks: the rank with the least communication is the one that others "
+        "wait for.",
+    ),
+    "anatomy/optimizer_seconds": Term("Optimizer", "Seconds in the optimizer's step."),
+    "anatomy/checkpoint_seconds": Term(
+        "Checkpoint", "Seconds in which checkpoints are saved or loaded on the training thread."
+    ),
+    "anatomy/rest_seconds": Term(
+        "Unaccounted",
+        "Seconds that are no other part: clipping, evaluations, logging, the learning rate's schedule.",
+    ),
+    "launch_bound_seconds": Term(
+        "Launch-bound",
+        "Time of the passes and the optimizer in which the device had caught up with the host, which "
+        "launches its work. The device may be idle for up to this time.",
+        "Many small kernels make it large: torch.compile or CUDA graphs launch fewer.",
+    ),
+    "wait_bound": Term(
+        "Wait-bound",
+        "Data, copies from the host, communication and checkpoints take more than 15 % of the last steps' "
+        "time, by the whole of a 95 % interval.",
+    ),
+    "rank_skew": Term(
+        "Skew", "How much longer a part takes on the rank where it takes longest than on the median rank."
+    ),
+    "straggler_score": Term(
+        "Straggler score",
+        "The time in which the median rank works in a step, over that of this rank, at most 1. A rank below "
+        "0.7 is a straggler.",
+    ),
     "model_flops_per_second": Term(
         "Model FLOP/s",
         "Floating-point operations of the model per second on one rank: the matrix products of the forward "

@@ -17,6 +17,7 @@ from fp8scope_dashboard.control.models import Report, ReportKind
 from fp8scope_dashboard.pages.charts.series import step_of
 from fp8scope_dashboard.pages.configuration_differences import Differences, differences, flat, lasting
 from fp8scope_dashboard.pages.panels.content import charts_context
+from fp8scope_dashboard.pages.run.anatomy.card import anatomy_of
 from fp8scope_dashboard.pages.run.console import console_context
 from fp8scope_dashboard.pages.run.controls import content as run_controls
 from fp8scope_dashboard.pages.run.efficiency import recent_figures
@@ -149,7 +150,12 @@ def _tensors(run: Run, query: QueryDict, user: User) -> dict[str, Any]:
 def _efficiency(run: Run, query: QueryDict, user: User) -> dict[str, Any]:
     names = [name for name in run.last_scalars if name not in ("loss", "tokens")]
     names.sort(key=lambda name: (SECONDARY.index(name) if name in SECONDARY else len(SECONDARY), name))
-    return {"efficiency": recent_figures(run), "scalars": names, **range_of(query)}
+    return {
+        "efficiency": recent_figures(run),
+        "anatomy": anatomy_of(run),
+        "scalars": names,
+        **range_of(query),
+    }
 
 
 def _ranks(run: Run, query: QueryDict, user: User) -> dict[str, Any]:

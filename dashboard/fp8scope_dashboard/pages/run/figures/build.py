@@ -25,7 +25,9 @@ from fp8scope_dashboard.pages.charts.series import (
     scalar_curves,
 )
 from fp8scope_dashboard.pages.formatting import number, percent
+from fp8scope_dashboard.pages.run.anatomy.parts import PARTS, read_shares, scalar_of
 from fp8scope_dashboard.pages.run.efficiency import read_split
+from fp8scope_dashboard.pages.run.figures.anatomy_shares import anatomy_figure
 from fp8scope_dashboard.pages.run.figures.panel_content import load_panels
 from fp8scope_dashboard.pages.run.figures.panels import panels_figure
 from fp8scope_dashboard.pages.run.figures.step_phases import efficiency_figure
@@ -103,6 +105,19 @@ def _efficiency(run: Run, query: QueryDict, options: Options) -> AnyChart:
     return Chart(drawn, f"Step time of {run.name} by phase: {shares}.")
 
 
+def _anatomy(run: Run, query: QueryDict, options: Options) -> AnyChart:
+    points = COMPACT_COLUMNS if options.compact else COLUMNS
+    shown = read_shares(run.id, first=options.first, last=options.last, points=points)
+    if not len(shown.x):
+        return EmptyChart("No anatomy of these steps. Call run.watch(model, optimizer).")
+    means = zip(PARTS, shown.shares.mean(axis=1).tolist(), strict=True)
+    shares = ", ".join(f"{glossary.title(scalar_of(part))} {percent(mean)}" for part, mean in means if mean)
+    return Chart(
+        anatomy_figure(shown, options.theme, compact=options.compact),
+        f"Shares of the parts in a step of {run.name}: {shares}.",
+    )
+
+
 def _describe(run: Run, quantity: str, values: NDArray[np.float64]) -> str:
     broken = int(np.count_nonzero(~np.isfinite(values)))
     note = f" {broken} of the points shown are not finite." if broken else ""
@@ -115,4 +130,5 @@ FIGURES: Final[dict[str, DrawRunFigure]] = {
     "loss": _loss,
     "scalar": _scalar,
     "efficiency": _efficiency,
+    "anatomy": _anatomy,
 }
