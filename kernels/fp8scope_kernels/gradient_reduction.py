@@ -18,6 +18,7 @@ rank, against 8 (N-1)/N for a ring all-reduce in float32.
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +34,13 @@ MAX_PRE_SCALE = 2.0**8
 """The upper limit of u, which a gradient that is always zero would otherwise let grow for ever."""
 
 SATURATED = STATISTICS.index("saturated")
+
+_reducers: "WeakSet[Fp8GradientReducer]" = WeakSet()
+
+
+def live_reducers() -> "tuple[Fp8GradientReducer, ...]":
+    """All reducers of this process that are in use, for those who observe the training."""
+    return tuple(_reducers) if _reducers else ()
 
 
 class _Bucket(NamedTuple):
@@ -84,12 +92,48 @@ class Fp8GradientReducer:
             self._sizes = torch.tensor([max(p.numel(), 1) for p in self.parameters], device=device)
         self._buckets = tuple(_buckets(self.parameters, bucket_elements))
         self._slots: list[tuple[Slot, Slot]] = []
+        self._shares: Tensor | None = None
         self._check_same_everywhere()
+        _reducers.add(self)
 
     @property
     def pre_scale(self) -> dict[str, float]:
         """u of every gradient. Waits on a GPU."""
         return dict(zip(self.names, self._pre_scale.tolist(), strict=True))
+
+    @property
+    def is_observed(self) -> bool:
+        """Return whether its gradients are bound to rows of a buffer."""
+        return bool(self._slots)
+
+    @property
+    def pre_scales(self) -> Tensor:
+        """u of every gradient on the device, in the order of `names`: float32 [tensors]."""
+        return self._pre_scale
+
+    @property
+    def saturated_shares(self) -> Tensor | None:
+        """The shares of values at the maximum that the last `reduce` adapted u by: float64 [tensors].
+
+        The largest of the cast on any rank and of the sum. None before the first `reduce`.
+        """
+        return self._shares
+
+    @property
+    def bytes_sent(self) -> int:
+        """The bytes that a rank sends in one `reduce`: FP8 numbers with their padding, amaxes and shares.
+
+        A ring is assumed for the two all-reduces of amaxes (float32) and shares (float64), which sends
+        2 (N-1)/N bytes for each of theirs.
+        """
+        numbers = sum(self._padded(bucket) for bucket in self._buckets)
+        amaxes_and_shares = (4 + 8) * len(self.names)
+        return 2 * (self.world_size - 1) * (numbers + amaxes_and_shares) // self.world_size
+
+    def bytes_of_all_reduce(self, itemsize: int) -> int:
+        """The bytes that a rank sends in a ring all-reduce of the same gradients, `itemsize` bytes each."""
+        elements = sum(bucket.elements for bucket in self._buckets)
+        return 2 * (self.world_size - 1) * itemsize * elements // self.world_size
 
     def observe(self, buffer: StatisticsBuffer) -> int:
         """Bind every gradient to two rows of `buffer`; returns the number of rows.
@@ -133,7 +177,8 @@ class Fp8GradientReducer:
                     grad.copy_((q / (scale[index] * self.world_size)).view_as(grad))
                     self._count_sum(rows[1, index], q, scale[index] * self.world_size)
         at_maximum = torch.maximum(rows[0, :, SATURATED], rows[1, :, SATURATED])
-        self._adapt(self._maximum(at_maximum) / self._sizes)
+        self._shares = self._maximum(at_maximum) / self._sizes
+        self._adapt(self._shares)
         for index, slots in enumerate(self._slots):
             for slot, row in zip(slots, rows[:, index], strict=True):
                 _merge(slot.row, row)
@@ -157,7 +202,7 @@ class Fp8GradientReducer:
         self, bucket: _Bucket, grads: list[Tensor | None], extents: list[Extent], scale: Tensor, rows: Tensor
     ) -> Tensor:
         """The bucket's q_i, one after another, with zeros at the end: FP8 [multiple of the world's size]."""
-        length = -(-bucket.elements // self.world_size) * self.world_size
+        length = self._padded(bucket)
         # A zero byte is the value zero.
         flat = torch.zeros(length, dtype=torch.uint8, device=scale.device)
         flat = flat.view(_dtype(self.format))
@@ -169,6 +214,10 @@ class Fp8GradientReducer:
             q = quantize(grad, scale[index], self.format, rows[index], extent=extent).data
             flat[start : start + grad.numel()] = q.reshape(-1)
         return flat
+
+    def _padded(self, bucket: _Bucket) -> int:
+        """The elements that are sent: a multiple of the world's size."""
+        return -(-bucket.elements // self.world_size) * self.world_size
 
     def _sum(self, mine: Tensor) -> Tensor:
         """The sum of all ranks' FP8 numbers, rounded to FP8 once, the same bits on every rank."""

@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 from fp8scope.guard import Guard
 from fp8scope.observe.budget import TimeBudget
 from fp8scope.observe.timing.clock import DATA, Times
+from fp8scope.observe.timing.low_precision import LowPrecisionState
 from fp8scope.observe.timing.machine import Machine
 from fp8scope.observe.timing.peaks import bf16_peak
 from fp8scope.scalars import host_number, is_tensor
@@ -82,6 +83,7 @@ class Measures:
         self._optimizers: WeakKeyDictionary[torch.optim.Optimizer, OptimizerHooks] = WeakKeyDictionary()
         self._stepping: list[OptimizerHooks] = []
         """The optimizers' hooks as a list, which is ten times faster to iterate than the weak dictionary."""
+        self._state = LowPrecisionState()
         self._groups = 0
         self._begun = False
         """Whether the clock and the sampling of the machine run; they start with the first step."""
@@ -180,11 +182,13 @@ class Measures:
         device: dict[str, torch.Tensor] = {}
         if self._stepping:
             self._ask_optimizers(scalars, logged)
-            for name, value in tuple(scalars.items()):
-                if is_tensor(value) and value.device.type != "cpu":
-                    device[name] = scalars.pop(name)
-                else:
-                    scalars[name] = host_number(value)
+        with self._guard.shield("measuring state in few bits"):
+            scalars |= self._state.scalars(self._models, self._optimizers)
+        for name, value in tuple(scalars.items()):
+            if is_tensor(value) and value.device.type != "cpu":
+                device[name] = scalars.pop(name)
+            else:
+                scalars[name] = host_number(value)
         return StepMeasurements(
             scalars=scalars,
             device=device,

@@ -10,9 +10,23 @@ from fp8scope_dashboard.pages.glossary.runs import RUN_TERMS
 from fp8scope_dashboard.pages.glossary.steps import STEP_TERMS
 from fp8scope_dashboard.pages.glossary.tensors import TENSOR_TERMS
 from fp8scope_dashboard.pages.glossary.term import Term
+from fp8scope_dashboard.pages.glossary.training_state import TRAINING_STATE_TERMS
 
-GLOSSARY: Final[Mapping[str, Term]] = {**RUN_TERMS, **QUANTITY_TERMS, **STEP_TERMS, **TENSOR_TERMS}
+GLOSSARY: Final[Mapping[str, Term]] = {
+    **RUN_TERMS,
+    **QUANTITY_TERMS,
+    **STEP_TERMS,
+    **TRAINING_STATE_TERMS,
+    **TENSOR_TERMS,
+}
 TERM_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
+    "training_state": (
+        "fp8_gradients/mu_median",
+        "fp8_gradients/saturated_max",
+        "fp8_gradients/bytes",
+        "optimizer_state/exp_avg_bytes",
+        "optimizer_state/master_bytes",
+    ),
     "anatomy": (
         "wait_bound",
         "anatomy/data_seconds",

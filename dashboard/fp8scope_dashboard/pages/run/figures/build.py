@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -14,7 +15,7 @@ from fp8scope_dashboard.pages import glossary
 from fp8scope_dashboard.pages.charts.addresses import DrawRunFigure
 from fp8scope_dashboard.pages.charts.answers import AnyChart, Chart, EmptyChart
 from fp8scope_dashboard.pages.charts.arms import Arms
-from fp8scope_dashboard.pages.charts.curves import curves_figure
+from fp8scope_dashboard.pages.charts.curves import Curve, curves_figure
 from fp8scope_dashboard.pages.charts.ranges import central_range
 from fp8scope_dashboard.pages.charts.run_marks import marks_of
 from fp8scope_dashboard.pages.charts.series import (
@@ -24,6 +25,7 @@ from fp8scope_dashboard.pages.charts.series import (
     loss_figure,
     scalar_curves,
 )
+from fp8scope_dashboard.pages.charts.theme import Slot
 from fp8scope_dashboard.pages.formatting import number, percent
 from fp8scope_dashboard.pages.run.anatomy.parts import PARTS, read_shares, scalar_of
 from fp8scope_dashboard.pages.run.efficiency import read_split
@@ -32,10 +34,12 @@ from fp8scope_dashboard.pages.run.figures.panel_content import load_panels
 from fp8scope_dashboard.pages.run.figures.panels import panels_figure
 from fp8scope_dashboard.pages.run.figures.step_phases import efficiency_figure
 from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.telemetry import queries
 
 # Baseline seeds drawn behind a run's loss.
 SEEDS_SHOWN = 8
 COLUMNS, COMPACT_COLUMNS = 400, 120
+GRADIENT_SLOTS: Final[tuple[Slot, ...]] = ("shade-3", "shade-1", "shade-2")
 UNITS: Final = {"tokens_per_second": "tokens / s", "step_seconds": "seconds / step"}
 
 
@@ -118,6 +122,34 @@ def _anatomy(run: Run, query: QueryDict, options: Options) -> AnyChart:
     )
 
 
+def _gradient_scaling(run: Run, query: QueryDict, options: Options) -> AnyChart:
+    names = ("fp8_gradients/mu_max", "fp8_gradients/mu_median", "fp8_gradients/mu_min")
+    return _gradient_curves(run, options, names, "scaling factor", log=True)
+
+
+def _gradient_saturation(run: Run, query: QueryDict, options: Options) -> AnyChart:
+    return _gradient_curves(run, options, ("fp8_gradients/saturated_max",), "saturated share", log=False)
+
+
+def _gradient_curves(run: Run, options: Options, names: Sequence[str], unit: str, *, log: bool) -> AnyChart:
+    curves = []
+    for name, slot in zip(names, GRADIENT_SLOTS, strict=False):
+        if name not in run.last_scalars:
+            continue
+        line = queries.scalar(
+            run.id, name, first=options.first, last=options.last, points=options.points, timed=False
+        )
+        if len(line):
+            x = line.steps.astype(np.float64)
+            curves.append(
+                Curve(name=glossary.title(name), arm=glossary.title(name), slot=slot, x=x, y=line.values)
+            )
+    if not curves:
+        return EmptyChart("No gradients reduced in FP8 in these steps.")
+    drawn = curves_figure(curves, options.theme, log=log, compact=options.compact, height=240, y_title=unit)
+    return Chart(drawn, " ".join(_describe(run, curve.name, curve.y) for curve in curves))
+
+
 def _describe(run: Run, quantity: str, values: NDArray[np.float64]) -> str:
     broken = int(np.count_nonzero(~np.isfinite(values)))
     note = f" {broken} of the points shown are not finite." if broken else ""
@@ -131,4 +163,6 @@ FIGURES: Final[dict[str, DrawRunFigure]] = {
     "scalar": _scalar,
     "efficiency": _efficiency,
     "anatomy": _anatomy,
+    "gradient_scaling": _gradient_scaling,
+    "gradient_saturation": _gradient_saturation,
 }
