@@ -61,6 +61,8 @@ class Settings:
     """See `fp8scope.attach`."""
     flight_steps: int = 256
     """Steps that the flight recorder keeps; 0: none. See docs/incidents.md."""
+    device_file: Path | None = None
+    """A file in which the cluster writes what it measures of each device; see docs/agent.md."""
     console: Console = "rank0"
     """Whose output is recorded: that of rank 0, of all ranks, or of none."""
 
@@ -70,9 +72,11 @@ class Settings:
             if name in ("url", "token"):
                 if not isinstance(value, str):
                     raise ArgumentTypeError(f"{name} must be a string, got a {type(value).__name__}.")
-            elif name == "directory":
+            elif name == "device_file" and value is None:
+                continue
+            elif name in ("directory", "device_file"):
                 if not isinstance(value, Path):
-                    raise ArgumentTypeError(f"directory must be a Path, got {value!r}.")
+                    raise ArgumentTypeError(f"{name} must be a Path, got {value!r}.")
             elif name == "mode":
                 if not isinstance(value, str) or value not in get_args(Mode):
                     raise ConfigurationError(
@@ -125,6 +129,7 @@ def settings_from(
         spool_bytes=int(_number(env, "FP8SCOPE_SPOOL_MIB", 4096, low=1, high=1 << 24) * MIB),
         overhead=overhead_from(env.get("FP8SCOPE_OVERHEAD", ""), "FP8SCOPE_OVERHEAD"),
         console=check_console(console or env.get("FP8SCOPE_CONSOLE") or "rank0", "console"),
+        device_file=_usable(Path(device_file)) if (device_file := env.get("FP8SCOPE_DEVICE_FILE")) else None,
         flight_steps=int(_number(env, "FP8SCOPE_FLIGHT_STEPS", 256, low=0, high=1 << 16)),
     )
 

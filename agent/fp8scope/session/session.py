@@ -99,6 +99,7 @@ class Session:
             self.writers.pipeline,
             self.alerts,
             overhead=settings.overhead,
+            device_file=settings.device_file,
             enabled=enabled,
             on_rewind=self._went_back,
         )

@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from threading import get_ident
 from time import perf_counter
 from typing import Any, Protocol
@@ -82,6 +83,7 @@ class Steps:
         alerts: AlertQueue,
         *,
         overhead: float | None,
+        device_file: Path | None = None,
         enabled: bool,
         on_rewind: Callable[[], None],
     ) -> None:
@@ -101,7 +103,7 @@ class Steps:
         """How the run has failed, as text. A step that ends well clears it."""
         self.budget = TimeBudget(overhead)
         self.collector = Collector(guard.caught, self.budget)
-        self.measures = Measures(guard, self.budget)
+        self.measures = Measures(guard, self.budget, device_file)
         self.known_names: set[str] = set()
         self.open: Step | None = None
         self.early: dict[str, Any] = {}

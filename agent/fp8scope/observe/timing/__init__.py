@@ -19,9 +19,9 @@
 | `memory_allocated`, `memory_reserved`, `memory_peak` | bytes of the CUDA allocator                         |
 | `memory_rss`               | bytes resident in main memory                                                 |
 | `memory_anonymous`         | those of them that belong to no file; on Linux                                |
-| `gpu_utilization`          | share of time in which the GPU ran something, 0 to 1, where NVML can be asked |
+| `gpu_...`                  | what the GPU's driver says, see `observe.timing.driver`                       |
 
-Memory and utilisation are looked at once a second, and belong to the step that is recorded next.
+Memory and what the driver says are looked at once a second, and belong to the step that is recorded next.
 """
 
 from fp8scope.observe.timing.observer import Measures, StepMeasurements

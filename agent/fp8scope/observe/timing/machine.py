@@ -1,4 +1,4 @@
-"""Memory and GPU utilisation, sampled once a second by a background thread.
+"""Memory and what the GPU's driver says, sampled once a second by a background thread.
 
 Asking the allocator or the driver takes as long as a small step takes: never on the training thread.
 """
@@ -7,9 +7,11 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fp8scope.guard import Guard
+from fp8scope.observe.timing.driver import GpuDriver, driver_of, file_sample, uuid_of
 from fp8scope.process.threads import Worker
 
 if TYPE_CHECKING:
@@ -23,12 +25,18 @@ _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 class Machine:
     """Samples in the background. Each sample belongs to the step that is recorded next."""
 
-    def __init__(self, guard: Guard, device: "Callable[[], torch.device | None]") -> None:
-        """`device`: the accelerator that the model is on, or None."""
+    def __init__(
+        self,
+        guard: Guard,
+        device: "Callable[[], torch.device | None]",
+        device_file: Path | None = None,
+    ) -> None:
+        """`device`: the accelerator that the model is on, or None. `device_file`: for `file_sample`."""
         self._guard = guard
         self._device = device
         self._sample: dict[str, float] | None = None
-        self._utilisation: Callable[[], float] | None = None
+        self._device_file = device_file
+        self._driver: GpuDriver | None = None
         self._asked_driver = False
         self._worker: Worker | None = None
 
@@ -61,9 +69,14 @@ class Machine:
             if not self._asked_driver:
                 self._asked_driver = True
                 with self._guard.shield("asking the GPU's driver"):
-                    self._utilisation = utilisation_of(device)
-            if self._utilisation is not None:
-                sample["gpu_utilization"] = self._utilisation()
+                    self._driver = driver_of(device)
+            if self._driver is not None:
+                sample |= self._driver.sample()
+        if self._device_file is not None:
+            try:
+                sample |= file_sample(self._device_file, *_identity(device))
+            except ValueError as error:
+                self._guard.warn_once("device file", "%s", error)
         self._sample = sample
         return SAMPLE_SECONDS
 
@@ -114,26 +127,11 @@ def device_memory(device: "torch.device") -> dict[str, float]:
     }
 
 
-def utilisation_of(device: "torch.device") -> Callable[[], float] | None:
-    """Return the share of time, 0 to 1, in which the GPU ran a kernel; None if the driver does not say.
-
-    The device's index counts those that this process may see, which need not be the driver's numbers. Only
-    NVIDIA's driver is asked.
-    """
+def _identity(device: "torch.device | None") -> tuple[str, int]:
+    """Return the UUID and the index of the device; without one, the index of the process on its host."""
+    if device is None:
+        rank = os.environ.get("LOCAL_RANK", "")
+        return "", int(rank) if rank.isdecimal() else 0
     from fp8scope_kernels import devices
 
-    if not devices.is_nvidia(device):
-        return None
-    try:
-        import pynvml
-    except ImportError:
-        return None
-    try:
-        uuid = str(devices.module_of(device).get_device_properties(device).uuid)
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
-        pynvml.nvmlDeviceGetUtilizationRates(handle)
-    except pynvml.NVMLError:
-        # No driver, no permission, or a MIG slice: the utilisation is unknown.
-        return None
-    return lambda: float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu) / 100
+    return uuid_of(device) if devices.is_nvidia(device) else "", device.index or 0

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Container, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
@@ -75,8 +76,11 @@ class StepMeasurements:
 class Measures:
     """Measures the watched models and optimizers; `begin` and `end` enclose a step."""
 
-    def __init__(self, guard: Guard, budget: TimeBudget | None = None) -> None:
+    def __init__(
+        self, guard: Guard, budget: TimeBudget | None = None, device_file: Path | None = None
+    ) -> None:
         self._guard = guard
+        self._device_file = device_file
         self._budget = budget or TimeBudget(None)
         self._watch: Stopwatch | None = None
         self._models: WeakKeyDictionary[torch.nn.Module, ModelHooks] = WeakKeyDictionary()
@@ -89,7 +93,7 @@ class Measures:
         """Whether the clock and the sampling of the machine run; they start with the first step."""
         self._looks_for_parts = False
         """Whether the first step of a model has not ended yet."""
-        self._machine = Machine(guard, self._accelerator)
+        self._machine = Machine(guard, self._accelerator, device_file)
         self._peaks: dict[Any, float | None] = {}
 
     @property
@@ -235,7 +239,7 @@ class Measures:
             self._watch.guard = guard
             # Workers of a loader are forked, too: only a thread that calls the model is timed.
             self._watch.thread = 0
-        self._machine, self._begun = Machine(self._guard, self._accelerator), False
+        self._machine, self._begun = Machine(self._guard, self._accelerator, self._device_file), False
 
     def close(self) -> None:
         """Remove all hooks, and end the thread."""

@@ -52,6 +52,10 @@ TERM_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "memory_peak",
         "memory_rss",
         "gpu_utilization",
+        "gpu_power_watts",
+        "gpu_sm_clock_mhz",
+        "gpu_ecc_uncorrected",
+        "gpu_xid",
     ),
 }
 """Terms that one button explains together."""

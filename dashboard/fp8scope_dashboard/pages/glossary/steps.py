@@ -146,5 +146,27 @@ STEP_TERMS: Final[Mapping[str, Term]] = {
         "Share of the time in which the GPU ran any kernel, as reported by the driver. A high value does not "
         "mean efficient use; see MFU.",
     ),
+    "gpu_memory_used": Term("GPU memory in use", "Bytes in use on the GPU, by all processes."),
+    "gpu_power_watts": Term("GPU power", "Power draw of the GPU in watts, as reported by the driver."),
+    "gpu_temperature": Term("GPU temperature", "Degrees Celsius, as reported by the driver."),
+    "gpu_sm_clock_mhz": Term(
+        "GPU clock",
+        "Clock of the GPU's multiprocessors in MHz. Below its usual value, the GPU is hot or at its power "
+        "limit.",
+    ),
+    "gpu_memory_clock_mhz": Term("GPU memory clock", "Clock of the GPU's memory in MHz."),
+    "gpu_ecc_corrected": Term(
+        "Corrected memory errors", "ECC errors that the GPU has corrected since its driver was loaded."
+    ),
+    "gpu_ecc_uncorrected": Term(
+        "Uncorrected memory errors",
+        "ECC errors that the GPU could not correct since its driver was loaded. Values that it computed may "
+        "be wrong.",
+    ),
+    "gpu_xid": Term(
+        "Xid error",
+        "Number of the last error that the GPU's driver reported during the run, as listed in NVIDIA's Xid "
+        "documentation.",
+    ),
     "tokens_per_second": Term("Tokens per second", "Tokens of the step divided by the time within the step."),
 }

@@ -95,6 +95,9 @@ def recent_figures(run: Run) -> list[KeyFigure]:
     for name in (memory, *(name for name in ("memory_peak",) if memory != "memory_rss")):
         if name and _is_number(value := last.get(name)):
             figures.append(KeyFigure(name, gibibytes(float(value or 0))))
+    for name in ("gpu_ecc_uncorrected", "gpu_xid"):
+        if _is_number(value := last.get(name)) and (value or name == "gpu_xid"):
+            figures.append(KeyFigure(name, number(value)))
     return figures
 
 
@@ -103,6 +106,8 @@ _MEANS: Final[dict[str, Callable[[float], str]]] = {
     "mfu": percent,
     "model_flops_per_second": lambda value: f"{tera(value)}FLOP/s",
     "gpu_utilization": percent,
+    "gpu_power_watts": lambda value: f"{number(value, 3)} W",
+    "gpu_sm_clock_mhz": lambda value: f"{number(value, 4)} MHz",
 }
 _MEMORY: Final = ("memory_reserved", "memory_allocated", "memory_rss")
 

@@ -5,7 +5,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,12 +14,12 @@ from torch import nn
 
 from fp8scope.config import Settings
 from fp8scope.guard import Guard
+from fp8scope.observe.timing.driver import GpuDriver
 from fp8scope.observe.timing.machine import (
     Machine,
     anonymous_bytes,
     device_memory,
     resident_bytes,
-    utilisation_of,
 )
 from fp8scope.recording.registration import blank_registration
 from fp8scope.run import Run
@@ -95,7 +94,8 @@ def test_queries_a_device_at_most_once_a_second(monkeypatch: pytest.MonkeyPatch)
     }
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda index: stats)
-    monkeypatch.setattr("fp8scope.observe.timing.machine.utilisation_of", lambda index: lambda: 0.75)
+    driver = GpuDriver({"gpu_utilization": lambda: 0.75}, OSError)
+    monkeypatch.setattr("fp8scope.observe.timing.machine.driver_of", lambda device: driver)
     machine = Machine(Guard(), lambda: torch.device("cuda", 3))
     machine.sample()
     found = machine.take()
@@ -106,26 +106,3 @@ def test_queries_a_device_at_most_once_a_second(monkeypatch: pytest.MonkeyPatch)
         "memory_peak": 15,
         "gpu_utilization": 0.75,
     }
-
-
-def test_queries_the_driver_by_device_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-
-    def handle_of(uuid: str) -> str:
-        asked.append(uuid)
-        return uuid
-
-    nvml = SimpleNamespace(
-        nvmlInit=lambda: None,
-        nvmlDeviceGetHandleByUUID=handle_of,
-        nvmlDeviceGetUtilizationRates=lambda handle: SimpleNamespace(gpu=40),
-    )
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="ab-12"))
-    ask = utilisation_of(torch.device("cuda", 1))
-    assert ask is not None and ask() == 0.4 and asked == ["GPU-ab-12"]
-
-
-def test_utilisation_is_unknown_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert utilisation_of(torch.device("cuda", 0)) is None
