@@ -63,6 +63,8 @@ class Settings:
     """Steps that the flight recorder keeps; 0: none. See docs/incidents.md."""
     device_file: Path | None = None
     """A file in which the cluster writes what it measures of each device; see docs/agent.md."""
+    trace_steps: tuple[int, ...] = ()
+    """Steps that torch's profiler traces; see `Run.trace_steps`."""
     console: Console = "rank0"
     """Whose output is recorded: that of rank 0, of all ranks, or of none."""
 
@@ -74,6 +76,9 @@ class Settings:
                     raise ArgumentTypeError(f"{name} must be a string, got a {type(value).__name__}.")
             elif name == "device_file" and value is None:
                 continue
+            elif name == "trace_steps":
+                if not isinstance(value, tuple) or not all(type(step) is int and step > 0 for step in value):
+                    raise ConfigurationError(f"trace_steps must be positive integers, got {value!r:.200}.")
             elif name in ("directory", "device_file"):
                 if not isinstance(value, Path):
                     raise ArgumentTypeError(f"{name} must be a Path, got {value!r}.")
@@ -130,6 +135,7 @@ def settings_from(
         overhead=overhead_from(env.get("FP8SCOPE_OVERHEAD", ""), "FP8SCOPE_OVERHEAD"),
         console=check_console(console or env.get("FP8SCOPE_CONSOLE") or "rank0", "console"),
         device_file=_usable(Path(device_file)) if (device_file := env.get("FP8SCOPE_DEVICE_FILE")) else None,
+        trace_steps=_step_numbers(env.get("FP8SCOPE_TRACE_STEPS", ""), "FP8SCOPE_TRACE_STEPS"),
         flight_steps=int(_number(env, "FP8SCOPE_FLIGHT_STEPS", 256, low=0, high=1 << 16)),
     )
 
@@ -152,6 +158,16 @@ def overhead_from(text: str, name: str) -> float | None:
             f'{name} must be a number above 0 and at most 1 (0.02 is 2 %), or "none", got {text!r}.'
         )
     return value
+
+
+def _step_numbers(text: str, name: str) -> tuple[int, ...]:
+    """Parse numbers of steps that commas separate. Raises ConfigurationError on anything else."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not all(
+        part.isdecimal() and part.isascii() and 0 < len(part) < 16 and int(part) > 0 for part in parts
+    ):
+        raise ConfigurationError(f"{name} must be numbers of steps, as in 100,2000, got {text!r:.200}.")
+    return tuple(int(part) for part in parts)
 
 
 def check_console(value: object, name: str) -> Console:

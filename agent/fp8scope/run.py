@@ -13,6 +13,7 @@ from fp8scope.control.controller import RunController
 from fp8scope.delivery.inbox import Alert
 from fp8scope.incidents.flight_recorder import MAX_BYTES, Batches, FlightRecorder
 from fp8scope.observe.budget import Overhead, check_overhead
+from fp8scope.observe.traces import StepTraces
 from fp8scope.process import open_runs
 from fp8scope.recording.artefacts import artefact_document
 from fp8scope.recording.entries import Document
@@ -68,6 +69,8 @@ class Run:
         self.shadow: Recipe | None = None
         """The recipe of `watch` where none is given."""
         self._steps = self.session.steps
+        if settings.trace_steps:
+            self.trace_steps(*settings.trace_steps)
         self.session.start(self.controller)
         open_runs.opened(self)
 
@@ -398,6 +401,26 @@ class Run:
         with self.guard.shield(f"linking the artefact {name!r}"):
             link = artefact_document(name, address)
             self.controller.link(link, self._steps.number if step is None else int(step))
+
+    def trace_steps(self, *steps: int) -> None:
+        """Trace these steps by torch's profiler, and link each trace to the run's page. At most 16.
+
+        A trace is a file beside the run's spool, which Perfetto (ui.perfetto.dev) opens. Tracing slows its
+        step down. Where a step is not measured, the next measured one is traced. FP8SCOPE_TRACE_STEPS sets
+        the same. Called again, it replaces the steps that have not come yet.
+        """
+        with self.guard.shield("choosing steps to trace"):
+            self._steps.traces = StepTraces(
+                [int(number) for number in steps], self.guard, self._trace_path, self._trace_kept
+            )
+
+    def _trace_path(self, step: int) -> Path:
+        rank = self.session.writers.origin.rank
+        return self.directory.parent / "traces" / f"step-{step}-rank-{rank}.json.gz"
+
+    def _trace_kept(self, step: int, path: Path) -> None:
+        rank = self.session.writers.origin.rank
+        self.log_artefact(f"Trace of step {step}, rank {rank}", str(path), step=step)
 
     def fallback(
         self, pattern: "Pattern | Sequence[Pattern]", precision: "Precision" = "bf16", why: str = ""

@@ -19,6 +19,7 @@ from fp8scope.observe.budget import MEASURED_EVERY, PLAIN_EVERY, TimeBudget
 from fp8scope.observe.collector import Collector
 from fp8scope.observe.snapshot import BusyError, PlainSnapshot, Snapshot
 from fp8scope.observe.timing import Measures
+from fp8scope.observe.traces import StepTraces
 from fp8scope.process.failure_report import failure
 from fp8scope.process.sys_exit import exit_status
 from fp8scope.recording.entries import StepRow, catalogue_of, histograms_of
@@ -110,6 +111,7 @@ class Steps:
         """Values that were logged before the first step; they go to that."""
         self.follower: Follower | None = None
         self.flight: FlightLog | None = None
+        self.traces: StepTraces | None = None
         self.light: Light | None = None
         """Takes light steps, once there have been some."""
         self.urgency = Urgency()
@@ -168,6 +170,8 @@ class Steps:
     def end_recording(self) -> None:
         """The run is finished: record no further step."""
         self._enabled = self.active = False
+        if self.traces is not None:
+            self.traces.abandon()
 
     def note_failure(self, error: BaseException) -> None:
         """Remember that the program failed with `error`. `sys.exit(0)` is not a failure."""
@@ -188,6 +192,8 @@ class Steps:
             self._has_blocks = True
         if self.switches:
             self._switch_layers()
+        if self.traces is not None:
+            self.traces.begins(step.number)
         self.measures.begin()
         self.open = step
         if self.early:
@@ -254,11 +260,15 @@ class Steps:
             self.number = self.open.number - 1
             self.open = None
             self.collector.discard()
+            if self.traces is not None:
+                self.traces.abandon()
 
     def end_step(self, step: Step, error: BaseException | None) -> None:
         """The step's block was left: record it, then do what waits for a step's end."""
         if self.open is step:
             self.open = None
+        if self.traces is not None:
+            self.traces.ends(step.number)
         if self.active:
             began = perf_counter()
             try:
