@@ -9,6 +9,8 @@ share of simulations in which the method said that it cannot tell.
   an offset with a standard deviation that is known, or estimated from the runs.
 - `throughput`: step times with AR(1) noise, changing variance, pauses every 50 steps and a slow beginning;
   with a node's own speed where there are several runs.
+- `time_to_loss`: the power-law losses and step times with AR(1) noise, of FP8 runs that are faster and need
+  more tokens; seeds differ by an offset.
 
     python benchmarks/coverage.py [--simulations 400] [--only tokens_cost]
 """
@@ -26,6 +28,7 @@ from scipy.signal import lfilter
 
 from fp8scope_dashboard.analysis.quantities.measured import MeasuredRun, MeasuredScalar
 from fp8scope_dashboard.analysis.quantities.ratios import throughput
+from fp8scope_dashboard.analysis.quantities.time_to_loss import time_to_loss
 from fp8scope_dashboard.analysis.quantities.tokens_cost import LossSpread, tokens_cost
 
 Floats = NDArray[np.float64]
@@ -93,6 +96,39 @@ class SpeedCase:
         steps = np.arange(1, self.steps + 1)
         rate = MeasuredScalar(steps, 65_536.0 / seconds)
         return MeasuredRun(MeasuredScalar(steps, np.ones(self.steps)), None, {"tokens_per_second": rate})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeCase:
+    """Runs of one simulation of the time to the same loss."""
+
+    name: str
+    steps: int
+    noise: float = 0.05
+    correlation: float = 0.0
+    speed: float = 1.31
+    more: float = 0.018
+    runs: tuple[int, int] = (1, 1)
+    seed_spread: float = 0.0
+    known_spread: bool = False
+
+    def simulate(self, random: np.random.Generator) -> Interval | None:
+        sides = ((self.runs[0], self.speed, self.more), (self.runs[1], 1.0, 0.0))
+        arms = [[self._run(random, speed, more) for _ in range(count)] for count, speed, more in sides]
+        spread = LossSpread(self.seed_spread, 1e6) if self.known_spread else None
+        return time_to_loss(*arms, spread=spread).interval
+
+    def _run(self, random: np.random.Generator, speed: float, more: float) -> MeasuredRun:
+        steps = np.arange(1, self.steps + 1)
+        noise = ar1(random, self.steps, self.correlation, self.noise) + random.normal(0.0, self.seed_spread)
+        loss = power_law(steps / self.steps / (1.0 + more)) + noise
+        seconds = np.exp(ar1(random, self.steps, 0.5, 0.03)) / speed
+        return MeasuredRun(
+            MeasuredScalar(steps, loss), None, {"step_seconds": MeasuredScalar(steps, seconds)}
+        )
+
+
+Case = CostCase | SpeedCase | TimeCase
 
 
 def power_law(share: Floats) -> Floats:
@@ -167,6 +203,21 @@ def speed_cases() -> Iterator[SpeedCase]:
     yield SpeedCase(name="1 v 3 runs, nodes differ", steps=500, runs=(1, 3), node_spread=0.02)
 
 
+def time_cases() -> Iterator[TimeCase]:
+    for correlation in (0.0, 0.5, 0.8):
+        yield TimeCase(name=f"2,000 steps, r = {correlation}", steps=2_000, correlation=correlation)
+    yield TimeCase(name="200 steps, r = 0.3", steps=200, noise=0.02, correlation=0.3)
+    yield TimeCase(name="38 steps, r = 0", steps=38, noise=0.01)
+    yield TimeCase(name="FP8 is slower", steps=2_000, correlation=0.3, speed=0.8)
+    yield TimeCase(
+        name="known seed spread, 1 v 1", steps=2_000, correlation=0.3, seed_spread=0.004, known_spread=True
+    )
+    for runs in ((3, 3), (1, 3), (2, 5)):
+        yield TimeCase(
+            name=f"{runs[0]} v {runs[1]} seeds", steps=2_000, correlation=0.3, runs=runs, seed_spread=0.004
+        )
+
+
 def coverage(simulate: Simulation, truth: float, simulations: int) -> dict[str, float]:
     """Run the simulations and count."""
     intervals = [simulate(np.random.default_rng([seed, 11])) for seed in range(simulations)]
@@ -181,16 +232,27 @@ def coverage(simulate: Simulation, truth: float, simulations: int) -> dict[str, 
     }
 
 
+def _truth(case: Case) -> float:
+    if isinstance(case, TimeCase):
+        return case.speed / (1.0 + case.more)
+    return case.more if isinstance(case, CostCase) else case.ratio
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--simulations", type=int, default=400)
-    parser.add_argument("--only", choices=["tokens_cost", "throughput"], help="one quantity")
+    parser.add_argument("--only", choices=["tokens_cost", "throughput", "time_to_loss"], help="one quantity")
     options = parser.parse_args()
-    for quantity, cases in (("tokens_cost", cost_cases()), ("throughput", speed_cases())):
+    quantities: dict[str, Iterator[Case]] = {
+        "tokens_cost": cost_cases(),
+        "throughput": speed_cases(),
+        "time_to_loss": time_cases(),
+    }
+    for quantity, cases in quantities.items():
         if options.only not in (None, quantity):
             continue
         for case in cases:
-            truth = case.more if isinstance(case, CostCase) else case.ratio
+            truth = _truth(case)
             line = coverage(case.simulate, truth, options.simulations)
             print(json.dumps({"quantity": quantity, "case": case.name, **line}), flush=True)
 

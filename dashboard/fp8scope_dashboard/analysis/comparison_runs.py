@@ -25,7 +25,7 @@ MAX_CHILDREN = 50
 # Sweepers consider projects with activity within this time.
 ACTIVE_WITHIN = timedelta(days=2)
 # Prefix of `Comparison.inputs`. Raise it when a comparison of the same data gets another result.
-VERSION = "v6"
+VERSION = "v7"
 
 
 def arm_named(names: Collection[str]) -> Q:

@@ -14,6 +14,17 @@ COST_REFUSALS = {
     "wide": "The difference of the losses is too uncertain for a number of {axis}.",
     "rising": "The baseline's loss is rising, so a difference of the loss has no equivalent in {axis}.",
 }
+TIME_REFUSALS = {
+    "no_times": "Both sides must log step_seconds at 15 steps or more.",
+    "begins_late": "A run begins late: the time that it trained before is not known.",
+    "few_points": "A run has too few losses with a time.",
+    "not_finite": "A loss is NaN or infinite where it is compared.",
+    "level": "A loss is level: when it reaches a value cannot be told.",
+    "rising": "A loss is rising, so no lower loss is reached.",
+    "never": "A run does not reach the loss of the others.",
+}
+# Two amounts of memory are equal if they differ by less.
+SAME_MEMORY = 0.005
 # Two speeds are equal if the interval of their ratio is within this factor.
 EQUALLY_FAST = 1.05
 MISSING_SPEED = "Both sides must log at least 15 steps with tokens_per_second or step_seconds."
@@ -59,6 +70,24 @@ def faster(subject: str, ratio: float, interval: Interval | None) -> str:
     return f"{subject} runs at {times(ratio, interval)} the speed of BF16"
 
 
+def less_memory(ratio: float, interval: Interval | None) -> str:
+    """`takes 12 % (11 to 13) less memory`, more, as much, or may take more or less."""
+    if interval is not None and interval[0] < 1.0 < interval[1]:
+        if max(1.0 - interval[0], interval[1] - 1.0) > SAME_MEMORY:
+            return f"may take more or less memory: {times(ratio, interval)}"
+        return "takes as much memory"
+    if abs(ratio - 1.0) < SAME_MEMORY:
+        return "takes as much memory"
+    word, sign = ("more", 1.0) if ratio > 1.0 else ("less", -1.0)
+    size = 100.0 * abs(ratio - 1.0)
+    digits = 0 if size >= 9.95 else 1
+    bounds = ""
+    if interval is not None:
+        low, high = sorted(100.0 * sign * (bound - 1.0) for bound in interval)
+        bounds = f" ({low:.{digits}f} to {high:.{digits}f})"
+    return f"takes {size:.{digits}f}{THIN}%{bounds} {word} memory"
+
+
 def cost(subject: str, more: float, interval: Interval, axis: str) -> str:
     """`FP8 needs 1.8 % (1.2 to 2.5) more tokens for the same loss.`"""
     return f"{subject} needs {share(more, interval)} {axis} for the same loss."
@@ -95,16 +124,33 @@ def headline(
     speed: tuple[float, Interval | None] | None,
     more: tuple[float, Interval] | None,
     net: tuple[float, Interval | None] | None,
+    memory: tuple[float, Interval | None] | None = None,
     *,
     axis: str,
     reason: str,
 ) -> str:
-    """Speed and cost in one sentence; what is missing is named, with the reason. Empty without both."""
-    if speed is not None and more is not None and net is not None:
-        both = f"{faster(subject, *speed)} and needs {share(*more)} {axis}"
-        return f"{both}." if _is_unknown(net[1]) else f"{both}: {times(*net)} to the same loss."
-    if speed is not None:
-        return f"{faster(subject, *speed)}; how many more {axis} it needs is not known. {reason}"
-    if more is not None:
-        return f"{subject} needs {share(*more)} {axis} for the same loss; its speed is not known. {reason}"
-    return ""
+    """Speed, memory and cost in one or two sentences; what is missing is named, with the reason.
+
+    Empty without anything.
+    """
+    takes = "" if memory is None else less_memory(*memory)
+    if speed is None:
+        return _without_speed(subject, more, takes, axis, reason)
+    first = faster(subject, *speed)
+    if takes:
+        first += f"{',' if ':' in first else ''} and {takes}"
+    if more is None or net is None:
+        return f"{first}; how many more {axis} it needs is not known. {reason}"
+    needs = f"{first}{'. It' if takes else ' and'} needs {share(*more)} {axis}"
+    return f"{needs}." if _is_unknown(net[1]) else f"{needs}: {times(*net)} to the same loss."
+
+
+def _without_speed(
+    subject: str, more: tuple[float, Interval] | None, takes: str, axis: str, reason: str
+) -> str:
+    if more is None:
+        return f"{subject} {takes}; its speed is not known. {MISSING_SPEED}" if takes else ""
+    joined = f" and {takes}" if takes else ""
+    return (
+        f"{subject} needs {share(*more)} {axis} for the same loss{joined}; its speed is not known. {reason}"
+    )

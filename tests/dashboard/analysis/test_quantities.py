@@ -21,7 +21,7 @@ from fp8scope_dashboard.analysis.quantities.ratios import gradient_norm, memory,
 from fp8scope_dashboard.analysis.quantities.serial import Estimate, fit, group_medians, mean
 from fp8scope_dashboard.analysis.quantities.tokens_cost import fieller, tokens_cost
 from fp8scope_dashboard.analysis.quantities.window import last_window
-from fp8scope_dashboard.text.quantities import faster, headline, share, times
+from fp8scope_dashboard.text.quantities import faster, headline, less_memory, share, times
 
 Floats = NDArray[np.float64]
 STEPS: Floats = np.arange(1.0, 1_001.0)
@@ -300,6 +300,25 @@ def test_the_headline_says_what_is_missing() -> None:
         "FP8 needs 0.4\u202f% (0.1 to 0.7) more tokens"
     )
     assert headline("FP8", None, None, None, **arguments) == ""
+    assert headline("FP8", speed, more, (1.305, (1.28, 1.33)), (0.88, None), **arguments) == (
+        "FP8 is 1.31\u202f× (1.29 to 1.33) faster and takes 12\u202f% less memory. It needs "
+        "0.4\u202f% (0.1 to 0.7) more tokens: 1.30\u202f× (1.28 to 1.33) to the same loss."
+    )
+    assert headline("FP8", (0.9, (0.8, 0.95)), None, None, (1.08, (1.07, 1.09)), **arguments) == (
+        "FP8 runs at 0.90\u202f× (0.80 to 0.95) the speed of BF16 and takes 8.0\u202f% (7.0 to 9.0) more "
+        "memory; how many more tokens it needs is not known. Why."
+    )
+    assert headline("FP8", (1.0, (0.9, 1.1)), None, None, (0.88, None), **arguments).startswith(
+        "FP8 may be faster or slower than BF16: 1.00\u202f× (0.90 to 1.10), and takes 12\u202f% less memory;"
+    )
+    assert headline("FP8", None, None, None, (0.88, None), **arguments).startswith(
+        "FP8 takes 12\u202f% less memory; its speed is not known. Both sides must log"
+    )
+    assert headline("FP8", None, more, None, (1.0, None), **arguments).endswith(
+        "for the same loss and takes as much memory; its speed is not known. Why."
+    )
+    assert less_memory(1.0, (0.98, 1.02)) == "may take more or less memory: 1.00\u202f× (0.98 to 1.02)"
+    assert less_memory(0.999, (0.998, 1.001)) == "takes as much memory"
     assert faster("FP8", 0.9, None) == "FP8 runs at 0.90\u202f× the speed of BF16"
     assert faster("FP8", 1.01, (0.99, 1.03)) == "FP8 is as fast as BF16: 1.01\u202f× (0.99 to 1.03)"
     unknown = faster("FP8", 0.84, (0.53, 1.5))

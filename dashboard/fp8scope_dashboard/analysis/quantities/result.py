@@ -8,10 +8,11 @@ from typing import Any, Final
 from fp8scope_dashboard.analysis.quantities.headline import Net, net_speed
 from fp8scope_dashboard.analysis.quantities.measured import MeasuredRun, reaching
 from fp8scope_dashboard.analysis.quantities.ratios import BaselineRatio, gradient_norm, memory, throughput
+from fp8scope_dashboard.analysis.quantities.time_to_loss import TimeToLoss, time_to_loss
 from fp8scope_dashboard.analysis.quantities.tokens_cost import LossSpread, TokensCost, tokens_cost
 from fp8scope_dashboard.text import quantities as text
 
-METHOD_VERSION: Final = 3
+METHOD_VERSION: Final = 4
 
 
 def of(
@@ -35,17 +36,19 @@ def of(
         return {"method_version": METHOD_VERSION, "headline": ""}
     cost = tokens_cost(ours, theirs, level=level, spread=spread)
     speed = throughput(ours, theirs, level=level)
+    peak = memory(ours, theirs, level=level)
     runs = len(ours), len(theirs)
     return {
         "method_version": METHOD_VERSION,
-        "headline": _headline(cost, speed, subject),
+        "headline": _headline(cost, speed, peak, subject),
         "level": level,
         "runs": list(runs),
         "tokens_cost": _cost_entry(cost, subject),
         "throughput": _ratio_entry(speed, runs, text.MISSING_SPEED),
-        "memory": _ratio_entry(memory(ours, theirs, level=level), runs, text.MISSING_MEMORY),
+        "memory": _ratio_entry(peak, runs, text.MISSING_MEMORY),
         "gradient_norm": _delta_entry(gradient_norm(ours, theirs, level=level), runs),
         "net": _net_entry(_net(cost, speed)),
+        "time_to_loss": _time_entry(time_to_loss(ours, theirs, level=level, spread=spread), runs),
     }
 
 
@@ -58,7 +61,7 @@ def _net(cost: TokensCost, speed: BaselineRatio) -> Net | None:
     return net_speed(speed.value, speed.interval, cost.more, cost.interval)
 
 
-def _headline(cost: TokensCost, speed: BaselineRatio, subject: str) -> str:
+def _headline(cost: TokensCost, speed: BaselineRatio, peak: BaselineRatio, subject: str) -> str:
     net = _net(cost, speed)
     more = None if cost.more is None or cost.interval is None else (cost.more, cost.interval)
     reason = text.MISSING_SPEED
@@ -69,6 +72,7 @@ def _headline(cost: TokensCost, speed: BaselineRatio, subject: str) -> str:
         None if speed.value is None else (speed.value, speed.interval),
         more if net is not None or speed.value is None else None,
         None if net is None else (net.value, net.interval),
+        None if peak.value is None else (peak.value, peak.interval),
         axis=cost.axis,
         reason=reason,
     )
@@ -121,3 +125,22 @@ def _net_entry(net: Net | None) -> dict[str, Any] | None:
     if net is None:
         return None
     return {"ratio": net.value, "interval": None if net.interval is None else list(net.interval)}
+
+
+def _time_entry(time: TimeToLoss, runs: tuple[int, int]) -> dict[str, Any]:
+    if time.refusal is not None:
+        explanation = text.TIME_REFUSALS[time.refusal]
+    elif time.source == "runs":
+        explanation = text.ratio_basis("runs", time.points, runs)
+    else:
+        explanation = text.cost_basis(time.has_seeds)
+    return {
+        "ratio": time.ratio,
+        "interval": None if time.interval is None else list(time.interval),
+        "n": time.points,
+        "explanation": explanation,
+        "loss": time.target,
+        "seconds": time.ours,
+        "baseline_seconds": time.theirs,
+        "refusal": time.refusal,
+    }

@@ -78,13 +78,9 @@ class Card:
 
     @property
     def shows_costs(self) -> bool:
-        """Return whether speed, memory and tokens have a line.
-
-        The headline has them too, but not the memory.
-        """
+        """Return whether speed, memory and tokens have a line: the headline has them too, if there is one."""
         quantities = self.result.get("quantities") or {}
-        has_memory = (quantities.get("memory") or {}).get("ratio") is not None
-        return has_memory or bool(self.costs and not quantities.get("headline"))
+        return bool(self.costs and not quantities.get("headline"))
 
     @property
     def is_group(self) -> bool:

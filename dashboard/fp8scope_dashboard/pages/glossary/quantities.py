@@ -24,6 +24,13 @@ QUANTITY_TERMS: Final[Mapping[str, Term]] = {
         "slope of the baseline's loss in the last third of the common range.",
         "A level loss has no slope, so the cost is not known. The page says so.",
     ),
+    "time_to_loss": Term(
+        "Time to the same loss",
+        "How long the run and its baseline trained until their smoothed loss was at the same value, and how "
+        "many times sooner the run was there. The value is the highest of the losses that the runs have in "
+        "the middle of their last third.",
+        "Pauses within steps count, the time between two starts of the training does not.",
+    ),
     "memory_ratio": Term("Memory", "The peak of the GPU memory in use, relative to the baseline's."),
     "gradient_norm_delta": Term(
         "Gradient norm",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fp8scope_dashboard.pages.formatting import percent
+from fp8scope_dashboard.pages.formatting import number, percent, span
 from fp8scope_dashboard.text.quantities import share, times
 
 
@@ -40,6 +40,7 @@ def quantity_rows(stored: Mapping[str, Any]) -> list[QuantityRow]:
     rows += [
         _ratio("throughput_ratio", stored["throughput"]),
         _share("tokens_cost", stored["tokens_cost"]),
+        *_time(stored.get("time_to_loss")),
         _ratio("memory_ratio", stored["memory"]),
         _share("gradient_norm_delta", stored["gradient_norm"]),
     ]
@@ -63,6 +64,18 @@ def cost_line(stored: Mapping[str, Any]) -> str:
 def _ratio(term: str, entry: Mapping[str, Any]) -> QuantityRow:
     value = "" if entry["ratio"] is None else times(entry["ratio"], entry["interval"])
     return QuantityRow(term, value, str(entry["explanation"]))
+
+
+def _time(entry: Mapping[str, Any] | None) -> list[QuantityRow]:
+    """The time to the same loss; no row for results of before it was computed."""
+    if entry is None:
+        return []
+    row = _ratio("time_to_loss", entry)
+    if entry["ratio"] is None:
+        return [row]
+    value = f"{span(entry['seconds'])} against {span(entry['baseline_seconds'])}: {row.value}"
+    sentence = f"Training time until a loss of {number(entry['loss'])}."
+    return [QuantityRow(row.term, value, f"{sentence} {row.explanation}")]
 
 
 def _share(term: str, entry: Mapping[str, Any]) -> QuantityRow:

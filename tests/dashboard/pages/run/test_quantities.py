@@ -22,7 +22,7 @@ def test_it_works(viewer: Visitor, seeded: Seeded) -> None:
     # The verdict on the loss comes first.
     explanation = Comparison.objects.get(run=seeded.healthy).result["explanation"][:40]
     assert compare.index(explanation) < compare.index(result["headline"])
-    assert "Costs and savings" in compare and "Throughput" in compare
+    assert "Costs and savings" in compare and "Throughput" in compare and "Time to the same loss" in compare
     token = create_token(viewer.project, "tests", scopes=("write", "read"))[1]
     answer = viewer.client.get(
         f"/api/v1/runs/{seeded.healthy.id}", headers={"authorization": f"Bearer {token}"}
@@ -51,12 +51,25 @@ def test_rows_say_why_a_quantity_is_missing() -> None:
                 "explanation": "A. B.",
             },
             "memory": {"ratio": None, "explanation": "No device.", **missing},
+            "time_to_loss": {
+                "ratio": 1.29,
+                "interval": [1.2, 1.4],
+                "explanation": "D.",
+                "loss": 3.21,
+                "seconds": 14_760.0,
+                "baseline_seconds": 19_080.0,
+            },
             "gradient_norm": {"delta": -0.01, "interval": [-0.02, 0.0], "n": 9, "explanation": "C."},
         }
     )
     assert [(row.term, row.value, row.explanation) for row in rows] == [
         ("throughput_ratio", "1.31\u202f× (1.29 to 1.33)", "Why."),
         ("tokens_cost", "0.4\u202f% (0.1 to 0.7) more steps", "B."),
+        (
+            "time_to_loss",
+            "4\u202fh 6\u202fmin against 5\u202fh 18\u202fmin: 1.29\u202f× (1.20 to 1.40)",
+            "Training time until a loss of 3.21. D.",
+        ),
         ("memory_ratio", "", "No device."),
         ("gradient_norm_delta", "−1.00\u202f% (−2.00\u202f% to ±0\u202f%)", "C."),
     ]
