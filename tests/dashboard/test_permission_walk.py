@@ -60,7 +60,7 @@ PAGES: Final[Mapping[str, Page]] = {
         score_differences shared_reports shared_report run_suggest tensor tensor_map tensor_picture
         tensor_ranking tensor_find compare_find compare_configuration console_lines console_text
         panel_figure panel_form project_events run_events runs_figure run_charts run_scatter run_parallel
-        step_note
+        step_note fleet fleet_json
         """,
         read="viewer",
     ),

@@ -7,6 +7,7 @@ from fp8scope_dashboard.pages import progress
 from fp8scope_dashboard.pages.alerts import channels, rules
 from fp8scope_dashboard.pages.alerts import views as alerts
 from fp8scope_dashboard.pages.compare import views as compare
+from fp8scope_dashboard.pages.fleet import views as fleet
 from fp8scope_dashboard.pages.live import views as events
 from fp8scope_dashboard.pages.panels import views as panels
 from fp8scope_dashboard.pages.project import audit, comparison_margin, home, server_status, settings
@@ -111,6 +112,8 @@ urlpatterns: list[URLPattern] = [
     path(P + "compare/figures/<compare_figure:name>.json", compare.compare_figure, name="compare_figure"),
     path(P + "compare/find", compare.compare_find, name="compare_find"),
     path(P + "compare/configuration", compare.compare_configuration, name="compare_configuration"),
+    path(P + "fleet/", fleet.fleet, name="fleet"),
+    path(P + "fleet/fleet.json", fleet.fleet_json, name="fleet_json"),
     path(P + "progress", progress.progress, name="progress"),
     path(P + "evaluations/", evaluations.evaluations, name="evaluations"),
     path(P + "evaluations/scores.json", evaluation_figures.scores, name="scores"),

@@ -41,6 +41,8 @@ READ += [
     "tensor_picture",
     "tensor_ranking",
     "compare_find",
+    "fleet",
+    "fleet_json",
     "compare_configuration",
     "console_lines",
     "console_text",

@@ -35,6 +35,7 @@ PAGES: Final[dict[str, dict[str, str]]] = {
     "tensor": {"": ""},
     "compare": {"": "?{chosen}", "of many runs": "?q=fp8", "without runs": "?q=nothing"},
     "compare_configuration": {"": "?{chosen}", "with equal entries": "?{chosen}&everything=1"},
+    "fleet": {"": "", "with costs": "?price=2.50", "with a wrong price": "?price=much"},
     "evaluations": {"": ""},
     "alerts": {
         "": "?state=all",

@@ -32,6 +32,24 @@ QUANTITY_TERMS: Final[Mapping[str, Term]] = {
         "Pauses within steps count, the time between two starts of the training does not.",
     ),
     "memory_ratio": Term("Memory", "The peak of the GPU memory in use, relative to the baseline's."),
+    "gpu_hours": Term(
+        "GPU hours",
+        "The time of every process of a run, from its start to its end or its last sign of life, added up. A "
+        "process is taken for one GPU.",
+        "Where fewer processes write than the run has (WORLD_SIZE), those that write stand for all.",
+    ),
+    "hours_lost": Term(
+        "Hours lost",
+        "Divergences count from the onset of an alert of the loss until it was resolved, or to the end. "
+        "Crashes count from the last checkpoint, or from the step at which a later start went on. Waiting "
+        "for data is the share of time_data in the steps of the runs with the most hours.",
+        "Steps become hours by the mean pace of their run. Nothing is counted twice.",
+    ),
+    "hours_saved": Term(
+        "Hours saved",
+        "What the baseline would have needed beyond the hours of an FP8 run: these times the speed to the "
+        "same loss, or the throughput ratio, less 1. Runs without a comparison do not count.",
+    ),
     "gradient_norm_delta": Term(
         "Gradient norm",
         "Relative difference of the geometric means of the gradient norm in the last third of the common "
