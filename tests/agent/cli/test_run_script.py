@@ -80,8 +80,13 @@ def test_records_a_compiled_model(server: WireServer, here: Launch) -> None:
 def test_advises_at_the_end(server: WireServer, here: Launch, capsys: pytest.CaptureFixture[str]) -> None:
     assert here("--advise", SCRIPTS / "plain.py", "--steps", "30") == 0
     assert re.search(r"fp8scope advises:\n\d\d steps of \d+\.\d ms on 1 of 1 ranks", capsys.readouterr().err)
-    assert server.run.registration["environment"]["training"]["products"][0]["precision"] == "fp32"
-    assert server.run.finish["errors"] == 0
+    training = server.run.registration["environment"]["training"]
+    assert training["products"][0]["precision"] == "fp32" and server.run.finish["errors"] == 0
+    # The embedding, three layers with biases, and for each of the seven parameters the state of AdamW.
+    whole = 4 * (96 * 32 + (32 + 1) * 64 + (64 + 1) * 32 + (32 + 1) * 96)
+    account = training["memory_account"]
+    assert account["weights"] == account["gradients"] == account["optimizer"]["exp_avg"] == {"float32": whole}
+    assert account["optimizer"]["step"] == {"float32": 7 * 4}
 
 
 def test_records_two_models(server: WireServer, here: Launch) -> None:

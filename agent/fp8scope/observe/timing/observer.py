@@ -136,7 +136,12 @@ class Measures:
         """Return what the training is made of, for advice; empty if nothing was measured."""
         if self._watch is None or not self._watch.facts.steps:
             return {}
-        return self._watch.facts.document(self._watch.device)
+        from fp8scope.observe.memory_account import memory_account
+
+        facts = self._watch.facts.document(self._watch.device)
+        with self._guard.shield("adding up the memory"):
+            facts["memory_account"] = memory_account(self._models, self._optimizers)
+        return facts
 
     @property
     def models(self) -> "tuple[torch.nn.Module, ...]":

@@ -15,6 +15,7 @@ from fp8scope_dashboard.pages.charts.addresses import figure_view
 from fp8scope_dashboard.pages.charts.arms import Arm, ArmReader, Arms, ComparedArms
 from fp8scope_dashboard.pages.compare.figures import MAX_DELTAS, in_nats
 from fp8scope_dashboard.pages.compare.figures import compare_figure as drawn_figure
+from fp8scope_dashboard.pages.compare.memory import MemoryAccount, accounts_of
 from fp8scope_dashboard.pages.compare.runs import (
     FEW_RUNS,
     MAX_CHOSEN,
@@ -57,7 +58,8 @@ class Offer:
 class Card:
     """The verdict on one selected run; `costs` is its speed, memory and tokens in one line.
 
-    `seeds` are the cards of all chosen runs of its group, if the verdict is on a group.
+    `seeds` are the cards of all chosen runs of its group, if the verdict is on a group. `memory` is None if
+    one of the sides has not sent what its memory is for.
     """
 
     run: Run
@@ -66,6 +68,7 @@ class Card:
     result: dict[str, Any]
     costs: str
     seeds: list[Card] = field(default_factory=list)
+    memory: MemoryAccount | None = None
 
     @property
     def own_range(self) -> str:
@@ -107,6 +110,9 @@ def compare(request: HttpRequest, project: Project) -> HttpResponse:
         for result in [result_of(run)]
     ]
     folded = _folded(cards)
+    if len(folded) <= MAX_CARDS:
+        accounts = accounts_of(project, [card.run for card in folded])
+        folded = [replace(card, memory=accounts.get(card.run.pk)) for card in folded]
     tensors = runs_with_tensors(chosen.runs)
     pair = tensor_pair(tensors, request.GET)
     context = {
