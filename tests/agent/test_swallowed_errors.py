@@ -209,7 +209,7 @@ def test_a_driver_that_answers_nonsense(settings: Settings, monkeypatch: pytest.
     def broken(index: int) -> Any:
         raise ValueError("planned")
 
-    monkeypatch.setattr("fp8scope.observe.timing.machine.utilisation_of", broken)
+    monkeypatch.setattr("fp8scope.observe.timing.machine.driver_of", broken)
     counter = guard.Guard()
     machine = Machine(counter, lambda: torch.device("cuda", 0))
     for _ in range(3):

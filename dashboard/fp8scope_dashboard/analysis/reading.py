@@ -26,7 +26,9 @@ MAX_POINTS: Final = 16_384
 """A curve has at most this many points, in the range that is compared."""
 STORED_STRIDE: Final = 64
 """The smallest buckets that the store keeps."""
-SCALARS: Final = ("grad_norm", "tokens_per_second", "step_seconds", "memory_peak", "memory_reserved")
+SCALARS: Final = (
+    "grad_norm", "tokens_per_second", "step_seconds", "memory_peak", "memory_reserved", "gpu_power_watts",
+)  # fmt: skip
 """Read together with the loss, for the quantities."""
 COARSER: Final = 8
 """Steps per bucket of these scalars of a long run, in buckets of its loss."""

@@ -29,6 +29,10 @@ SAME_MEMORY = 0.005
 EQUALLY_FAST = 1.05
 MISSING_SPEED = "Both sides must log at least 15 steps with tokens_per_second or step_seconds."
 MISSING_MEMORY = "Both sides must log memory_peak, which needs a CUDA device."
+MISSING_POWER = (
+    "Both sides must log gpu_power_watts, as NVIDIA GPUs do with pip install 'fp8scope[gpu]', and "
+    "tokens_per_second."
+)
 MISSING_NORM = "Both sides must log grad_norm at 15 steps or more, in a common range."
 
 

@@ -17,7 +17,7 @@ from scipy.signal import lfilter
 from fp8scope_dashboard.analysis.quantities import METHOD_VERSION, LossSpread, MeasuredRun, MeasuredScalar, of
 from fp8scope_dashboard.analysis.quantities.arms import combined, difference
 from fp8scope_dashboard.analysis.quantities.headline import net_speed
-from fp8scope_dashboard.analysis.quantities.ratios import gradient_norm, memory, throughput
+from fp8scope_dashboard.analysis.quantities.ratios import energy, gradient_norm, memory, throughput
 from fp8scope_dashboard.analysis.quantities.serial import Estimate, fit, group_medians, mean
 from fp8scope_dashboard.analysis.quantities.tokens_cost import fieller, tokens_cost
 from fp8scope_dashboard.analysis.quantities.window import last_window
@@ -132,6 +132,25 @@ def test_memory_is_the_peak_of_the_run() -> None:
     ratio = memory([run(STEPS, memory_peak=rising)], [run(STEPS, memory_peak=2.0 * rising)])
     assert ratio.value == pytest.approx(0.5) and ratio.interval is None
     assert memory([run(STEPS)], [run(STEPS, memory_peak=rising)]).value is None
+
+
+def test_energy_is_power_over_tokens_per_second() -> None:
+    rate = np.full(1_000, 1e6)
+    rate[:20] = 1e3
+    sampled = np.where(np.arange(1_000) % 7 == 0, 500.0, np.nan)
+    mine = run(STEPS, tokens_per_second=1.25 * rate, gpu_power_watts=1.1 * sampled)
+    ratio = energy([mine], [run(STEPS, tokens_per_second=rate, gpu_power_watts=sampled)])
+    assert ratio.value == pytest.approx(1.1 / 1.25) and ratio.interval is None and ratio.points == 140
+    noise = np.exp(noisy(1, deviation=0.05))
+    noisier = run(STEPS, tokens_per_second=1.25 * rate, gpu_power_watts=1.1 * sampled * noise)
+    uncertain = energy([noisier], [run(STEPS, tokens_per_second=rate, gpu_power_watts=sampled)]).interval
+    assert uncertain is not None and uncertain[0] < 1.1 / 1.25 < uncertain[1] < 1.02 * 1.1 / 1.25
+    assert energy([run(STEPS, tokens_per_second=rate)], [mine]).value is None
+    assert energy([run(STEPS, gpu_power_watts=sampled)], [mine]).value is None
+    few = run(STEPS, tokens_per_second=rate, gpu_power_watts=np.where(STEPS > 900, sampled, np.nan))
+    assert energy([few], [mine]).value is None
+    entry = of([run(STEPS)], [mine])["energy"]
+    assert entry["ratio"] is None and "gpu_power_watts" in entry["explanation"]
 
 
 def test_gradient_norms_are_paired() -> None:

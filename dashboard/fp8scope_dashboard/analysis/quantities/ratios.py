@@ -84,6 +84,35 @@ def memory(
     return BaselineRatio("memory_peak")
 
 
+def energy(
+    ours: Sequence[MeasuredRun], theirs: Sequence[MeasuredRun], *, level: float = 0.95
+) -> BaselineRatio:
+    """Energy per token relative to the baseline's in typical steps, `gpu_power_watts` / `tokens_per_second`.
+
+    Power is sampled once a second, so a sample stands for the steps around it. It is that of one process's
+    GPU, and the tokens are those that the script logs: the ratio has a meaning for runs of as many ranks.
+    """
+    per_token = [[_energy_per_token(run) for run in arm] for arm in (ours, theirs)]
+    sides = [[line for line in arm if len(line) >= MIN_ROWS] for arm in per_token]
+    if not sides[0] or not sides[1] or len(per_token[0][0]) < MIN_ROWS:
+        return BaselineRatio("gpu_power_watts")
+    estimates = [[serial.mean(serial.group_medians(np.log(line.values))) for line in arm] for arm in sides]
+    points = min(len(line) for arm in sides for line in arm)
+    return _ratio("gpu_power_watts", estimates[0], estimates[1], level, points=points)
+
+
+def _energy_per_token(run: MeasuredRun) -> MeasuredScalar:
+    """Joules per token at the samples of the power after the warm-up; empty without both scalars."""
+    power, rate = _positive(run, "gpu_power_watts"), _positive(run, "tokens_per_second")
+    if not len(power) or len(rate) < MIN_ROWS:
+        return MeasuredScalar(np.zeros(0, np.int64), np.zeros(0))
+    begin = rate.steps[min(WARM_UP_ROWS, int(WARM_UP_SHARE * len(rate)))]
+    inside = (power.steps >= begin) & (power.steps <= rate.steps[-1])
+    steps = power.steps[inside]
+    rates = np.interp(steps, rate.steps, rate.values)
+    return MeasuredScalar(steps, power.values[inside] / rates)
+
+
 def gradient_norm(
     ours: Sequence[MeasuredRun], theirs: Sequence[MeasuredRun], *, level: float = 0.95
 ) -> BaselineRatio:

@@ -7,7 +7,13 @@ from typing import Any, Final
 
 from fp8scope_dashboard.analysis.quantities.headline import Net, net_speed
 from fp8scope_dashboard.analysis.quantities.measured import MeasuredRun, reaching
-from fp8scope_dashboard.analysis.quantities.ratios import BaselineRatio, gradient_norm, memory, throughput
+from fp8scope_dashboard.analysis.quantities.ratios import (
+    BaselineRatio,
+    energy,
+    gradient_norm,
+    memory,
+    throughput,
+)
 from fp8scope_dashboard.analysis.quantities.time_to_loss import TimeToLoss, time_to_loss
 from fp8scope_dashboard.analysis.quantities.tokens_cost import LossSpread, TokensCost, tokens_cost
 from fp8scope_dashboard.text import quantities as text
@@ -46,6 +52,7 @@ def of(
         "tokens_cost": _cost_entry(cost, subject),
         "throughput": _ratio_entry(speed, runs, text.MISSING_SPEED),
         "memory": _ratio_entry(peak, runs, text.MISSING_MEMORY),
+        "energy": _ratio_entry(energy(ours, theirs, level=level), runs, text.MISSING_POWER),
         "gradient_norm": _delta_entry(gradient_norm(ours, theirs, level=level), runs),
         "net": _net_entry(_net(cost, speed)),
         "time_to_loss": _time_entry(time_to_loss(ours, theirs, level=level, spread=spread), runs),

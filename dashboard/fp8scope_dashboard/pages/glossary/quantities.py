@@ -32,6 +32,11 @@ QUANTITY_TERMS: Final[Mapping[str, Term]] = {
         "Pauses within steps count, the time between two starts of the training does not.",
     ),
     "memory_ratio": Term("Memory", "The peak of the GPU memory in use, relative to the baseline's."),
+    "energy_ratio": Term(
+        "Energy per token",
+        "The power of the GPU over the tokens per second in typical steps, relative to the baseline. Of the "
+        "GPU of rank 0, without the host.",
+    ),
     "gpu_hours": Term(
         "GPU hours",
         "The time of every process of a run, from its start to its end or its last sign of life, added up. A "

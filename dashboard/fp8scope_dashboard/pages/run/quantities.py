@@ -42,6 +42,7 @@ def quantity_rows(stored: Mapping[str, Any]) -> list[QuantityRow]:
         _share("tokens_cost", stored["tokens_cost"]),
         *_time(stored.get("time_to_loss")),
         _ratio("memory_ratio", stored["memory"]),
+        *([_ratio("energy_ratio", stored["energy"])] if stored.get("energy") else []),
         _share("gradient_norm_delta", stored["gradient_norm"]),
     ]
     return rows
