@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from dashboard.helpers.recording import Recorder, make_run
 from dashboard.helpers.visitors import Visitor, get_json, trace_values
 
@@ -55,7 +56,9 @@ def test_it_works(admin: Visitor) -> None:
         "Scaling factor, median": 0.5,
         "Scaling factor, smallest": 0.25,
     }
-    assert "Saturated share" in get_json(admin, f"runs/{run.id}/figures/gradient_saturation.json")["summary"]
+    saturation = get_json(admin, f"runs/{run.id}/figures/gradient_saturation.json")
+    assert "Saturated share" in saturation["summary"]
+    assert saturation["figure"]["layout"]["yaxis"]["range"] == pytest.approx([0.0, 1.1e-5])
 
 
 def test_a_plain_optimizer_has_a_table_and_no_gradients(admin: Visitor) -> None:

@@ -40,6 +40,8 @@ from fp8scope_dashboard.telemetry import queries
 SEEDS_SHOWN = 8
 COLUMNS, COMPACT_COLUMNS = 400, 120
 GRADIENT_SLOTS: Final[tuple[Slot, ...]] = ("shade-3", "shade-1", "shade-2")
+HALVING_SHARE: Final = 1e-5
+"""The share of values at the maximum above which a reducer of gradients halves its factor."""
 UNITS: Final = {"tokens_per_second": "tokens / s", "step_seconds": "seconds / step"}
 
 
@@ -146,7 +148,17 @@ def _gradient_curves(run: Run, options: Options, names: Sequence[str], unit: str
             )
     if not curves:
         return EmptyChart("No gradients reduced in FP8 in these steps.")
-    drawn = curves_figure(curves, options.theme, log=log, compact=options.compact, height=240, y_title=unit)
+    largest = max(float(curve.y[np.isfinite(curve.y)].max(initial=0.0)) for curve in curves)
+    drawn = curves_figure(
+        curves,
+        options.theme,
+        # From zero to what would halve a factor at least, so that shares that do not matter look small.
+        y_range=None if log else (0.0, 1.1 * max(largest, HALVING_SHARE)),
+        log=log,
+        compact=options.compact,
+        height=240,
+        y_title=unit,
+    )
     return Chart(drawn, " ".join(_describe(run, curve.name, curve.y) for curve in curves))
 
 
