@@ -20,6 +20,15 @@ GLOSSARY: Final[Mapping[str, Term]] = {
     **TENSOR_TERMS,
 }
 TERM_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
+    "quantities": (
+        "net_speed",
+        "throughput_ratio",
+        "tokens_cost",
+        "time_to_loss",
+        "memory_ratio",
+        "energy_ratio",
+        "gradient_norm_delta",
+    ),
     "training_state": (
         "fp8_gradients/mu_median",
         "fp8_gradients/saturated_max",
