@@ -63,6 +63,9 @@ def is_exporting() -> bool:
 
     A hook that counts must then do nothing: what it computes would become part of what is recorded.
     """
+    if is_dynamo_compiling():
+        # `torch.jit.trace` cannot record here, and torch 2.13 breaks a compiled graph at the question.
+        return _is_exporting()
     return _is_exporting() or bool(torch._C._is_tracing())
 
 

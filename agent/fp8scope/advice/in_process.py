@@ -20,6 +20,6 @@ def _text(run: Run) -> str:
     run.session.writers.pipeline.settle()
     rows = [Row.decode(payload) for payload in run.flight.ring.payloads()]
     if not rows:
-        return "no step is kept to judge by: FP8SCOPE_FLIGHT_STEPS is 0."
+        return "no step was recorded, or none is kept (FP8SCOPE_FLIGHT_STEPS is 0)."
     record = RunRecord(ranks=[rank_of(run.session.registration.document, rows)])
     return as_text(record, advise(record))

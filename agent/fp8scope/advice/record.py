@@ -18,6 +18,8 @@ WARM_UP: Final = 5
 """The first measured steps are left out: they compile, allocate and start workers."""
 MIN_STEPS: Final = 10
 """Fewer measured steps are no evidence."""
+COMPILES: Final = 10
+"""A step whose passes take so many times the median compiles something anew, e.g. for another shape."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +37,7 @@ class RankRecord:
 
     @property
     def seconds(self) -> Floats:
-        """The time of each measured step without the first ones: float64 [steps]."""
+        """The time of each measured step, without the first ones and those that compile: float64 [steps]."""
         seconds: Floats = np.sum([self.part(name) for name in PARTS], axis=0)
         return seconds
 
@@ -46,9 +48,17 @@ class RankRecord:
 
     def part(self, name: str) -> Floats:
         """Return the seconds of a part of the anatomy in the steps of `seconds`: float64 [steps]."""
-        measured = np.isfinite(self.scalars.get(scalar_of("forward"), np.zeros(0)))
-        seconds = self.scalars.get(scalar_of(name), np.zeros(len(measured)))
-        return np.nan_to_num(seconds[measured][WARM_UP:])
+        forward = self.scalars.get(scalar_of("forward"), np.zeros(0))
+        measured = np.flatnonzero(np.isfinite(forward))[WARM_UP:]
+        passes = forward[measured] + np.nan_to_num(self._scalar("backward")[measured])
+        if len(measured):
+            measured = measured[passes <= COMPILES * np.median(passes)]
+        return np.nan_to_num(self._scalar(name)[measured])
+
+    def _scalar(self, name: str) -> Floats:
+        """Return the seconds of a part in all steps: float64 [steps], 0 if the run has no such part."""
+        steps = len(self.scalars.get(scalar_of("forward"), ()))
+        return self.scalars.get(scalar_of(name), np.zeros(steps))
 
     def share(self, *names: str) -> float:
         """Return the share of parts of the anatomy in the time of all steps; 0 without steps."""

@@ -26,7 +26,6 @@ OWN: Final = (
     "fp8scope_kernels.",
     str(Path(fp8scope_kernels.__file__).parent),
     str(Path(__file__).parents[1]),
-    "_is_tracing",
 )
 """Graph breaks with one of these in their reason are the agent's own."""
 
@@ -104,7 +103,7 @@ class TrainingFacts:
         kind = device.type if device is not None else ""
         facts: dict[str, Any] = {
             "device": kind,
-            "cpus": os.cpu_count() or 1,
+            "cpus": _cpus(),
             "steps": self.steps,
             "compiled": self._compiled or _compiles(),
         }
@@ -139,6 +138,12 @@ class _Copy:
 
     def is_of(self, source: Tensor) -> bool:
         return self._source() is source and self._version == source._version
+
+
+def _cpus() -> int:
+    """Return the number of CPUs that this process may use: a launcher can bind it to some."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
 def _memory(device: torch.device) -> dict[str, float]:

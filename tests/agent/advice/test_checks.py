@@ -145,6 +145,27 @@ def test_a_slow_rank_is_not_the_network() -> None:
     assert finding.gain.high == pytest.approx(1 - 0.1 / 0.15)
 
 
+def test_more_workers_than_cpus_are_no_advice() -> None:
+    """The wait is real, but workers would share the CPUs that all have one."""
+    (finding,) = advise(run(rank(data=0.05, facts={"cpus": 4})))
+    assert "num_workers" not in finding.change and "sample cheaper" in finding.change
+    assert finding.gain.low == 0 and finding.gain.high == pytest.approx(0.05 / 0.148)
+    (finding,) = advise(run(rank(data=0.05, facts={"cpus": 6})))
+    assert "num_workers=6" in finding.change
+
+
+def test_steps_that_compile_are_no_evidence() -> None:
+    """An evaluation changes the model's mode, and the compiler works for seconds in a training's middle."""
+    record = rank(data=0.05)
+    forward = record.scalars[scalar_of("forward")].copy()
+    forward[12] = 13.0
+    compiling = RankRecord(scalars={**record.scalars, scalar_of("forward"): forward}, facts=record.facts)
+    assert len(compiling.seconds) == STEPS - WARM_UP - 1
+    assert compiling.share("data") == pytest.approx(record.share("data"))
+    # A save takes as long as it takes, and is evidence.
+    assert len(saves_every(5, 13.0).seconds) == STEPS - WARM_UP
+
+
 def test_the_largest_gain_comes_first() -> None:
     both = run(rank(data=0.05, facts={"graph_breaks": {"print": 1}}))
     gains = [finding.gain.high for finding in advise(both)]

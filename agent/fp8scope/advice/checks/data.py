@@ -23,29 +23,44 @@ def loader_bound(run: RunRecord) -> AdviceFinding | None:
     if seconds < MIN_WAIT_SECONDS:
         return None
     workers, cpus = loader["workers"], rank.facts.get("cpus", 1)
-    more = min(max(2 * workers, 2), MAX_WORKERS)
-    # Workers prepare batches while the training computes; without them one follows the other.
-    supply = seconds if workers == 0 else (seconds + rest) * workers
-    left = max(0.0, supply / more - rest)
-    high = max(0.0, seconds - left) / step
-    change = f"DataLoader(..., num_workers={more}, persistent_workers=True" + (
-        ")." if rank.facts.get("device") == "cpu" else ", pin_memory=True), and non_blocking=True in copies."
-    )
     if workers >= cpus:
-        change += " All CPUs have a worker: make a sample cheaper (decode and tokenise ahead of time)."
+        # More workers would share the same CPUs.
+        gain = Gain(
+            low=0.0, high=wait, formula="0 to d: d the wait of a step; as much as a sample becomes cheaper"
+        )
+        change = (
+            "Every CPU has a worker, so more of them do not help. Make a sample cheaper (decode, resize and "
+            "tokenise ahead of time), or use a machine with more CPUs."
+        )
+    else:
+        more = min(max(2 * workers, 2), MAX_WORKERS, max(cpus, 2))
+        gain = _gain_of_workers(workers, more, seconds, rest)
+        change = f"DataLoader(..., num_workers={more}, persistent_workers=True"
+        change += (
+            ")." if rank.facts.get("device") == "cpu" else ", pin_memory=True), non_blocking=True in copies."
+        )
     return AdviceFinding(
         practice="loader",
         title="The training waits for its data loader",
         evidence=f"{percent(wait)} of the steps' time ({1000 * seconds:.1f} ms of {1000 * step:.1f} ms) is "
         f"spent in a DataLoader with {workers} workers, on {cpus} CPUs.",
-        gain=Gain(
-            low=high / 2,
-            high=high,
-            formula=f"(d - max(0, b/{more} - r)) / t, and half of it if workers share CPUs with the "
-            "training: d the wait of a step, r its remaining time, t both, b the time of a batch (d without "
-            "workers, else t times their number)",
-        ),
+        gain=gain,
         change=change,
+    )
+
+
+def _gain_of_workers(workers: int, more: int, seconds: float, rest: float) -> Gain:
+    """Return the gain of `more` workers, of a wait of `seconds` a step whose other parts take `rest`."""
+    # Workers prepare batches while the training computes; without them one follows the other.
+    supply = seconds if workers == 0 else (seconds + rest) * workers
+    left = max(0.0, supply / more - rest)
+    high = max(0.0, seconds - left) / (seconds + rest)
+    return Gain(
+        low=high / 2,
+        high=high,
+        formula=f"(d - max(0, b/{more} - r)) / t, and half of it if workers share CPUs with the training: "
+        "d the wait of a step, r its remaining time, t both, b the time of a batch (d without workers, else "
+        "t times their number)",
     )
 
 

@@ -65,6 +65,11 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # `break_graph` does the same for scripts that compile.
         return False
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        # Otherwise torch never compiles a function whose first call comes while a mode is active.
+        return True
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops = 0

@@ -313,3 +313,25 @@ def test_mfu_is_recorded_only_for_known_peaks(measures: Measures) -> None:
         found.append(reading.read())
     assert "mfu" not in found[0] and found[0]["model_flops_per_second"] > 0
     assert found[1]["mfu"] == pytest.approx(found[1]["model_flops_per_second"] / 1e9)
+
+
+def test_a_function_of_the_model_that_is_compiled_stays_compiled(measures: Measures) -> None:
+    """torch gives up a function for good if it is called first while operations are counted."""
+    torch._dynamo.reset()
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    gated = torch.compile(lambda x: torch.relu(x) * torch.sigmoid(x), backend=backend)
+
+    class Gated(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = gated(super().forward(x))
+            return out
+
+    model = Gated(8, 8)
+    measures.watch(model)
+    assert step_flops(measures, model, torch.ones(4, 8)) == pytest.approx(3 * 2 * 4 * 8 * 8)
+    assert len(graphs) == 1
