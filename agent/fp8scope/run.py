@@ -3,10 +3,12 @@
 import sys
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from fp8scope.advice.in_process import send_at_end
 from fp8scope.config import ArgumentTypeError, Settings
 from fp8scope.control.command_queue import PAUSE_SECONDS, Callback
 from fp8scope.control.controller import RunController
@@ -66,6 +68,8 @@ class Run:
         self.controller = RunController(self.session, commands)
         self.guard = self.session.guard
         self.flight = FlightRecorder(self.session, self.controller)
+        # Imported before the end: what defines a class then makes Python forget that Ctrl-C has ended it.
+        self.session.before_end.append(partial(send_at_end, self.flight))
         self.shadow: Recipe | None = None
         """The recipe of `watch` where none is given."""
         self._steps = self.session.steps

@@ -24,7 +24,7 @@ ORDERS = {
     """,
     "fp8scope": """
         credentials config guard scalars metadata arguments process observe step recording unrecorded delivery
-        session control incidents run evaluation autolog replay postmortem advice integrations planning demo
+        session control incidents advice run evaluation autolog replay postmortem integrations planning demo
         cli __main__
     """,
     "fp8scope_dashboard": """

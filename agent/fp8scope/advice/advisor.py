@@ -2,6 +2,8 @@
 
 import textwrap
 from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
 
 from fp8scope.advice.checks import CHECKS
 from fp8scope.advice.finding import AdviceFinding, percent
@@ -14,6 +16,15 @@ def advise(run: RunRecord) -> list[AdviceFinding]:
     """Return what the checks find in a run, the largest expected gain first."""
     findings = [finding for check in CHECKS.values() if (finding := check(run)) is not None]
     return sorted(findings, key=lambda finding: -finding.gain.high)
+
+
+def document(run: RunRecord, findings: Sequence[AdviceFinding]) -> dict[str, Any]:
+    """Return the findings as JSON for the server, with the steps that they were judged by."""
+    return {
+        "steps": len(run.first.seconds),
+        "step_seconds": round(float(run.first.seconds.mean()), 6),
+        "findings": [asdict(finding) for finding in findings],
+    }
 
 
 def as_text(run: RunRecord, findings: Sequence[AdviceFinding]) -> str:

@@ -221,7 +221,7 @@ class _Watching:
         if options.advise:
             from fp8scope.advice.in_process import print_at_end
 
-            print_at_end(run)
+            print_at_end(run.flight)
         if failure is not None:
             run.guard.caught("reading the script's configuration", failure)
         return run

@@ -20,15 +20,16 @@ def quantities_of(
         losses: the result of the comparison of the losses.
     """
     return of(
-        [_measured(reading) for reading in ours],
-        [_measured(reading) for reading in theirs],
+        [measured(reading) for reading in ours],
+        [measured(reading) for reading in theirs],
         level=1.0 - run.project.alpha,
         spread=_spread(losses),
         subject=run.precision.upper() if run.precision in ("fp8", "fp16", "fp32") else "This run",
     )
 
 
-def _measured(reading: RunReading) -> MeasuredRun:
+def measured(reading: RunReading) -> MeasuredRun:
+    """Return what was read in the form that the quantities are computed from."""
     scalars = {name: MeasuredScalar(means.ends, means.means) for name, means in reading.scalars.items()}
     return MeasuredRun(
         MeasuredScalar(reading.curve.steps, reading.curve.losses), reading.curve.tokens, scalars

@@ -30,6 +30,8 @@ MAX_SUMMARY = 1 << 20
 # Packages of which all processes of a run should have the same version.
 VERSIONED = ("torch", "torchao", "transformer_engine", "triton", "fp8scope", "cuda", "cudnn", "driver")
 MAX_VERSIONS = 8
+# What the agent adds to the environment at the end of an attempt.
+OF_THE_END = ("training", "advice")
 
 
 class RunConflictError(Exception):
@@ -161,9 +163,10 @@ def _complete(run: Run, fields: Mapping[str, Any], replace_tags: bool) -> bool:
 def _environment(stored: Mapping[str, Any], sent: Mapping[str, Any]) -> dict[str, Any]:
     """The stored environment with what another process adds, and the versions in which the two differ.
 
-    `mixed_versions` has all versions of a package that processes of the run have sent.
+    What an attempt knows at its end replaces that of an earlier attempt. `mixed_versions` has all versions of
+    a package that processes of the run have sent.
     """
-    completed = {**sent, **stored}
+    completed = {**sent, **stored, **{name: sent[name] for name in OF_THE_END if name in sent}}
     mixed = dict(stored.get("mixed_versions") or {})
     for name in VERSIONED:
         versions = {str(document[name]) for document in (stored, sent) if document.get(name)}

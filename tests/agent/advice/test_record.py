@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,9 @@ from fp8scope.advice.record import NothingRecordedError, RunRecord, SeveralRunsE
 from fp8scope.cli.main import main
 from fp8scope.config import settings_from
 from fp8scope.observe.facts import break_reason
+from fp8scope.recording.records import RecordKind, load_json
 from fp8scope.recording.registration import blank_registration
+from fp8scope.recording.spool import Spool, find_spools
 from fp8scope.run import Run
 
 STEPS = 16
@@ -48,6 +51,20 @@ def record(directory: Path, rank: int = 0) -> RunRecord:
     return read_spools(directory)
 
 
+def environments(directory: Path) -> dict[str, dict[str, Any]]:
+    """The environment in the latest registration of each rank."""
+    latest: dict[str, dict[str, Any]] = {}
+    for folder in find_spools(directory):
+        spool, position = Spool(folder), 0
+        while (entry := spool.read(position)) is not None:
+            position = entry.end
+            if entry.kind is RecordKind.REGISTRATION:
+                environment = load_json(entry.payload)["environment"]
+                latest[environment["rank"]] = environment
+        spool.close()
+    return latest
+
+
 def test_it_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # Torch counts the graphs of the process, and other tests compile some.
     torch._dynamo.utils.counters.clear()
@@ -59,11 +76,16 @@ def test_it_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert product == {"precision": "fp32", "in": 16, "out": 16, "layer": "query", "share": 1.0}
     assert facts["steps"] == STEPS and not facts["compiled"] and "copies" not in facts
     assert len(recorded.first.seconds) == STEPS - 5 and recorded.first.share("forward") > 0
+    advice = environments(tmp_path)["0"]["advice"]
+    assert advice["steps"] == STEPS - 5 and advice["step_seconds"] > 0
+    assert all(set(entry) >= {"practice", "evidence", "gain"} for entry in advice["findings"])
     assert main(["advise", str(tmp_path)]) == 0
     assert "steps of" in capsys.readouterr().out
     assert main(["advise", str(tmp_path), "--json"]) == 0
     assert isinstance(json.loads(capsys.readouterr().out), list)
     second = record(tmp_path, rank=1)
+    # The run's page has the advice of its first rank.
+    assert "advice" not in environments(tmp_path)["1"]
     assert [one.rank for one in second.ranks] == [0, 1] and second.world_size == 2
     with pytest.raises(SeveralRunsError):
         record(tmp_path)

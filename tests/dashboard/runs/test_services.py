@@ -295,6 +295,13 @@ def test_collects_versions_that_differ_between_processes(project: Project) -> No
     assert stored["torch"] == "2.8" and stored["mixed_versions"] == {"torch": ["2.8", "2.9"]}
 
 
+def test_what_a_later_attempt_knows_at_its_end_replaces_what_was_known(project: Project) -> None:
+    run_id = uuid.uuid4()
+    for environment in ({"advice": {"steps": 1}, "torch": "2.9"}, {"advice": {"steps": 2}}, {"torch": "2.9"}):
+        services.register(run_id, project, {"name": "a", "environment": environment})
+    assert Run.objects.get(pk=run_id).environment == {"advice": {"steps": 2}, "torch": "2.9"}
+
+
 def test_a_default_baseline_is_for_fp8_runs_that_name_none(project: Project) -> None:
     project.default_baseline = "bf16"
     project.save()

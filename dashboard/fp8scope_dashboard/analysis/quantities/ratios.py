@@ -67,6 +67,24 @@ def throughput(
     return BaselineRatio(name, size / steps.value, interval, steps.source, steps.points)
 
 
+def mean_time(ours: MeasuredRun, theirs: MeasuredRun, *, level: float = 0.95) -> BaselineRatio:
+    """The mean time of a step relative to that of another run; of a token, if both runs log tokens.
+
+    Unlike `throughput`, pauses count: a checkpoint, or a loader whose workers deliver now and then.
+    """
+    means = [_mean(run, "step_seconds") for run in (ours, theirs)]
+    if means[0] is None or means[1] is None:
+        return BaselineRatio("step_seconds")
+    rows = min(len(run.scalars["step_seconds"]) for run in (ours, theirs))
+    steps = _ratio("step_seconds", [means[0]], [means[1]], level, points=rows)
+    sizes = [_tokens_per_step(run) for run in (ours, theirs)]
+    if steps.value is None or not sizes[0] or not sizes[1]:
+        return steps
+    factor = sizes[1] / sizes[0]
+    interval = None if steps.interval is None else (factor * steps.interval[0], factor * steps.interval[1])
+    return BaselineRatio("token_seconds", factor * steps.value, interval, steps.source, steps.points)
+
+
 def memory(
     ours: Sequence[MeasuredRun], theirs: Sequence[MeasuredRun], *, level: float = 0.95
 ) -> BaselineRatio:
@@ -157,6 +175,18 @@ def _typical(run: MeasuredRun, name: str) -> Estimate | None:
     line = _positive(run, name)
     values = np.log(line.values[min(WARM_UP_ROWS, int(WARM_UP_SHARE * len(line))) :])
     return None if len(values) < MIN_ROWS else serial.mean(serial.group_medians(values))
+
+
+def _mean(run: MeasuredRun, name: str) -> Estimate | None:
+    """The logarithm of the mean after the warm-up; None with fewer than MIN_ROWS rows."""
+    line = _positive(run, name)
+    values = line.values[min(WARM_UP_ROWS, int(WARM_UP_SHARE * len(line))) :]
+    if len(values) < MIN_ROWS:
+        return None
+    groups = np.array_split(values, min(serial.MAX_GROUPS, len(values) // 3))
+    mean = serial.mean(np.array([group.mean() for group in groups]))
+    # The delta method: the relative error of the mean is that of its logarithm.
+    return Estimate(float(np.log(mean.value)), mean.variance / mean.value**2, mean.dof)
 
 
 def _tokens_per_step(run: MeasuredRun) -> float | None:

@@ -66,6 +66,7 @@ TERM_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "gpu_ecc_uncorrected",
         "gpu_xid",
     ),
+    "advice": ("advice", "advice_evidence", "advice_gain", "advice_change", "advice_gained"),
 }
 """Terms that one button explains together."""
 GROUP_PREFIX: Final = "group:"

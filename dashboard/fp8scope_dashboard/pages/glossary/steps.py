@@ -169,4 +169,25 @@ STEP_TERMS: Final[Mapping[str, Term]] = {
         "documentation.",
     ),
     "tokens_per_second": Term("Tokens per second", "Tokens of the step divided by the time within the step."),
+    "advice": Term(
+        "Advice",
+        "When the run ends, the agent checks the last steps of the first rank against twelve practices of "
+        "fast training.",
+        "Several findings do not add up: each takes the other parts of a step as they are.",
+    ),
+    "advice_evidence": Term(
+        "Evidence", "The measurements that a finding rests on; without them there is none."
+    ),
+    "advice_gain": Term(
+        "Expected gain",
+        "The share of a step's time that the change is expected to save, as a range, with its formula.",
+    ),
+    "advice_change": Term("Change to make", "What to change in the training script."),
+    "advice_gained": Term(
+        "What it gained",
+        "1 - (mean time of a step after the change / before it), between this run and the nearest run of the "
+        "same group, origin or script that has, or no longer has, the finding. Per token, if both runs log "
+        "tokens.",
+        "Whatever else differs between the two runs counts, too.",
+    ),
 }

@@ -17,6 +17,7 @@ from fp8scope_dashboard.control.models import Report, ReportKind
 from fp8scope_dashboard.pages.charts.series import step_of
 from fp8scope_dashboard.pages.configuration_differences import Differences, differences, flat, lasting
 from fp8scope_dashboard.pages.panels.content import charts_context
+from fp8scope_dashboard.pages.run.advice import advice_context
 from fp8scope_dashboard.pages.run.anatomy.card import anatomy_of
 from fp8scope_dashboard.pages.run.console import console_context
 from fp8scope_dashboard.pages.run.controls import content as run_controls
@@ -159,6 +160,7 @@ def _efficiency(run: Run, query: QueryDict, user: User) -> dict[str, Any]:
         "traces": traces_of(run),
         "scalars": names,
         **range_of(query),
+        **advice_context(run),
     }
 
 
