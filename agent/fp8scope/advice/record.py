@@ -20,6 +20,8 @@ MIN_STEPS: Final = 10
 """Fewer measured steps are no evidence."""
 COMPILES: Final = 10
 """A step whose passes take so many times the median compiles something anew, e.g. for another shape."""
+COMPILE_SECONDS: Final = 0.25
+"""It takes at least so much longer. In shorter steps, a pause of the machine is as long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +54,8 @@ class RankRecord:
         measured = np.flatnonzero(np.isfinite(forward))[WARM_UP:]
         passes = forward[measured] + np.nan_to_num(self._scalar("backward")[measured])
         if len(measured):
-            measured = measured[passes <= COMPILES * np.median(passes)]
+            usual = float(np.median(passes))
+            measured = measured[passes <= max(COMPILES * usual, usual + COMPILE_SECONDS)]
         return np.nan_to_num(self._scalar(name)[measured])
 
     def _scalar(self, name: str) -> Floats:

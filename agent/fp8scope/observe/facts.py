@@ -7,9 +7,8 @@ measures anyway: in the forward passes whose operations are counted, in the load
 import os
 import sys
 import weakref
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +29,16 @@ OWN: Final = (
 """Graph breaks with one of these in their reason are the agent's own."""
 
 
+class CountedPass(Protocol):
+    """The counts of a forward pass: `observe.timing.flops.FlopCounter`."""
+
+    flops: int
+    operations: int
+    products: dict[tuple[str, int, int], int]
+    attention: dict[str, int]
+    convolutions: dict[tuple[str, int, int, bool], int]
+
+
 class TrainingFacts:
     """Collects the facts of one run; called by the thread that trains."""
 
@@ -37,6 +46,9 @@ class TrainingFacts:
         self.steps = 0
         self._products: list[dict[str, Any]] = []
         self._attention: dict[str, Any] = {}
+        self._convolutions: dict[str, Any] = {}
+        """Operations of all, and of those in 16 bits whose channels come first."""
+        self._operations = 0
         self.loader: dict[str, Any] = {}
         """Of the training's loader; empty until it has handed over a batch."""
         self._copies: dict[int, _Copy] = {}
@@ -50,20 +62,19 @@ class TrainingFacts:
             for module in model.modules()
         )
 
-    def note_products(
-        self,
-        model: nn.Module,
-        products: Mapping[tuple[str, int, int], int],
-        attention: Mapping[str, Any],
-    ) -> None:
-        """A training forward pass was counted: operations by (precision, inputs, outputs) of the weight."""
-        if self._products:
+    def note_products(self, model: nn.Module, counter: CountedPass) -> None:
+        """A training forward pass was counted."""
+        if self._products or self._attention:
             return
+        products: dict[tuple[str, int, int], int] = dict(counter.products)
+        for (precision, inputs, outputs, _), flops in counter.convolutions.items():
+            products[precision, inputs, outputs] = products.get((precision, inputs, outputs), 0) + flops
         paths: dict[tuple[int, int], str] = {}
         for path, module in model.named_modules():
-            features = getattr(module, "in_features", None), getattr(module, "out_features", None)
-            if isinstance(features[0], int) and isinstance(features[1], int):
-                paths.setdefault((features[0], features[1]), path)
+            for names in ("in_features", "out_features"), ("in_channels", "out_channels"):
+                sizes = getattr(module, names[0], None), getattr(module, names[1], None)
+                if isinstance(sizes[0], int) and isinstance(sizes[1], int):
+                    paths.setdefault((sizes[0], sizes[1]), path)
         in_fp8 = {(layer.in_features, layer.out_features) for _, layer in fp8_layers(model)}
         whole = sum(products.values())
         rows: list[dict[str, Any]] = [
@@ -77,7 +88,19 @@ class TrainingFacts:
             for (precision, inputs, outputs), flops in products.items()
         ]
         self._products = sorted(rows, key=lambda row: -row["share"])[:MAX_PRODUCTS]
-        self._attention = dict(attention)
+        self._attention = {**counter.attention, "of": counter.flops}
+        self._operations = counter.operations
+        if counter.convolutions:
+            first = [
+                flops
+                for (precision, *_, is_last), flops in counter.convolutions.items()
+                if precision in ("bf16", "fp16") and not is_last
+            ]
+            self._convolutions = {
+                "flops": sum(counter.convolutions.values()),
+                "channels_first": sum(first),
+                "benchmark": bool(torch.backends.cudnn.benchmark),
+            }
 
     def note_loader(self, batches: Any) -> None:
         """A batch comes from this iterator of a `DataLoader`. The first one is that of the training."""
@@ -107,8 +130,11 @@ class TrainingFacts:
             "steps": self.steps,
             "compiled": self._compiled or _compiles(),
         }
-        if self._products:
+        if self._attention:
             facts["products"], facts["attention"] = self._products, self._attention
+            facts["operations"] = self._operations
+        if self._convolutions:
+            facts["convolutions"] = self._convolutions
         if self.loader:
             facts["loader"] = self.loader
         if self._copied_bytes:

@@ -145,6 +145,51 @@ def test_a_slow_rank_is_not_the_network() -> None:
     assert finding.gain.high == pytest.approx(1 - 0.1 / 0.15)
 
 
+SMALL = {"operations": 5_000, "attention": FACTS["attention"] | {"of": 1_000_000}}
+IMAGES = {"convolutions": {"flops": 95, "channels_first": 90, "benchmark": False}}
+"""Facts of a model of small operations, and of one of images (of 100 operations)."""
+
+
+def small(**facts: Any) -> RankRecord:
+    """A rank with 5,000 operations in a forward pass of 30 ms: 6 microseconds each."""
+    rate = 3 * 1_000_000 / sum(HEALTHY.values())
+    return rank(facts=SMALL | facts, scalars={"model_flops_per_second": rate})
+
+
+def test_a_device_that_waits_for_launches_should_compile() -> None:
+    (finding,) = advise(run(small()))
+    assert (
+        finding.practice == "compile"
+        and "6.0 microseconds each" in finding.evidence
+        and finding.gain.low == 0
+    )
+    assert finding.gain.high == pytest.approx(0.9 * (1 - 1 / 1.41))
+    # In two micro-batches each operation has half of the time; so is an operation of 60 microseconds work.
+    twice = rank(facts=SMALL, scalars={"model_flops_per_second": 6 * 1_000_000 / sum(HEALTHY.values())})
+    assert "3.0 microseconds each" in advise(run(twice))[0].evidence
+    for healthy in ({"operations": 500}, {"operations": 90}, {"compiled": True}, {"device": "cpu"}):
+        assert advise(run(small(**healthy))) == []
+
+
+def test_convolutions_of_channels_that_come_first() -> None:
+    (finding,) = advise(run(rank(facts=IMAGES)))
+    assert finding.practice == "attention" and "channels_last" in finding.change and "cudnn" in finding.change
+    assert 0 < finding.gain.low < finding.gain.high < 0.3
+    for facts in (
+        {"convolutions": IMAGES["convolutions"] | {"channels_first": 20}},
+        IMAGES | {"device": "cpu"},
+        IMAGES | {"compiled": True},
+    ):
+        assert advise(run(rank(facts=facts))) == []
+
+
+def test_the_channels_of_an_image_are_no_misfit() -> None:
+    """Nobody can round three colours up."""
+    image = MISFIT | {"precision": "bf16", "in": 3, "out": 64, "share": 1.0}
+    assert CHECKS["dimensions"](run(rank(facts={"products": [image]}))) is None
+    assert CHECKS["dimensions"](run(rank(facts={"products": [image | {"in": 12}]}))) is not None
+
+
 def test_more_workers_than_cpus_are_no_advice() -> None:
     """The wait is real, but workers would share the CPUs that all have one."""
     (finding,) = advise(run(rank(data=0.05, facts={"cpus": 4})))
@@ -162,6 +207,11 @@ def test_steps_that_compile_are_no_evidence() -> None:
     compiling = RankRecord(scalars={**record.scalars, scalar_of("forward"): forward}, facts=record.facts)
     assert len(compiling.seconds) == STEPS - WARM_UP - 1
     assert compiling.share("data") == pytest.approx(record.share("data"))
+    # A machine that pauses for a moment is no compiler.
+    forward[12] = 0.2
+    assert (
+        len(RankRecord(scalars={**record.scalars, scalar_of("forward"): forward}).seconds) == STEPS - WARM_UP
+    )
     # A save takes as long as it takes, and is evidence.
     assert len(saves_every(5, 13.0).seconds) == STEPS - WARM_UP
 

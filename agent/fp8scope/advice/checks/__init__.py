@@ -1,7 +1,7 @@
 """The checks, one a practice."""
 
-from fp8scope.advice.checks.arithmetic import attention, misfit_dimensions, mixed_precision
-from fp8scope.advice.checks.compiled import graph_breaks
+from fp8scope.advice.checks.arithmetic import misfit_dimensions, mixed_precision, shapes
+from fp8scope.advice.checks.compiled import compilation
 from fp8scope.advice.checks.data import loader_bound, repeated_copies
 from fp8scope.advice.checks.memory import batch_headroom, fragmentation
 from fp8scope.advice.checks.ranks import communication, idle_ranks
@@ -14,10 +14,10 @@ CHECKS: dict[str, Check] = {
     "dimensions": misfit_dimensions,
     "batch_size": batch_headroom,
     "profile": unclear_anatomy,
-    "attention": attention,
+    "attention": shapes,
     "allocator": fragmentation,
     "copies": repeated_copies,
-    "compile": graph_breaks,
+    "compile": compilation,
     "communication": communication,
     "checkpoints": checkpoint_stalls,
     "idle_ranks": idle_ranks,

@@ -34,6 +34,7 @@ ATTENTION_WITHOUT_FORMULA = (
     torch.ops.aten._scaled_dot_product_fused_attention_overrideable,
 )
 
+CONVOLUTIONS = (torch.ops.aten.convolution, torch.ops.aten._convolution)
 BATCHED_PRODUCTS = (torch.ops.aten.bmm, torch.ops.aten.baddbmm)
 SOFTMAX = (torch.ops.aten._softmax, torch.ops.aten._safe_softmax)
 AFTER_SOFTMAX = (
@@ -80,17 +81,25 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Calls of fused attention; products with a matrix of attention, their bytes and operations."""
         self._weights: dict[int, torch.Size] = {}
         """Matrices of attention in memory, by their addresses."""
+        self.convolutions: dict[tuple[str, int, int, bool], int] = {}
+        """Operations of convolutions, by precision, channels in and out, and whether channels come last."""
+        self.operations = 0
+        """Dispatched functions that compute something, and are no views."""
 
     @break_graph
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
         out = func(*args, **(kwargs or {}))
+        self.operations += not getattr(func, "is_view", False)
         formula = flop_registry.get(func._overloadpacket)
         if formula is not None:
             flops = int(formula(*args, **(kwargs or {}), out_val=out))
-            self._add(flops, args)
-            self._note_attention(func._overloadpacket, args, flops)
+            if func._overloadpacket in CONVOLUTIONS:
+                self._add_convolution(flops, args)
+            else:
+                self._add(flops, args)
+                self._note_attention(func._overloadpacket, args, flops)
         elif func._overloadpacket in ATTENTION_WITHOUT_FORMULA:
             query, key, value = args[:3]
             count = sdpa_flop_count(query.shape, key.shape, value.shape)  # type: ignore[no-untyped-call]
@@ -99,6 +108,16 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         else:
             self._follow_attention(func._overloadpacket, args, out)
         return out
+
+    def _add_convolution(self, flops: int, args: Sequence[Any]) -> None:
+        self.flops += flops
+        x, weight = args[:2]
+        precision = _precision_of(weight)
+        self._by_precision[precision] = self._by_precision.get(precision, 0) + flops
+        # A grouped convolution multiplies narrow matrices, which its channels do not show.
+        if weight.shape[0] and x.dim() > 2 and weight.shape[1] == x.shape[1]:
+            key = precision, weight.shape[1], weight.shape[0], _has_channels_last(x)
+            self.convolutions[key] = self.convolutions.get(key, 0) + flops
 
     def _note_attention(self, function: Any, args: Sequence[Any], flops: int) -> None:
         if "scaled_dot_product" in str(function):
@@ -135,6 +154,11 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def precision(self) -> str:
         """The precision of most operations: "bf16", "fp16", "fp32" or "fp8"; empty if it is unknown."""
         return max(self._by_precision, key=lambda name: self._by_precision[name], default="")
+
+
+def _has_channels_last(x: Tensor) -> bool:
+    layouts = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return x.dim() in layouts and x.is_contiguous(memory_format=layouts[x.dim()])
 
 
 def _precision_of(x: Tensor | None) -> str:

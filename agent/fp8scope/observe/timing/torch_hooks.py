@@ -212,10 +212,8 @@ class ModelHooks:
                     self._flops.end(self._shapes, counter)
                 if not watch.precision:
                     watch.precision = training_precision(model, counter)
-                if counter is not None and counter.products:
-                    watch.facts.note_products(
-                        model, counter.products, counter.attention | {"of": counter.flops}
-                    )
+                if counter is not None and counter.flops:
+                    watch.facts.note_products(model, counter)
                 flops = self._flops.step_flops(self._shapes, args, kwargs)
                 watch.flops += flops
                 if self._recomputation is None:

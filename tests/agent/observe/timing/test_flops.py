@@ -335,3 +335,21 @@ def test_a_function_of_the_model_that_is_compiled_stays_compiled(measures: Measu
     measures.watch(model)
     assert step_flops(measures, model, torch.ones(4, 8)) == pytest.approx(3 * 2 * 4 * 8 * 8)
     assert len(graphs) == 1
+
+
+def test_convolutions_are_products_of_the_training(measures: Measures) -> None:
+    """Their precision and channels are facts as those of linear layers; views are no operations."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3), nn.Conv2d(16, 16, 3, groups=16), nn.Flatten(), nn.Linear(64, 8)
+    )
+    measures.watch(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        step_flops(measures, model, torch.ones(2, 3, 6, 6))
+    facts = measures.facts()
+    rows = {(row["layer"], row["precision"], row["in"], row["out"]) for row in facts["products"]}
+    assert rows == {("0", "bf16", 3, 16), ("3", "bf16", 64, 8)}
+    image = 2 * 2 * 4 * 4 * 16 * 3 * 9
+    assert facts["convolutions"] == {"flops": image, "channels_first": image, "benchmark": False}
+    assert facts["attention"]["of"] == true_forward(model, torch.ones(2, 3, 6, 6))
+    # Three products, six conversions of weights and biases, and those of activations.
+    assert 3 <= facts["operations"] <= 12
