@@ -19,7 +19,7 @@ WARM_UP: Final = 5
 MIN_STEPS: Final = 10
 """Fewer measured steps are no evidence."""
 COMPILES: Final = 10
-"""A step whose passes take so many times the median compiles something anew, e.g. for another shape."""
+"""A step whose passes take this many times the median compiles something again, e.g. for another shape."""
 COMPILE_SECONDS: Final = 0.25
 """It takes at least so much longer. In shorter steps, a pause of the machine is as long."""
 

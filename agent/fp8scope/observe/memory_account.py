@@ -15,7 +15,7 @@ from fp8scope.observe.tensors.base import local
 from fp8scope_kernels import fp8_layers
 
 MAX_KEYS = 16
-"""Tensors of an optimizer's state that are told apart by their names."""
+"""The most kinds of tensors of an optimizer's state; the rest count as `others`."""
 
 
 def memory_account(

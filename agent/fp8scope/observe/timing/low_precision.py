@@ -4,7 +4,7 @@ After Peng et al., "FP8-LM: Training FP8 Large Language Models" (2023).
 """
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fp8scope_kernels import Fp8GradientReducer
 
 MAX_KEYS: Final = 8
-"""Kinds of tensors in an optimizer's state that are told apart."""
+"""The most kinds of tensors of an optimizer's state that are sent, the largest."""
 SCALES: Final = "scales"
 
 
@@ -73,12 +73,15 @@ def stored_state(optimizer: "torch.optim.Optimizer") -> dict[str, float]:
 
     `scales` are those of all kinds together. `parameters`: elements that the optimizer updates, on all ranks.
     """
+    from fp8scope.observe.memory_account import optimizer_account
     from fp8scope.observe.tensors.base import local
 
     stored: dict[str, int] = {}
-    for state in optimizer.state.values():
-        for key, size in _sizes(state).items():
-            stored[key] = stored.get(key, 0) + size
+    for key, sizes in optimizer_account([optimizer]).items():
+        # The number of steps is no state in few bits.
+        if key != "step":
+            kind = SCALES if key.endswith("_scale") else key[:32]
+            stored[kind] = stored.get(kind, 0) + sum(sizes.values())
     if not stored:
         return {}
     largest = sorted(stored, key=lambda key: (key != SCALES, -stored[key]))[:MAX_KEYS]
@@ -89,16 +92,3 @@ def stored_state(optimizer: "torch.optim.Optimizer") -> dict[str, float]:
     if level in ("O1", "O2", "O3"):
         scalars["optimizer_state/level"] = float(level[1])
     return scalars
-
-
-def _sizes(state: Mapping[str, Any]) -> dict[str, int]:
-    """The bytes of a parameter's tensors by their key."""
-    from fp8scope.observe.tensors.base import local
-    from fp8scope.scalars import is_tensor
-
-    sizes: dict[str, int] = {}
-    for key, value in state.items():
-        if is_tensor(value) and not (value.dim() == 0 and key == "step"):
-            kind = SCALES if key.endswith("_scale") else str(key)[:32]
-            sizes[kind] = sizes.get(kind, 0) + local(value).nbytes
-    return sizes

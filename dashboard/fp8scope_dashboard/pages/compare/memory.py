@@ -14,6 +14,7 @@ from uuid import UUID
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.analysis.comparison_runs import arm_named, as_run_id
 from fp8scope_dashboard.pages.formatting import size
+from fp8scope_dashboard.pages.run.training_state import KINDS
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.text.numbers import MINUS
 
@@ -26,9 +27,7 @@ SMALL: Final = 1e-4
 TITLES: Final = {
     "weights": "Weights",
     "gradients": "Gradients",
-    "exp_avg": "First moments",
-    "exp_avg_sq": "Second moments",
-    "master": "Master weights",
+    **KINDS,
     "scaling": "Scales and amax histories",
     "buffers": "Other buffers",
     "rest": "Within a step",

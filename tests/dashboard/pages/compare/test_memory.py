@@ -64,7 +64,7 @@ def test_it_works(viewer: Visitor) -> None:
 def test_rows_are_exact() -> None:
     account = compared(FP8, 18.0 * GIB, BF16, 20.0 * GIB)
     rows = {row.title: (row.ours, row.theirs, row.difference) for row in account.rows}
-    assert rows["First moments"] == ("1.0\u202fGiB", "4.0\u202fGiB", "−3.0\u202fGiB")
+    assert rows["First moment"] == ("1.0\u202fGiB", "4.0\u202fGiB", "−3.0\u202fGiB")
     assert rows["Weights"] == ("2.0\u202fGiB", "2.0\u202fGiB", "±0\u202fbytes")
     assert rows["Master weights"] == ("2.0\u202fGiB", "0\u202fbytes", "+2.0\u202fGiB")
     assert account.has_rest and next(iter(rows)) == "Within a step" and "Optimizer state step" not in rows
