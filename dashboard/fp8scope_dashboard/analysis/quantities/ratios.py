@@ -7,15 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fp8scope_dashboard.analysis.quantities import arms, serial
 from fp8scope_dashboard.analysis.quantities.arms import Source
 from fp8scope_dashboard.analysis.quantities.measured import MeasuredRun, MeasuredScalar
 from fp8scope_dashboard.analysis.quantities.serial import Estimate
 from fp8scope_dashboard.analysis.quantities.window import last_window
+from fp8scope_dashboard.statistics.arrays import Floats
+
+Rows = TypeVar("Rows", NDArray[np.float64], NDArray[np.int64])
 
 # The first rows of a run: compilation, autotuning, caches. At most a fifth of a short run is left out.
 WARM_UP_ROWS: Final = 20
@@ -124,7 +128,7 @@ def _energy_per_token(run: MeasuredRun) -> MeasuredScalar:
     power, rate = _positive(run, "gpu_power_watts"), _positive(run, "tokens_per_second")
     if not len(power) or len(rate) < MIN_ROWS:
         return MeasuredScalar(np.zeros(0, np.int64), np.zeros(0))
-    begin = rate.steps[min(WARM_UP_ROWS, int(WARM_UP_SHARE * len(rate)))]
+    begin = after_warm_up(rate.steps)[0]
     inside = (power.steps >= begin) & (power.steps <= rate.steps[-1])
     steps = power.steps[inside]
     rates = np.interp(steps, rate.steps, rate.values)
@@ -173,19 +177,27 @@ def _typical_ratio(
 def _typical(run: MeasuredRun, name: str) -> Estimate | None:
     """The logarithm of the typical value after the warm-up; None with fewer than MIN_ROWS rows."""
     line = _positive(run, name)
-    values = np.log(line.values[min(WARM_UP_ROWS, int(WARM_UP_SHARE * len(line))) :])
+    values = np.log(after_warm_up(line.values))
     return None if len(values) < MIN_ROWS else serial.mean(serial.group_medians(values))
 
 
 def _mean(run: MeasuredRun, name: str) -> Estimate | None:
     """The logarithm of the mean after the warm-up; None with fewer than MIN_ROWS rows."""
-    line = _positive(run, name)
-    values = line.values[min(WARM_UP_ROWS, int(WARM_UP_SHARE * len(line))) :]
-    if len(values) < MIN_ROWS:
-        return None
-    groups = np.array_split(values, min(serial.MAX_GROUPS, len(values) // 3))
-    mean = serial.mean(np.array([group.mean() for group in groups]))
-    # The delta method: the relative error of the mean is that of its logarithm.
+    values = _positive(run, name).values
+    return None if len(after_warm_up(values)) < MIN_ROWS else log_mean(values)
+
+
+def after_warm_up(rows: Rows) -> Rows:
+    """Leave out the first rows: they are slower, or are not yet those of the training."""
+    return rows[min(WARM_UP_ROWS, int(WARM_UP_SHARE * len(rows))) :]
+
+
+def log_mean(values: Floats) -> Estimate:
+    """Estimate the logarithm of the mean of positive values after the warm-up, which are at least three.
+
+    By the delta method its variance is the relative variance of the mean.
+    """
+    mean = serial.mean(serial.group_means(after_warm_up(values)))
     return Estimate(float(np.log(mean.value)), mean.variance / mean.value**2, mean.dof)
 
 

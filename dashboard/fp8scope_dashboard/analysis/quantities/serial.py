@@ -67,12 +67,22 @@ def t_quantile(level: float, dof: float) -> float:
 
 def group_medians(values: Floats, smallest: int = 3, most: int = MAX_GROUPS) -> Floats:
     """Medians of groups of at least `smallest` neighbours, so that rare outliers do not count; float64[G]."""
+    return np.concatenate([np.median(part, axis=1) for part in _groups(values, smallest, most)])
+
+
+def group_means(values: Floats, smallest: int = 3, most: int = MAX_GROUPS) -> Floats:
+    """Means of groups of at least `smallest` neighbours, float64[G]: rare pauses of a training count."""
+    return np.concatenate([part.mean(axis=1) for part in _groups(values, smallest, most)])
+
+
+def _groups(values: Floats, smallest: int, most: int) -> list[Floats]:
+    """Groups of neighbours, as rows of one or two arrays: those with one value more come first."""
     groups = int(min(most, max(1, len(values) // smallest)))
     size, longer = divmod(len(values), groups)
     # The first groups have one value more, as in numpy.array_split.
     border = longer * (size + 1)
     parts = (values[:border].reshape(-1, size + 1), values[border:].reshape(-1, size))
-    return np.concatenate([np.median(part, axis=1) for part in parts if len(part)])
+    return [part for part in parts if len(part)]
 
 
 def fit(design: Floats, values: Floats) -> Fit:

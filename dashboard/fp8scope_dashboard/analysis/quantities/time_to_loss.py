@@ -22,7 +22,7 @@ import numpy as np
 from fp8scope_dashboard.analysis.quantities import arms, serial
 from fp8scope_dashboard.analysis.quantities.arms import Source
 from fp8scope_dashboard.analysis.quantities.measured import MeasuredRun
-from fp8scope_dashboard.analysis.quantities.ratios import WARM_UP_ROWS, WARM_UP_SHARE
+from fp8scope_dashboard.analysis.quantities.ratios import log_mean
 from fp8scope_dashboard.analysis.quantities.serial import Estimate, Fit
 from fp8scope_dashboard.analysis.quantities.tokens_cost import CLEAR_SLOPE, SHARE, WIDEST, LossSpread
 from fp8scope_dashboard.analysis.quantities.window import BinnedCurves, last_window
@@ -71,12 +71,12 @@ class TimedCurve:
     Attributes:
         times: seconds of training after each step, float64[N], increasing.
         losses: float64[N].
-        noise: the mean time of a step after the warm-up, relative to itself: the value is 1.
+        pace: the logarithm of the mean time of a step after the warm-up.
     """
 
     times: Floats
     losses: Floats
-    noise: Estimate
+    pace: Estimate
 
 
 @dataclass(frozen=True)
@@ -140,15 +140,7 @@ def timed_curve(run: MeasuredRun) -> TimedCurve | Refusal:
     if timed.sum() < MIN_ROWS:
         return "few_points"
     times = np.interp(run.loss.steps[timed], steps, elapsed)
-    return TimedCurve(times, run.loss.values[timed], _relative_noise(seconds))
-
-
-def _relative_noise(seconds: Floats) -> Estimate:
-    """The mean of the times after the warm-up, divided by itself."""
-    steady = seconds[min(WARM_UP_ROWS, int(WARM_UP_SHARE * len(seconds))) :]
-    groups = np.array_split(steady, min(serial.MAX_GROUPS, len(steady) // 3))
-    mean = serial.mean(np.array([group.mean() for group in groups]))
-    return Estimate(1.0, mean.variance / mean.value**2, mean.dof)
+    return TimedCurve(times, run.loss.values[timed], log_mean(seconds))
 
 
 def _target(curves: Sequence[TimedCurve], level: float) -> float | Refusal:
@@ -231,7 +223,7 @@ def _crossing(curve: TimedCurve, target: float, level: float) -> _Reached | Refu
                 return refused
             fall = _fall(parabola, at).value
             loss = _value(parabola, at).variance / fall**2, parabola.dof
-            pace = curve.noise.variance * float(times[-1]) / float(np.exp(middle + at)), curve.noise.dof
+            pace = curve.pace.variance * float(times[-1]) / float(np.exp(middle + at)), curve.pace.dof
             return _Reached(arms.combined(middle + at, [loss, pace]), fall, len(x))
         # The smoothed curve is early or late there; the line through the middle says by how much.
         fall = _fall(parabola, 0.0).value
