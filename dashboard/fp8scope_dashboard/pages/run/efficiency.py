@@ -61,13 +61,13 @@ def read_split(run_id: UUID, *, first: int | None, last: int | None, points: int
 def bucket_means(steps: NDArray[np.int64], seconds: Floats, buckets: int) -> Split:
     """Means over neighbouring steps. Unlike medians, they add up to the step time.
 
-    `steps` int64[N] increasing, `seconds` float64[PHASES, N]. Steps with an invalid phase (NaN,
+    `steps` int64[N] increasing, `seconds` float64[phases, N]. Steps with an invalid phase (NaN,
     infinite or negative) are left out, because their total would be wrong.
     """
     complete = (np.isfinite(seconds) & (seconds >= 0)).all(axis=0)
     steps, seconds = steps[complete], seconds[:, complete]
     if not len(steps):
-        return Split(np.zeros(0), np.zeros((len(PHASES), 0)))
+        return Split(np.zeros(0), np.zeros((len(seconds), 0)))
     edges = np.unique(np.linspace(0, len(steps), min(buckets, len(steps)) + 1).astype(np.int64))
     counts = np.diff(edges)
     means = np.add.reduceat(seconds, edges[:-1], axis=1) / counts

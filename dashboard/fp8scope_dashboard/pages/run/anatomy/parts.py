@@ -8,6 +8,7 @@ from uuid import UUID
 
 import numpy as np
 
+from fp8scope_dashboard.pages.run.efficiency import bucket_means
 from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.telemetry import queries
 
@@ -46,13 +47,8 @@ def read_shares(run_id: UUID, *, first: int | None, last: int | None, points: in
         return shares_of(np.zeros(0), np.zeros((len(PARTS), 0)))
     work = rows.values[[PARTS.index(part) for part in WORK]]
     measured = np.isfinite(work).all(axis=0)
-    steps, seconds = rows.steps[measured], np.nan_to_num(rows.values[:, measured], nan=0.0)
-    edges = np.unique(np.linspace(0, len(steps), min(points, len(steps)) + 1).astype(np.int64))[:-1]
-    if not len(edges):
-        return shares_of(np.zeros(0), np.zeros((len(PARTS), 0)))
-    counts = np.diff(np.append(edges, len(steps)))
-    middles = np.add.reduceat(steps.astype(np.float64), edges) / counts
-    return shares_of(middles, np.add.reduceat(seconds, edges, axis=1))
+    split = bucket_means(rows.steps[measured], np.nan_to_num(rows.values[:, measured], nan=0.0), points)
+    return shares_of(split.x, split.seconds)
 
 
 def shares_of(x: Floats, seconds: Floats) -> Shares:
