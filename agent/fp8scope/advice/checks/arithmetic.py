@@ -22,7 +22,7 @@ FASTER_FUSED: Final = (1.5, 4.0)
 """Speed of fused attention. Source: Dao 2023 (FlashAttention-2), figures 4 to 6, against plain PyTorch: 3 to
 10 times on its own; the range here is lower, for short sequences."""
 FASTER_LAST: Final = (1.08, 1.35)
-"""Speed of channels_last in 16 bits. Source: PyTorch's tutorial on that memory format."""
+"""Speed of channels_last in 16 bits. Source: PyTorch's tutorial on that memory format; networks on a V100."""
 MIN_CONVOLUTIONS: Final = 0.3
 MAX_IMAGE: Final = 4
 """Channels that an input has by itself: nobody can round them up."""
