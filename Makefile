@@ -7,7 +7,9 @@ BIN := .venv/bin
 # Where this is set, each of the many processes of tests, demo and server would compile this package again, and each
 # test process all tests.
 unexport PYTHONDONTWRITEBYTECODE
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# Python compiles a module when it is first imported: compiling all 18,000 files of torch and the frameworks takes longer
+# than installing them.
+PIP := $(BIN)/python -m pip install --no-compile --quiet --disable-pip-version-check -c constraints.txt
 # Three steps into one environment: the package with what the demo needs, the tools of `make check`, then what
 # tests and benchmarks need besides.
 PACKAGE := .venv/.package
