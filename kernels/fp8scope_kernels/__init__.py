@@ -1,6 +1,7 @@
 """FP8 numerics for PyTorch that collect statistics in the same pass as the cast."""
 
 from fp8scope_kernels import custom_ops as _custom_ops  # noqa: F401  (registers the operators)
+from fp8scope_kernels import linear_operators as _linear_operators  # noqa: F401  (registers the operators)
 from fp8scope_kernels.backends import get_backend, set_backend
 from fp8scope_kernels.block_quantization import BlockTensor, quantize_blocks
 from fp8scope_kernels.convert import (
@@ -30,7 +31,8 @@ from fp8scope_kernels.formats import (
 )
 from fp8scope_kernels.fp6 import Fp6Linear, Fp6Weight, quantize_fp6
 from fp8scope_kernels.gradient_reduction import Fp8GradientReducer
-from fp8scope_kernels.linear import PRODUCTS, Fp8Linear, Product
+from fp8scope_kernels.linear import Fp8Linear
+from fp8scope_kernels.linear_product import PRODUCTS, Product
 from fp8scope_kernels.observers import (
     HighPrecisionObserver,
     observable_layers,

@@ -17,14 +17,15 @@ from fp8scope_kernels import backends, devices
 from fp8scope_kernels.convert import candidate_layers, fp8_layers
 from fp8scope_kernels.cpu import backend as cpu_backend
 from fp8scope_kernels.formats import Format
+from fp8scope_kernels.graph_objects import GraphObject, fake_of, look_up, operator, register
 from fp8scope_kernels.hooks import register_forward_hook, register_tensor_hook, remove_hooks
 from fp8scope_kernels.linear import Fp8Linear
-from fp8scope_kernels.plain_tensors import has_plain_memory
+from fp8scope_kernels.plain_tensors import PLAIN_TYPES, has_plain_memory
 from fp8scope_kernels.quantization import measure
 from fp8scope_kernels.recipes import ROLES, Role
 from fp8scope_kernels.reference import Extent
 from fp8scope_kernels.statistics import ROW_BYTES, STATISTICS, Pace, Slot, StatisticsBuffer
-from fp8scope_kernels.torch_internals import break_graph, current_graph_task_id, is_exporting
+from fp8scope_kernels.torch_internals import break_graph, current_graph_task_id, is_exporting, is_traced
 from fp8scope_kernels.triton import backend as triton_backend
 
 SCALE, NONFINITE = STATISTICS.index("scale"), STATISTICS.index("nonfinite")
@@ -74,7 +75,7 @@ def unobserve(model: nn.Module) -> None:
             remove_hooks(module._forward_hooks, HighPrecisionObserver)
 
 
-class HighPrecisionObserver:
+class HighPrecisionObserver(GraphObject):
     """A forward hook that writes a high-precision layer's tensors to the statistics buffer.
 
     `on_error` is called with exceptions of the hook; without it, they propagate to the forward call.
@@ -85,38 +86,84 @@ class HighPrecisionObserver:
     every_step = False
     """True if tensors are read in every step, including those that the buffer's `Pace` skips."""
 
+    is_in_graph = False
+    """True once a compiled graph has called it: the hook must then stay where the graph looks for it."""
+
     def __init__(self) -> None:
         self.slots: dict[Role, Slot] = {}
+        register(self)
         self._weight_seen = NOT_SEEN
         # Only the three statistics of a plain tensor are needed, which one call of the kernels counts.
         self._is_simple = type(self).write is HighPrecisionObserver.write
 
-    def __call__(self, layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        if not is_exporting():
-            self._observe(layer, inputs, output)
+    def __call__(self, layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> Tensor | None:
+        """Count, and return the output only where a graph is recorded: it then passes through an operator."""
+        if is_exporting() or not layer.training:
+            return None
+        if is_traced():
+            return self._observe_in_graph(layer, inputs, output)
+        self._observe(layer, inputs, output)
+        return None
 
-    # Counting is a side effect on a buffer that moves when it grows: compiled graphs break here.
+    # A graph breaks here where a tensor is of a kind that operators do not take.
     @break_graph
     def _observe(self, layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        slot = self.slots.get("input")
-        if slot is None or not layer.training:
-            return
-        pace = slot.buffer.pace
-        if not (pace.observing or self.every_step):
+        pace = self._active_pace("input")
+        if pace is None:
             return
         began = perf_counter()
-        # A forward call inside a backward pass recomputes what activation checkpointing has dropped.
-        if current_graph_task_id() == -1:
-            self._count("input", inputs[0] if inputs else None)
-            self._count("weight", getattr(layer, "weight", None))
+        self.count_forward(inputs[0] if inputs else None, getattr(layer, "weight", None))
         # Registered in both calls, because the gradient flows through the output of only one of them.
         if isinstance(output, Tensor) and output.requires_grad:
-            register_tensor_hook(output, self._count_gradient)
+            register_tensor_hook(output, self.count_gradient)
+        pace.seconds += perf_counter() - began
+        pace.calls += 1
+
+    def _observe_in_graph(self, layer: nn.Module, inputs: tuple[Any, ...], output: Any) -> Tensor | None:
+        # Each rank counts its part of a sharded tensor.
+        x, weight = _local(inputs[0] if inputs else None), _local(getattr(layer, "weight", None))
+        tensors = (x, _local(output)) if weight is None else (x, weight, _local(output))
+        if not all(type(tensor) in PLAIN_TYPES for tensor in tensors):
+            self._observe(layer, inputs, output)
+            return None
+        weight = None if weight is None else weight.detach()
+        torch.ops.fp8scope.observe(x.detach(), weight, self.number, self.turn)
+        if not output.requires_grad:
+            return None
+        watched: Tensor = _WatchedOutput.apply(output, self.number, self.turn_back)  # type: ignore[no-untyped-call]
+        return watched
+
+    def _active_pace(self, role: Role) -> Pace | None:
+        """The pace of the row of this tensor; None where there is none, or nothing is read in this step."""
+        slot = self.slots.get(role)
+        if slot is None or not (slot.buffer.pace.observing or self.every_step):
+            return None
+        return slot.buffer.pace
+
+    def count_forward(self, x: Any, weight: Any) -> None:
+        """Count the input and the weight of a call, unless activation checkpointing recomputes it."""
+        # A forward call inside a backward pass recomputes.
+        if current_graph_task_id() == -1:
+            self._count("input", x)
+            self._count("weight", weight)
+
+    def count_in_graph(self, *tensors: Tensor | None) -> None:
+        """Count in a graph: operators call this with input and weight, or with the output's gradient."""
+        self.is_in_graph = True
+        pace = self._active_pace("input" if len(tensors) == 2 else "grad_output")
+        if pace is None:
+            return
+        if len(tensors) == 1:
+            self.count_gradient(*tensors)
+            return
+        began = perf_counter()
+        self.count_forward(*tensors)
         pace.seconds += perf_counter() - began
         pace.calls += 1
 
     @unserializable_hook  # type: ignore[untyped-decorator]
-    def _count_gradient(self, gradient: Tensor) -> None:
+    def count_gradient(self, gradient: Tensor) -> None:
+        """Count the gradient of a layer's output."""
         began = perf_counter()
         self._count("grad_output", gradient)
         slot = self.slots.get("grad_output")
@@ -136,8 +183,7 @@ class HighPrecisionObserver:
                 return
             with torch.no_grad(), _timed(slot.buffer.pace, x):
                 # Each rank counts its part of a sharded tensor; the parts add up.
-                part = x.to_local() if hasattr(x, "to_local") else x
-                self.write(role, slot, part.detach())
+                self.write(role, slot, _local(x).detach())
         except Exception as error:
             if self.on_error is None:
                 raise
@@ -172,6 +218,61 @@ class HighPrecisionObserver:
     def __getstate__(self) -> dict[str, Any]:
         # A copy is another model: its tensors must not count in this model's rows.
         return {"slots": {}, "_weight_seen": NOT_SEEN, "_is_simple": self._is_simple}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        register(self)
+
+
+class _WatchedOutput(torch.autograd.Function):
+    """The output of a layer in a graph, unchanged: its backward pass counts the gradient."""
+
+    @staticmethod
+    def forward(output: Tensor, number: Tensor, turn_back: Tensor) -> Tensor:
+        # Not a view, which later operations could not change in place. The compiler leaves the copy out.
+        return output.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        torch.ops.fp8scope.observe_gradient(_local(grads[0]), *ctx.saved_tensors)
+        return grads[0], None, None
+
+
+@operator("observe", mutates_args=("turn",))
+def observe_op(x: Tensor, weight: Tensor | None, number: Tensor, turn: Tensor) -> None:
+    """Count input and weight of a call of the layer that the observer with this number watches."""
+    turn.add_(1)
+    observer: HighPrecisionObserver | None = look_up(number)
+    if observer is not None:
+        observer.count_in_graph(x, weight)
+
+
+@operator("observe_gradient", mutates_args=("turn_back",))
+def observe_gradient_op(gradient: Tensor, number: Tensor, turn_back: Tensor) -> None:
+    """Count the gradient of the output of a layer, see `observe_op`."""
+    turn_back.add_(1)
+    observer: HighPrecisionObserver | None = look_up(number)
+    if observer is not None:
+        observer.count_in_graph(gradient)
+
+
+@fake_of("observe")
+def _(x: Tensor, weight: Tensor | None, number: Tensor, turn: Tensor) -> None:
+    """It returns nothing."""
+
+
+@fake_of("observe_gradient")
+def _(gradient: Tensor, number: Tensor, turn_back: Tensor) -> None:
+    """It returns nothing."""
+
+
+def _local(x: Any) -> Any:
+    """This rank's part of a sharded tensor; anything else as it is."""
+    return x.to_local() if hasattr(x, "to_local") else x
 
 
 def add_tensor(slot: Slot, x: Tensor) -> None:

@@ -128,6 +128,12 @@ class ScalingState(nn.Module):
             self.scale.copy_(scale)
         return scale
 
+    def freeze(self, scale: Tensor) -> None:
+        """Take a scale from elsewhere, float32 without dimensions; 0: that of the tensor's own amax."""
+        self.scale = scale
+        if isinstance(self.recipe, DelayedScaling):
+            self.calls = (scale != 0).long()
+
     def past_scale(self, *, update: bool = True) -> Tensor | None:
         """`next_scale` for a tensor not measured yet; None if the scale depends on the tensor itself.
 

@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch._C import _are_functorch_transforms_active as has_functorch_transforms
 from torch._C import _current_graph_task_id as current_graph_task_id
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.compiler import is_dynamo_compiling
@@ -21,10 +22,12 @@ __all__ = [
     "call_before_compiling",
     "current_graph_task_id",
     "has_bf16_units",
+    "has_functorch_transforms",
     "is_exporting",
     "is_fake",
     "is_functional",
     "is_functorch_wrapped_tensor",
+    "is_traced",
     "scaled_mm",
     "torch_library_path",
 ]
@@ -71,6 +74,14 @@ def is_exporting() -> bool:
 
 _is_exporting: Callable[[], bool] = getattr(torch.compiler, "is_exporting", lambda: False)
 """torch before 2.7 does not tell `torch.export` from `torch.compile`."""
+
+
+def is_traced() -> bool:
+    """Return whether torch records what is called into a graph: torch.compile, AOT autograd, make_fx."""
+    return torch.compiler.is_compiling() or torch._C._get_dispatch_mode(_PROXY) is not None
+
+
+_PROXY = torch._C._TorchDispatchModeKey.PROXY
 
 
 def call_before_compiling(callback: Callable[..., None]) -> bool:

@@ -1,4 +1,4 @@
-"""Code that torch.compile traces: operators without graph breaks, and layers that count as in eager mode.
+"""Quantisation in code that torch.compile traces: operators without graph breaks.
 
 The `aot_eager` backend traces, functionalises and partitions as the default one does, without a C++ compiler.
 """
@@ -7,22 +7,15 @@ import dataclasses
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fp8scope_kernels import (
     E4M3,
     E5M2,
-    MXFP8,
     STATISTICS,
-    CurrentScaling,
-    DelayedScaling,
     Format,
-    Recipe,
-    StatisticsBuffer,
     amax_to_scale,
-    convert,
     measure,
-    observe,
     quantize,
     quantize_values,
 )
@@ -76,27 +69,3 @@ def test_a_custom_format_is_refused() -> None:
     )
     with pytest.raises(Exception, match="Compiled code supports the formats"):
         compiled(torch.ones(4))
-
-
-@pytest.mark.parametrize(
-    "recipe", [DelayedScaling(), CurrentScaling(), MXFP8()], ids=lambda recipe: recipe.kind
-)
-def test_a_compiled_model_trains_and_counts_like_an_eager_one(recipe: Recipe) -> None:
-    results = []
-    for compiling in (False, True):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32))
-        convert(model, recipe)
-        buffer = StatisticsBuffer()
-        observe(model, buffer)
-        run = torch.compile(model, backend="aot_eager") if compiling else model
-        for seed in range(4):
-            x = torch.randn(16, 32, generator=torch.Generator().manual_seed(seed))
-            torch.autograd.backward(run(x).square().mean())
-        results.append((buffer.data.clone(), model.state_dict(), [p.grad for p in model.parameters()]))
-    (rows, state, grads), (rows_again, state_again, grads_again) = results
-    assert torch.equal(rows, rows_again)
-    assert all(torch.equal(state[key], state_again[key]) for key in state)
-    for grad, again in zip(grads, grads_again, strict=True):
-        assert grad is not None and again is not None
-        torch.testing.assert_close(grad, again)

@@ -20,7 +20,7 @@ from fp8scope_kernels import (
     convert,
     fp8_layers,
 )
-from fp8scope_kernels.linear import Product
+from fp8scope_kernels.linear_product import Product
 
 RECIPES: tuple[Recipe, ...] = (
     DelayedScaling(),

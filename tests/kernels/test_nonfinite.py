@@ -35,7 +35,7 @@ from fp8scope_kernels import (
     set_backend,
 )
 from fp8scope_kernels.backends import Backend
-from fp8scope_kernels.linear import PRODUCTS, Product
+from fp8scope_kernels.linear_product import PRODUCTS, Product
 from fp8scope_kernels.recipes import Nonfinite
 
 RECIPES: dict[str, Recipe] = {

@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from fp8scope.arguments import check_watch
 from fp8scope.autolog.attachment import Attachment
-from fp8scope.autolog.inspection import is_one_graph, models_and_optimizers
+from fp8scope.autolog.inspection import models_and_optimizers
 from fp8scope.config import ConfigurationError
 from fp8scope.observe.tensors.base import unwrapped
 from fp8scope.process.open_runs import OpenRun, is_interactive, live_runs
@@ -118,12 +118,4 @@ def watch(
 ) -> None:
     """Observe a model and an optimizer in the run. The names of the model's tensors begin with `name`."""
     watched = nn.ModuleDict({name: unwrapped(model)}) if name else model
-    if is_one_graph(model):
-        run.guard.warn_once(
-            "one graph",
-            "the model is compiled with fullgraph=True, and observing its tensors would break the graph: "
-            "loss, times and gradients are recorded, the tensors inside are not.",
-        )
-        run.session.steps.measures.watch(watched, optimizer)
-    else:
-        run.watch(watched, optimizer, **(watching or {}))
+    run.watch(watched, optimizer, **(watching or {}))

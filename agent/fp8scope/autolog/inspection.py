@@ -8,22 +8,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fp8scope.config import ConfigurationError
-from fp8scope.observe.compiled_calls import CompiledCall
-from fp8scope.observe.tensors.base import unwrapped
 
 _TOKEN_DTYPES = (torch.int64, torch.int32)
 MAX_WRAPPERS = 8
-
-
-def is_one_graph(model: nn.Module) -> bool:
-    """Return whether the model is compiled with `fullgraph=True`, so that no hook may run inside it."""
-    contexts = [getattr(model, "dynamo_ctx", None)]
-    # `Module.compile` keeps it in what it calls instead.
-    compiled = getattr(unwrapped(model), "_compiled_call_impl", None)
-    while isinstance(compiled, CompiledCall):
-        compiled = compiled.compiled
-    contexts += [cell.cell_contents for cell in getattr(compiled, "__closure__", None) or ()]
-    return any(getattr(context, "fullgraph", False) is True for context in contexts)
 
 
 def unwrap_optimizer(optimizer: Optimizer) -> Optimizer:

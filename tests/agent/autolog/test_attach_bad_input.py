@@ -9,7 +9,7 @@ from agent.helpers.wire_server import WireServer
 from torch import nn
 
 import fp8scope
-from fp8scope.autolog.inspection import is_one_graph, token_count
+from fp8scope.autolog.inspection import token_count
 from fp8scope.process.open_runs import live_runs
 
 
@@ -136,12 +136,3 @@ IDS = torch.zeros(2, 5, dtype=torch.int64)
 )
 def test_counts_tokens_of_integer_inputs(args: tuple[Any, ...], kwargs: dict[str, Any], tokens: int) -> None:
     assert token_count(args, kwargs) == tokens
-
-
-def test_recognises_models_compiled_as_one_graph() -> None:
-    for whole in (True, False):
-        assert is_one_graph(torch.compile(regression()[0], fullgraph=whole)) is whole  # type: ignore[arg-type]
-        in_place, _ = regression()
-        in_place.compile(fullgraph=whole)
-        assert is_one_graph(in_place) is whole
-    assert not is_one_graph(regression()[0])

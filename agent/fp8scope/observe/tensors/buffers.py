@@ -140,7 +140,7 @@ class StatisticsTables:
         """Whether plain tensors are read in this step; shared by all tables."""
         self.reading_hooks = HookSwitch()
         """The hooks that `pace` makes read."""
-        self.sampling_hooks = HookSwitch()
+        self.sampling_hooks = HookSwitch(in_graphs=False)
         """The hooks of sampled steps on every layer."""
         self._places: dict[str, int] = {}
         self._by_kind: dict[tuple[torch.device, bool], StatisticsTable] = {}

@@ -30,14 +30,18 @@ class HookSwitch:
     """Hooks that are registered and removed together.
 
     A graph that is compiled while they are removed would never call them. Therefore they return before torch
-    compiles anything, and stay if torch cannot announce it. Compiled code has no guards on hooks, so nothing
-    is compiled again because of them.
+    compiles anything, and stay if torch cannot announce it. Hooks that a graph has called stay from then on,
+    because torch would compile it again without them.
+
+    `in_graphs=False`: hooks that do nothing in graphs are removed before torch compiles, for the same reason.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, in_graphs: bool = True) -> None:
         self.is_on = True
+        self._in_graphs = in_graphs
         self._hooks: list[tuple[weakref.ref[nn.Module], Table, HookHandle, Callable[..., Any]]] = []
         self._on_error: OnError | None = None
+        self._is_in_graph = False
         _switches.add(self)
 
     def __len__(self) -> int:
@@ -54,7 +58,9 @@ class HookSwitch:
         if not self._hooks or _holders or (on and self.is_on):
             return
         # Asked for in each step, because `torch._dynamo.reset` forgets whom to call.
-        on = on or not call_before_compiling(_before_compiling)
+        on = on or self._is_in_graph or not call_before_compiling(_before_compiling)
+        if not on and self.is_on:
+            self._is_in_graph = on = any(getattr(hook, "is_in_graph", False) for *_, hook in self._hooks)
         if on != self.is_on:
             self.is_on = on
             self._hooks = [entry for entry in self._hooks if _switch(*entry, on)]
@@ -66,9 +72,9 @@ class HookSwitch:
         self._hooks.clear()
 
     def set_before_compiling(self) -> None:
-        """Register the hooks. Never raises: an exception would end the script's compilation."""
+        """Register or remove the hooks. Never raises: an exception would end the script's compilation."""
         try:
-            self.set(True)
+            self.set(self._in_graphs)
         except Exception as error:
             if self._on_error is not None:
                 self._on_error(error)

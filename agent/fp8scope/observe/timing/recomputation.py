@@ -1,5 +1,6 @@
 """Counts the operations that a backward pass repeats, where activations are checkpointed."""
 
+import weakref
 from typing import Any
 
 from torch import nn
@@ -7,10 +8,16 @@ from torch import nn
 from fp8scope.observe.tensors.base import inside_backward, is_traced
 from fp8scope.observe.timing.flops import FlopCounter
 from fp8scope_kernels.hooks import HookHandle, register_forward_hook, register_forward_pre_hook
+from fp8scope_kernels.torch_internals import call_before_compiling
+
+_counting: "weakref.WeakSet[Recomputation]" = weakref.WeakSet()
 
 
 class Recomputation:
     """Counts one backward pass, from hooks on every module of the model, until `end`.
+
+    The hooks are removed before torch compiles a graph: they do nothing in it, and torch would compile it
+    again without them.
 
     Activation checkpointing calls modules again inside of the backward pass. The outermost of them counts.
     Recomputation that stops early, once it has what is needed, counts up to there.
@@ -26,13 +33,18 @@ class Recomputation:
             if module is not model:
                 self._handles.append(register_forward_pre_hook(module, self._before, prepend=True))
                 self._handles.append(register_forward_hook(module, self._after, always_call=True))
+        _counting.add(self)
+        call_before_compiling(_before_compiling)
 
     def end(self) -> int:
         """Remove the hooks. Returns the operations."""
+        self.remove_hooks()
+        return self._flops
+
+    def remove_hooks(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        return self._flops
 
     def _before(self, module: nn.Module, args: Any) -> None:
         if self._outermost is None and not is_traced() and inside_backward():
@@ -45,3 +57,8 @@ class Recomputation:
             self._outermost = self._counter = None
             counter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             self._flops += counter.flops
+
+
+def _before_compiling(*_: object) -> None:
+    for recomputation in tuple(_counting):
+        recomputation.remove_hooks()

@@ -1,0 +1,103 @@
+"""Quantises the three matrices of a linear layer, each with the scale, or scales, of its recipe."""
+
+from torch import Tensor
+
+from fp8scope_kernels import backends
+from fp8scope_kernels.matmul import (
+    Operand,
+    can_multiply,
+    has_fp8_units,
+    to_block_operand,
+    to_operand,
+    to_operands_in_one_pass,
+)
+from fp8scope_kernels.quantization import measure_now
+from fp8scope_kernels.recipes import Recipe, Role
+from fp8scope_kernels.sampling import accumulate_sample
+from fp8scope_kernels.scaling_state import ScalingState
+from fp8scope_kernels.statistics import Slot
+
+
+def quantize_matrix(
+    recipe: Recipe,
+    role: Role,
+    state: ScalingState,
+    x: Tensor,
+    slot: Slot | None = None,
+    *,
+    update: bool = False,
+    transpose: bool = False,
+) -> tuple[Operand, Operand]:
+    """Quantise one of a layer's three matrices: its operand, and the transpose for its other product.
+
+    With one scale per tensor they are views of each other. Blocks lie along the dimension that a product
+    sums over, so that the transpose is quantised separately, and only with `transpose`. Statistics of the
+    first operand are added to the rows of `slot`. With `update`, the state advances.
+    """
+    state.materialize(x.device)
+    row = None if slot is None else slot.row
+    grid = recipe.block_of(role)
+    if grid is not None:
+        block_row = None if slot is None else slot.block_row
+        operand = to_block_operand(x, state.format, grid, recipe, row, block_row)
+        _sample(slot, x, operand)
+        if not transpose:
+            return operand, operand
+        return operand, to_block_operand(x.t(), state.format, grid, recipe)
+    operand, turned = _quantize_whole(recipe, role, state, x, row, update=update, transpose=transpose)
+    _sample(slot, x, operand)
+    return operand, turned
+
+
+def takes_fp8_operands(recipe: Recipe, x: Tensor) -> bool:
+    """Return whether this recipe's products with one scale per tensor run on FP8 units of x's device."""
+    if not has_fp8_units(x.device):
+        return False
+    forward, backward = (recipe.format_of(role, x.device) for role in ("input", "grad_output"))
+    return can_multiply(forward, forward) and can_multiply(forward, backward)
+
+
+def _quantize_whole(
+    recipe: Recipe,
+    role: Role,
+    state: ScalingState,
+    x: Tensor,
+    row: Tensor | None,
+    *,
+    update: bool,
+    transpose: bool,
+) -> tuple[Operand, Operand]:
+    """`quantize_matrix` with one scale. One pass suffices if it is known first (not in eager torch)."""
+    saturate, nonfinite, fp8 = recipe.saturate, recipe.nonfinite, takes_fp8_operands(recipe, x)
+    stochastic = recipe.stochastic_gradients and role == "grad_output"
+    fused = not stochastic and (backends.use_triton(x, "quantize") or (saturate and backends.use_compiled(x)))
+    extent, scale = None, state.past_scale(update=update) if fused else None
+    measuring = scale is not None and update
+    if scale is None:
+        extent = measure_now(x)
+        scale = state.next_scale(extent.amax, update=update)
+    passed = None
+    if fused:
+        passed = to_operands_in_one_pass(
+            x, scale, state.format, row,
+            saturate=saturate, extent=extent, fp8=fp8, measure=measuring, transpose=transpose,
+            nonfinite=nonfinite,
+        )  # fmt: skip
+    if passed is None:
+        extent = extent or measure_now(x)
+        operand = to_operand(
+            x, scale, state.format, row,
+            saturate=saturate, extent=extent, fp8=fp8, stochastic=stochastic,
+            nonfinite=nonfinite,
+        )  # fmt: skip
+        passed = operand, operand.t(), extent
+    operand, turned, extent = passed
+    if measuring and extent is not None:
+        state.remember(extent.amax)
+    return operand, turned
+
+
+def _sample(slot: Slot | None, x: Tensor, operand: Operand) -> None:
+    sample = None if slot is None else slot.sample_row
+    if sample is not None:
+        accumulate_sample(sample, x, operand.values, operand.inverse_scale)
