@@ -2,7 +2,7 @@
 
     python benchmarks/agent_overhead.py [--peers-venv DIRECTORY] [--pairs 400] [--rounds 3]
                                         [--attach-rounds 6] [--memory-steps 100000]
-                                        [--only plain,bf16,step,threads,memory,tiny] [--cpu]
+                                        [--only plain,bf16,compiled,step,threads,memory,tiny] [--cpu]
 
 The agent sends to a sink (agent_sink.py) all the time. `--peers-venv` is a virtual environment, kept between
 runs, into which the other trackers are installed; without it they are left out. `--only` selects questions.
@@ -19,6 +19,9 @@ pair of models each, steps taken in turns of four.
     ..._step_ms         median step time without the agent
 
 bf16: the same for a GPT of 10.8M parameters in BF16 (`bf16_ratio`, `bf16_every_ratio`, ...).
+
+compiled: the same for the GPT of `plain` under torch.compile (`compiled_ratio`, ...), against the compiled
+model without the agent.
 
 step: an FP8 GPT of 10.9M parameters with every tensor watched at every step (75 tensors, 7 statistics).
 
@@ -84,7 +87,7 @@ SETTLING = 60
 """Steps of each model before the measured ones, under `attach`: it reads all of the first steps."""
 BLOCK = 4
 """Steps in a row of one model, under `attach`."""
-QUESTIONS = ("plain", "bf16", "step", "threads", "memory", "tiny")
+QUESTIONS = ("plain", "bf16", "compiled", "step", "threads", "memory", "tiny")
 LAYERS = 334
 STEPS = 1000
 Timer = Callable[[], float]
@@ -369,6 +372,16 @@ def main() -> None:
             figures |= attached_ratios(
                 "plain",
                 lambda: Training(SMALL),
+                4 * arguments.pairs,
+                arguments.attach_rounds,
+                clock,
+                url,
+                directory,
+            )
+        if "compiled" in only:
+            figures |= attached_ratios(
+                "compiled",
+                lambda: Training(SMALL, compiled=True),
                 4 * arguments.pairs,
                 arguments.attach_rounds,
                 clock,

@@ -5,6 +5,7 @@ each.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -92,9 +93,13 @@ class NanoGpt(nn.Module):
 class Training:
     """A model with its optimizer; `train` takes one step."""
 
-    def __init__(self, shape: GptShape, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, shape: GptShape, dtype: torch.dtype = torch.float32, *, compiled: bool = False
+    ) -> None:
         torch.manual_seed(0)
-        self.model = NanoGpt(shape).to(dtype)
+        self.model: Any = NanoGpt(shape).to(dtype)
+        if compiled:
+            self.model = torch.compile(self.model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         self.text = torch.randint(VOCABULARY, (shape.batch, shape.context + 1))
 
