@@ -12,7 +12,8 @@ from fp8scope_kernels.linear import Fp8Linear
 from fp8scope_kernels.matmul import ALIGNMENT
 from fp8scope_kernels.plain_tensors import PLAIN_TYPES
 from fp8scope_kernels.recipes import Recipe
-from fp8scope_kernels.torch_internals import is_fake
+from fp8scope_kernels.tensor_parallel import is_dtensor
+from fp8scope_kernels.torch_internals import is_fake, is_fsdp_module
 
 Selection = str | Sequence[str] | Callable[[str, nn.Module], bool]
 """Glob patterns over module paths (`*.mlp.*`), or a function of path and module."""
@@ -27,6 +28,7 @@ READ_BY_PARENT = "its parent reads its weight and never calls it"
 ALREADY = "already FP8"
 NOT_LINEAR = "not a linear layer"
 WRAPPED = "its weight is"
+IN_FSDP = f"{WRAPPED} held by FSDP: convert before fully_shard"
 
 HEAD_NAMES = frozenset(
     ("lm_head", "head", "output", "output_layer", "embed_out", "unembed", "classifier", "score")
@@ -83,8 +85,8 @@ def convert(
     - modules that are not exactly an `nn.Linear`: embeddings, norms, attention's own projections;
     - layers that their parent never calls (`READ_DIRECTLY`; a warning names them);
     - layers whose sizes are not multiples of 16;
-    - layers whose weight is a tensor of another class: sharded by tensor parallelism, quantised by torchao (a
-      warning names them);
+    - layers whose weight is a tensor of another class, as torchao's, or is held by FSDP (a warning names
+      them). Layers that tensor parallelism has sharded are converted;
     - the output head, recognised by a weight shared with an embedding, and outside of repeated blocks by its
       name (`HEAD_NAMES`) or by a width equal to an embedding's vocabulary.
 
@@ -127,11 +129,14 @@ def plan_conversion(
         _check_patterns(selection, modules)
     embeddings = [module for module in modules.values() if isinstance(module, nn.Embedding)]
     unreachable, repeated = _read_directly(modules), _repeated_blocks(modules)
+    sharded = any(is_fsdp_module(module) for module in modules.values())
     plan: list[tuple[Conversion, nn.Module]] = []
     for name, module in modules.items():
         if next(module.parameters(recurse=False), None) is None:
             continue
         reason = READ_BY_PARENT if module in unreachable else _reason_not_convertible(name, module)
+        if reason is None and sharded and is_dtensor(getattr(module, "weight", None)):
+            reason = IN_FSDP
         if reason is None:
             reason = _reason_not_selected(name, module, include, exclude, embeddings, repeated)
         plan.append((Conversion(name, type(module).__name__, reason is None, reason or ""), module))
@@ -289,10 +294,9 @@ def _reason_not_convertible(name: str, module: nn.Module) -> str | None:
         return "its forward was replaced"
     if name == "":
         return "the model itself cannot be replaced in place; use Fp8Linear.from_linear"
-    if type(module.weight) not in PLAIN_TYPES and not is_fake(module.weight):
-        advice = ": convert before sharding, and leave out what tensor parallelism shards"
-        sharded = hasattr(module.weight, "to_local")
-        return f"{WRAPPED} a {type(module.weight).__name__}{advice if sharded else ''}"
+    weight = module.weight
+    if not (type(weight) in PLAIN_TYPES or is_dtensor(weight) or is_fake(weight)):
+        return f"{WRAPPED} a {type(weight).__name__}"
     if _misaligned(module):
         return f"{module.in_features} -> {module.out_features} is not in multiples of {ALIGNMENT}"
     return None

@@ -1,6 +1,6 @@
 """`Fp8Linear`: a linear layer whose three matrix products take FP8 operands."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from contextlib import nullcontext
 from typing import Any, Literal, cast
 
@@ -12,10 +12,10 @@ from fp8scope_kernels.graph_objects import GraphObject, register
 from fp8scope_kernels.linear_product import PRODUCTS, Product, linear_product, names_of, text_of
 from fp8scope_kernels.matmul import Operand
 from fp8scope_kernels.operands import quantize_matrix
-from fp8scope_kernels.plain_tensors import PLAIN_TYPES
 from fp8scope_kernels.recipes import ROLES, Recipe, Role
-from fp8scope_kernels.scaling_state import NO_DTENSORS, ScalingState
+from fp8scope_kernels.scaling_state import ScalingState
 from fp8scope_kernels.statistics import Slot
+from fp8scope_kernels.tensor_parallel import is_dtensor, sharded_linear
 
 Precision = Literal["fp8", "bf16"]
 
@@ -136,11 +136,10 @@ class Fp8Linear(nn.Linear, GraphObject):
             out_dtype = torch.get_autocast_dtype(device_type)
         if self._precision == "bf16":
             return self._forward_bf16(input).to(out_dtype)
+        if is_dtensor(input) or is_dtensor(self.weight):
+            return sharded_linear(self, input, out_dtype)
         bias: Tensor | None = self.bias
         x = input.reshape(-1, self.in_features)
-        for tensor in (x, self.weight):
-            if type(tensor) not in PLAIN_TYPES and hasattr(tensor, "to_local"):
-                raise TypeError(NO_DTENSORS)
         output = linear_product(x, self.weight, bias, self, out_dtype)
         return output.view(*input.shape[:-1], self.out_features)
 
@@ -178,6 +177,21 @@ class Fp8Linear(nn.Linear, GraphObject):
         return quantize_matrix(
             self.recipe, role, self.state_of(role), x, slot, update=update, transpose=transpose
         )
+
+    def named_modules(
+        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Module]]:
+        """As in `nn.Module`; ends with the layer itself if its weight becomes another DTensor meanwhile.
+
+        `distribute_module` replaces parameters while it iterates. It would go on to make DTensors of the
+        scaling state, which is this rank's own, and ask the states for weights.
+        """
+        before = self._parameters.get("weight")
+        for item in super().named_modules(memo, prefix, remove_duplicate):
+            yield item
+            weight = self._parameters.get("weight")
+            if weight is not before and is_dtensor(weight):
+                return
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy is another model: its tensors must not count in this model's rows.

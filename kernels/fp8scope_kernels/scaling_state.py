@@ -1,11 +1,13 @@
 """The scaling state of one tensor: what a recipe keeps between calls."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 
 from fp8scope_kernels import backends, devices
 from fp8scope_kernels.cpu import backend as cpu_backend
@@ -13,6 +15,9 @@ from fp8scope_kernels.formats import Format, in_encoding
 from fp8scope_kernels.plain_tensors import is_abstract
 from fp8scope_kernels.quantization import amax_to_scale
 from fp8scope_kernels.recipes import CurrentScaling, DelayedScaling, Recipe
+
+Group = Any
+"""A `torch.distributed.ProcessGroup`."""
 
 Status = Literal["fresh", "restored", "missing", "stale"]
 """The effect of loading a checkpoint on a delayed scaling state: `fresh`, nothing was loaded; `restored`, the
@@ -27,21 +32,6 @@ STALE_FACTOR = 16.0
 
 UNREDUCED_CALLS = 256
 """Calls after which a warning says that a history with `reduce_amax` was never reduced over ranks."""
-
-
-NO_DTENSORS = (
-    "Fp8Linear does not support DTensors, which tensor parallelism makes of weights and inputs: leave these "
-    "layers in high precision with convert(..., exclude=...)."
-)
-
-
-class _NoTensor:
-    """An attribute of tensors that `RowwiseParallel` asks a layer's `scaling.weight` for."""
-
-    def __get__(self, state: object, kind: type) -> "_NoTensor":
-        if state is None:
-            return self
-        raise TypeError(NO_DTENSORS)
 
 
 class ScalingState(nn.Module):
@@ -73,11 +63,13 @@ class ScalingState(nn.Module):
     amax_history: Tensor
     calls: Tensor
     status: Status
-    is_leaf = _NoTensor()
 
     _is_empty = False
     """True if the buffers are, or were, on the meta device, and nothing has been written to them since. A
     default of the class: older pickles have no such attribute."""
+
+    _group: Group | None = None
+    """The process group whose ranks have the parts of the tensor in hand; see `over`."""
 
     def __init__(self, recipe: Recipe, format: Format, device: torch.device | str | None = None) -> None:
         super().__init__()
@@ -117,6 +109,7 @@ class ScalingState(nn.Module):
         the scale of the last call again.
         """
         self.materialize(amax.device)
+        amax = self._over_ranks(amax)
         if isinstance(self.recipe, DelayedScaling):
             return self._delayed_scale(self.recipe, amax, update)
         if not isinstance(self.recipe, CurrentScaling):
@@ -146,6 +139,9 @@ class ScalingState(nn.Module):
 
     def remember(self, amax: Tensor) -> None:
         """Add the amax of the tensor just scaled to a delayed state's history, and count the call."""
+        self._remember(self._over_ranks(amax))
+
+    def _remember(self, amax: Tensor) -> None:
         assert isinstance(self.recipe, DelayedScaling)
         history = self.amax_history
         if self._is_for_compiled():
@@ -162,6 +158,25 @@ class ScalingState(nn.Module):
             if self._until_unreduced == 0:
                 self._check_reduced()
 
+    @contextmanager
+    def over(self, group: Group | None) -> Iterator[None]:
+        """Within the block, tensors are parts: an amax is the maximum over the ranks of the process group.
+
+        None means that the tensors are whole. All ranks must do the same in the block.
+        """
+        self._group = group
+        try:
+            yield
+        finally:
+            self._group = None
+
+    def _over_ranks(self, amax: Tensor) -> Tensor:
+        if self._group is None or is_abstract(amax):
+            return amax
+        amax = amax.clone()
+        dist.all_reduce(amax, dist.ReduceOp.MAX, group=self._group)
+        return amax
+
     def _delayed_scale(self, recipe: DelayedScaling, amax: Tensor, update: bool) -> Tensor:
         if self._unchecked:
             self._check(recipe, amax)
@@ -173,7 +188,7 @@ class ScalingState(nn.Module):
             if update:
                 self.scale.copy_(scale)
         if update:
-            self.remember(amax)
+            self._remember(amax)
         return scale
 
     def _past_scale(self, recipe: DelayedScaling, update: bool) -> Tensor:
@@ -286,6 +301,8 @@ class ScalingState(nn.Module):
 
     def materialize(self, device: torch.device) -> None:
         """Give a state from the meta device, at its first call, zeros on the device of its tensor."""
+        if type(self.scale) is not Tensor and hasattr(self.scale, "to_local"):
+            self._localize()
         if not self._is_empty or device.type == "meta":
             return
         if devices.is_capturing(device):
@@ -295,6 +312,12 @@ class ScalingState(nn.Module):
                 setattr(self, name, _moved(buffer, device))
         self._follow_device()
         self._clear()
+
+    def _localize(self) -> None:
+        """Take this rank's part of buffers that `distribute_module` has replicated with those of a parent."""
+        for name, buffer in list(self.named_buffers()):
+            local: Any = buffer
+            setattr(self, name, local.to_local())
 
     def _has_meta(self) -> bool:
         return any(buffer.is_meta for buffer in self.buffers())

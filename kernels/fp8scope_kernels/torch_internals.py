@@ -25,6 +25,7 @@ __all__ = [
     "has_functorch_transforms",
     "is_exporting",
     "is_fake",
+    "is_fsdp_module",
     "is_functional",
     "is_functorch_wrapped_tensor",
     "is_traced",
@@ -104,6 +105,14 @@ def is_fake(x: Tensor) -> bool:
     # torch's module is loaded by the time that there is such a tensor; importing it takes long.
     fake: Any = sys.modules.get("torch._subclasses.fake_tensor")
     return fake is not None and isinstance(x, fake.FakeTensor)
+
+
+def is_fsdp_module(module: Any) -> bool:
+    """Return whether `fully_shard` was applied to the module."""
+    # torch's module is loaded by the time that there is such a module; importing it takes long.
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")
+    kind = getattr(fsdp, "FSDPModule", None)
+    return kind is not None and isinstance(module, kind)
 
 
 is_functional: Callable[[Tensor], bool] = getattr(torch, "_is_functional_tensor", lambda x: False)

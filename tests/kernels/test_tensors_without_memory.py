@@ -1,5 +1,6 @@
 """Tensors that kernels cannot read from memory are computed in eager torch, or refused."""
 
+import copy
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,8 @@ from torch import distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import distribute_tensor
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_module, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
@@ -86,40 +88,50 @@ def test_it_works(use: Callable[[Tensor], Any], mesh: Any) -> None:
     use(sharded.to_local())
 
 
-def test_a_parallel_model_keeps_its_layers(mesh: Any) -> None:
-    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32))
-    parallelize_module(model, mesh, {"0": ColwiseParallel()})
-    x = torch.randn(4, 32)
-    before = model[0](x)
-    with pytest.warns(UserWarning, match="Left in high precision: 0.*DTensor"):
-        report = convert(model, DelayedScaling())
-    assert report.converted == ("2",)
-    assert dict(zip(report.left, [e.reason for e in report.entries if not e.converted], strict=True))[
-        "0"
-    ].startswith("its weight is a DTensor")
-    assert torch.equal(model[0](x), before)
-    model(x).sum().backward()
-
-
-def test_a_model_parallelised_after_conversion_is_refused(mesh: Any) -> None:
+def test_an_input_that_is_no_dtensor_is_refused(mesh: Any) -> None:
+    """Before it changes the state. With BF16 products torch decides."""
     model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32))
     convert(model, DelayedScaling())
     parallelize_module(model, mesh, {"0": ColwiseParallel()})
-    layer = model[0]
+    layer, other = model[0], model[2]
     assert isinstance(layer, Fp8Linear)
-    with pytest.raises(TypeError, match=r"does not support DTensors.*exclude="):
-        model(torch.randn(4, 32))
+    for call in (
+        lambda: layer.forward(torch.randn(4, 32)),
+        lambda: other(distribute_tensor(torch.randn(4, 64), mesh)),
+    ):
+        with pytest.raises(
+            TypeError, match=r"a DTensor, and the other is not.*parallelize_module.*fully_shard"
+        ):
+            call()
     assert not any(buffer.any() for buffer in layer.buffers())
     layer.precision = "bf16"
     assert layer(torch.randn(4, 32)).shape == (4, 64)
 
 
-def test_rows_of_a_converted_layer_cannot_be_parallelised(mesh: Any) -> None:
-    """torch takes the layer's scaling state of the weight for the weight of another layer."""
+def test_scaling_state_stays_with_its_rank(mesh: Any) -> None:
+    """`distribute_module` makes DTensors of all that it finds in a model."""
     model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32))
     convert(model, DelayedScaling())
-    with pytest.raises(TypeError, match=r"does not support DTensors.*exclude="):
-        parallelize_module(model, mesh, {"0": RowwiseParallel()})
+    parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    assert all(type(buffer) is Tensor for buffer in model.buffers())
+    names = [name for name, _ in model.named_modules()]
+    assert names[:5] == ["", "0", "0.scaling", "0.scaling.input", "0.scaling.weight"]
+    # The second time, weights are DTensors already, and nothing says that buffers are about to be replaced.
+    distribute_module(model, mesh)
+    assert not any(type(buffer) is Tensor for buffer in model.buffers())
+    twin = copy.deepcopy(model)
+    x = torch.randn(4, 32)
+    assert torch.equal(twin(x), model(x))
+    model(x).sum().backward()
+    assert all(type(buffer) is Tensor for buffer in model.buffers())
+
+
+def test_a_model_of_fsdp_keeps_its_layers(mesh: Any) -> None:
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32))
+    fully_shard(model, mesh=mesh)
+    with pytest.warns(UserWarning, match="its weight is held by FSDP: convert before fully_shard"):
+        report = convert(model, DelayedScaling())
+    assert report.converted == ()
 
 
 @uses
