@@ -30,9 +30,8 @@ class Fp8Linear(nn.Linear, GraphObject):
     `weight` and `grad_output`.
 
     State and statistics advance once per call in training mode. Evaluation mode quantises with the current
-    scales and counts nothing; neither does the recomputation of activation checkpointing. With delayed
-    scaling, checkpointing assumes that a layer's backward follows its own forward: if several forward calls
-    precede one backward, all are recomputed with the scale of the last.
+    scales and counts nothing. Neither does the recomputation of activation checkpointing, which has the
+    scales of its own forward call, however many calls come between.
 
     `precision` switches the whole layer between `fp8` and `bf16` at run time; `products` does so for each
     product. A backward pass with `create_graph` (a gradient penalty) raises RuntimeError, unless `precision`

@@ -18,6 +18,7 @@ from torch import Tensor
 from fp8scope_kernels.matmul import Operand, exact_operand, multiply
 from fp8scope_kernels.operands import quantize_matrix
 from fp8scope_kernels.recipes import Recipe, Role
+from fp8scope_kernels.recomputation import scales_of_call
 from fp8scope_kernels.scaling_state import ScalingState
 from fp8scope_kernels.torch_internals import (
     current_graph_task_id,
@@ -196,7 +197,8 @@ def linear_product(
         settings = settings._replace(for_x=True, for_weight=True)
         output, *_ = _FunctionalProduct.apply(x, weight, bias, layer, *settings)  # type: ignore[no-untyped-call]
     else:
-        output = _EagerProduct.apply(x, weight, bias, layer, settings)  # type: ignore[no-untyped-call]
+        with scales_of_call(layer):
+            output = _EagerProduct.apply(x, weight, bias, layer, settings)  # type: ignore[no-untyped-call]
     return output
 
 

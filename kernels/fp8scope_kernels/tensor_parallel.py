@@ -156,12 +156,16 @@ class LayerPart:
     ) -> None:
         self.layer, self.layout, self.shape = layer, layout, shape
         self.group, self.size, self.is_first = group, size, rank == 0
-        self.operator_settings = layer.operator_settings
+        self.operator_settings, self.recipe = layer.operator_settings, layer.recipe
 
     @property
     def training(self) -> bool:
         training: bool = self.layer.training
         return training
+
+    def state_of(self, role: Role) -> ScalingState:
+        state: ScalingState = self.layer.state_of(role)
+        return state
 
     def quantize(self, role: Role, x: Tensor, *, update: bool, transpose: bool) -> tuple[Operand, Operand]:
         """`Fp8Linear.quantize` for this rank's part of one of the three matrices."""
@@ -176,7 +180,7 @@ class LayerPart:
         group = None if dim is None or grid is not None else self.group
         count = dim is not None or self.is_first
         slot = layer.slots.get(role) if update and count else None
-        state: ScalingState = layer.state_of(role)
+        state = self.state_of(role)
         with state.over(group):
             return quantize_matrix(recipe, role, state, x, slot, update=update, transpose=transpose)
 
@@ -184,7 +188,7 @@ class LayerPart:
         self, role: Role, x: Tensor, recipe: Recipe, dim: int, *, update: bool, transpose: bool
     ) -> tuple[Operand, Operand]:
         """`quantize` with a scale per row, where the ranks have parts of the rows, or of the columns."""
-        state = self.layer.state_of(role)
+        state = self.state_of(role)
         state.materialize(x.device)
         slot = self.layer.slots.get(role) if update else None
         operand = self._by_rows(x, recipe, role, slot, cut=dim == 1)
@@ -200,7 +204,7 @@ class LayerPart:
 
         The amax of the whole row stands in one more column, so that every backend chooses the scale from it.
         """
-        format, grid = self.layer.state_of(role).format, (1, 0)
+        format, grid = self.state_of(role).format, (1, 0)
         row = None if slot is None else slot.row
         block_row = None if slot is None else slot.block_row
         if not cut or is_abstract(x):

@@ -4,10 +4,12 @@ A new version of torch may change any of it. Each name says what happens where t
 """
 
 import functools
+import inspect
 import platform
 import sys
 from collections.abc import Callable
 from functools import cache
+from types import CodeType, FrameType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -20,9 +22,11 @@ from torch.compiler import is_dynamo_compiling
 __all__ = [
     "break_graph",
     "call_before_compiling",
+    "checkpointed_regions",
     "current_graph_task_id",
     "has_bf16_units",
     "has_functorch_transforms",
+    "has_saved_tensors_hooks",
     "is_exporting",
     "is_fake",
     "is_fsdp_module",
@@ -134,3 +138,54 @@ def has_bf16_units() -> bool:
         return supported
     names = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
     return any(getattr(torch.cpu, name, lambda: False)() for name in names)
+
+
+def has_saved_tensors_hooks() -> bool:
+    """Return whether hooks change what autograd saves, as those of `torch.utils.checkpoint` do."""
+    top: Callable[..., Any] | None = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return top is None or top(True) is not None
+
+
+def checkpointed_regions() -> tuple[list[Any], Any]:
+    """Return the regions of `torch.utils.checkpoint` around the calling code: those that run for the first
+    time, and the one that is being recomputed, or None.
+
+    A region is an object that torch keeps until the region's backward pass is over. Neither is visible where
+    torch has renamed its functions.
+    """
+    codes = _checkpoint_codes()
+    first: list[Any] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        kind = codes.get(frame.f_code)
+        if kind == "checkpoint":
+            generator = frame.f_locals.get("gen")
+            inner = None if generator is None else generator.gi_frame
+            region = None if inner is None else inner.f_locals.get("new_frame")
+            if region is not None:
+                first.append(region)
+        elif kind == "first":
+            first.append(frame.f_locals["ctx"])
+        elif kind is not None:
+            return first, frame.f_locals.get(kind)
+        frame = frame.f_back
+    return first, None
+
+
+@cache
+def _checkpoint_codes() -> dict[CodeType, str]:
+    """The functions of torch.utils.checkpoint that call a region's code, and their variables with regions."""
+    module: Any = sys.modules.get("torch.utils.checkpoint")
+    reentrant = getattr(module, "CheckpointFunction", None)
+    hook = getattr(module, "_checkpoint_hook", None)
+    if reentrant is None or hook is None:
+        return {}
+    codes = {
+        inspect.unwrap(module.checkpoint).__code__: "checkpoint",
+        reentrant.forward.__code__: "first",
+        reentrant.backward.__code__: "ctx",
+    }
+    for constant in hook.__init__.__code__.co_consts:
+        if isinstance(constant, CodeType) and constant.co_name == "unpack_hook":
+            codes[constant] = "frame"
+    return codes
