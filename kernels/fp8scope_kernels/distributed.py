@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from fp8scope_kernels.hooks import register_module_registration_hook_of_all
 from fp8scope_kernels.recipes import DelayedScaling
 from fp8scope_kernels.scaling_state import ScalingState
 
@@ -59,19 +61,33 @@ def sync_amaxes_after(optimizer: Optimizer, model: nn.Module, group: Group | Non
 def keep_scaling_out_of_ddp(model: nn.Module) -> int:
     """Exclude scaling state from DistributedDataParallel; returns the number of buffers excluded.
 
-    Call it before wrapping the model. Otherwise DDP overwrites the buffers of every rank with those of rank 0
-    at each forward call, and a large amax that only another rank has seen is lost.
+    DDP excludes it by itself when it wraps a model. Otherwise it would overwrite the buffers of every rank
+    with those of rank 0 at each forward call, and a large amax that only another rank has seen would be lost.
+    This function is for wrappers of other libraries that read DDP's list of what to ignore from the model.
     """
-    names = [
+    names = _scaling_buffers(model)
+    already_ignored = set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
+    ignored: Any = sorted(already_ignored | set(names))
+    model._ddp_params_and_buffers_to_ignore = ignored
+    return len(names)
+
+
+def _scaling_buffers(model: nn.Module) -> list[str]:
+    return [
         f"{path}.{name}" if path else name
         for path, module in model.named_modules()
         if isinstance(module, ScalingState)
         for name, _ in module.named_buffers(recurse=False)
     ]
-    already_ignored = set(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
-    ignored: Any = sorted(already_ignored | set(names))
-    model._ddp_params_and_buffers_to_ignore = ignored
-    return len(names)
+
+
+def _leave_scaling_to_ranks(module: nn.Module, name: str, submodule: nn.Module | None) -> None:
+    """Exclude scaling state from DDP when it wraps a model: a hook on the registration of modules."""
+    if name == "module" and submodule is not None and isinstance(module, DistributedDataParallel):
+        module.parameters_to_ignore |= set(_scaling_buffers(submodule))
+
+
+register_module_registration_hook_of_all(_leave_scaling_to_ranks)
 
 
 def _reduces(state: ScalingState) -> bool:

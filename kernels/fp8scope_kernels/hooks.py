@@ -23,6 +23,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _global_module_registration_hooks
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
@@ -133,6 +134,11 @@ def register_tensor_hook(tensor: Tensor, hook: Hook) -> None:
         if tensor.grad_fn is not None:
             tensor.grad_fn._register_hook_dict(tensor)
     tensor._backward_hooks[next(_new_keys)] = hook
+
+
+def register_module_registration_hook_of_all(hook: Hook) -> HookHandle:
+    """Do as torch's `register_module_module_registration_hook`: for every module that gets a child."""
+    return _register(hook, [_global_module_registration_hooks])
 
 
 def remove_hooks(table: Any, kind: type) -> None:

@@ -40,7 +40,6 @@ def job_wrapped(rank: int, size: int, values: dict[str, Any], wrap: str) -> dict
     observe(model, buffer)
     inner: nn.Module = model
     if wrap == "ddp":
-        keep_scaling_out_of_ddp(model)
         model = DistributedDataParallel(model)  # type: ignore[assignment]
     else:
         for layer in (inner[0], inner[2]):  # type: ignore[index]
@@ -129,26 +128,36 @@ def test_counters_are_those_of_the_ranks_own_data(recipe: Recipe, wrap: str) -> 
         assert rows["0.input"][STATISTICS.index("nonfinite")] == 0
 
 
-def job_ddp_buffers(rank: int, size: int) -> dict[bool, float]:
-    return {keep: scale_under_ddp(rank, keep) for keep in (True, False)}
-
-
-def scale_under_ddp(rank: int, keep: bool) -> float:
-    model = make_model(DelayedScaling())
-    if keep:
-        assert keep_scaling_out_of_ddp(model) == 6 * 3
-    wrapped = DistributedDataParallel(model)
+def job_ddp_buffers(rank: int, size: int) -> tuple[float, list[str]]:
+    """A model inside of another, which has buffers of its own and a list of what DDP shall ignore."""
+    outer = nn.Sequential(make_model(DelayedScaling()), nn.BatchNorm1d(32), nn.BatchNorm1d(32))
+    ignored: Any = ["2.running_mean"]
+    outer._ddp_params_and_buffers_to_ignore = ignored
+    wrapped = DistributedDataParallel(outer)
     for step in range(2):
         wrapped(batch(step, rank)).sum().backward()
-    return scales(model)["0.input"]
+    return scales(outer)["0.0.input"], sorted(wrapped.named_module_buffers)
 
 
-def test_ddp_can_exclude_scaling_state_from_broadcasts() -> None:
+def test_ddp_excludes_scaling_state_from_broadcasts() -> None:
     own = [448.0 / batch(0, rank).abs().max().item() for rank in (0, 1)]
     results = run_ranks(job_ddp_buffers, 2)
-    assert [result[True] for result in results] == pytest.approx(own, rel=1e-6)
-    # What it would do: rank 1 is given rank 0's scale.
-    assert [result[False] for result in results] == pytest.approx([own[0], own[0]], rel=1e-6)
+    assert [scale for scale, _ in results] == pytest.approx(own, rel=1e-6)
+    rest = [
+        "1.num_batches_tracked",
+        "1.running_mean",
+        "1.running_var",
+        "2.num_batches_tracked",
+        "2.running_var",
+    ]
+    assert [names for _, names in results] == [rest, rest]
+
+
+def test_the_list_of_what_ddp_ignores_can_be_extended() -> None:
+    model = make_model(DelayedScaling())
+    assert keep_scaling_out_of_ddp(model) == 6 * 3
+    names: Any = model._ddp_params_and_buffers_to_ignore
+    assert set(names) == {name for name, _ in model.named_buffers()}
 
 
 # FSDP2's checkpoints

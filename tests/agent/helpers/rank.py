@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import fp8scope
-from fp8scope_kernels.distributed import keep_scaling_out_of_ddp, sync_amaxes_after
+from fp8scope_kernels.distributed import sync_amaxes_after
 
 
 def main(wrap: str, steps: int, victim: int, when: int, agree: bool) -> None:
@@ -27,7 +27,6 @@ def main(wrap: str, steps: int, victim: int, when: int, agree: bool) -> None:
     fp8scope.convert(model, fp8scope.DelayedScaling(history_length=4, reduce_amax=agree))
     run.watch(model)
     if wrap == "ddp":
-        keep_scaling_out_of_ddp(model)
         wrapped: torch.nn.Module = DistributedDataParallel(model)
     else:
         for layer in (model[0], model[2]):
