@@ -1,9 +1,10 @@
 """Scaling state in a process group: equal scales on all ranks, and exclusion from DDP's broadcasts.
 
 Each rank sees different data, so that delayed scaling has different amax histories on each. `sync_amaxes`
-replaces them by their maximum over the ranks, entry by entry, in one all-reduce for all tensors.
+replaces them by their maximum over the ranks, call by call, in one all-reduce for all tensors.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,32 +21,36 @@ from fp8scope_kernels.scaling_state import ScalingState
 Group = Any
 """A `torch.distributed.ProcessGroup`; None is the default one."""
 
+NO_SCALE = -(2**62)
+"""In place of the scale of a state that was never called, below every negated scale."""
+
 
 def sync_amaxes(model: nn.Module, group: Group | None = None) -> int:
     """Make the delayed scales of all ranks equal; returns how many tensors took part.
 
     Applies to states whose recipe has `reduce_amax`. The history becomes the maximum over the ranks, entry by
-    entry, and the scale the minimum, in a single all-reduce of `sum(history_length + 1)` float32 numbers.
-    Call it once per optimizer step on every rank, with the same number of layer calls in between, so that
-    entries correspond. A tensor's first call takes its scale from the rank's own data; after the first
-    synchronisation all ranks agree.
+    entry, and the scale the minimum, in a single all-reduce of `sum(history_length + 1)` int64 numbers.
+    Entries correspond by the number of their call; a rank that had only zeros, or no tokens for an expert,
+    takes the newer entries of the others and their number of calls. Call it once per optimizer step on every
+    rank. A tensor's first call takes its scale from the rank's own data; after the first synchronisation all
+    ranks agree.
 
     Does nothing without a process group of at least two ranks. Does not wait on a GPU.
     """
     states = [module for module in model.modules() if isinstance(module, ScalingState) and _reduces(module)]
     if not states or not _has_peers(group):
         return 0
+    # One stack for each length, so that the number of launches does not grow with the model.
+    stacks: dict[int, list[ScalingState]] = {}
+    for state in states:
+        stacks.setdefault(state.amax_history.numel(), []).append(state)
     with torch.no_grad():
-        # The minimum of scales, as a maximum of their negatives. A state never called has scale 0: ignore it.
-        parts = [part for state in states for part in (state.amax_history, _negated(state.scale))]
+        parts = [part.flatten() for stack in stacks.values() for part in (_numbered(stack), _negated(stack))]
         flat = torch.cat(parts)
         dist.all_reduce(flat, dist.ReduceOp.MAX, group=group)
         pieces = iter(torch.split(flat, [part.numel() for part in parts]))
-        for state in states:
-            state.amax_history.copy_(next(pieces))
-            scale = next(pieces)[0]
-            state.scale.copy_(torch.where(scale > -torch.inf, -scale, 0.0))
-            state.reduced = True
+        for stack in stacks.values():
+            _take(stack, next(pieces), next(pieces))
     return len(states)
 
 
@@ -98,5 +103,47 @@ def _has_peers(group: Group | None) -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1
 
 
-def _negated(scale: Tensor) -> Tensor:
-    return torch.where(scale > 0, -scale, -torch.inf).reshape(1)
+def _numbered(states: Sequence[ScalingState]) -> Tensor:
+    """The histories, int64 [states, history_length], as numbers: the newest call, then the largest amax wins.
+
+    The upper half is the number of the entry's call, the lower half the bits of its amax: of floats that are
+    not negative, the order is that of their bits. An entry's place follows from its call, so that ranks with
+    other numbers of calls compare the same calls.
+    """
+    histories = torch.stack([state.amax_history.float() for state in states])
+    calls = _calls_of(torch.stack([state.calls for state in states]), histories.shape[1])
+    bits = histories.view(torch.int32).long()
+    numbered = torch.where(calls > 0, (calls << 32) | bits, 0)
+    return torch.zeros_like(numbered).scatter_(1, calls % histories.shape[1], numbered)
+
+
+def _negated(states: Sequence[ScalingState]) -> Tensor:
+    """Numbers, int64 [states], whose maximum belongs to the smallest scale.
+
+    A state never called has scale 0, and is ignored.
+    """
+    scales = torch.stack([state.scale.float() for state in states])
+    return torch.where(scales > 0, -scales.view(torch.int32).long(), NO_SCALE)
+
+
+def _take(states: Sequence[ScalingState], numbered: Tensor, negated: Tensor) -> None:
+    """Write the histories, numbers of calls and scales that the ranks have together."""
+    numbered = numbered.view(len(states), -1)
+    length = numbered.shape[1]
+    counts = (numbered >> 32).amax(1)
+    histories = _from_bits(numbered.gather(1, _calls_of(counts, length) % length) & 0xFFFFFFFF)
+    scales = torch.where(negated == NO_SCALE, 0.0, _from_bits(-negated))
+    torch._foreach_copy_([state.amax_history for state in states], list(histories))
+    torch._foreach_copy_([state.calls for state in states], list(counts))
+    torch._foreach_copy_([state.scale for state in states], list(scales))
+    for state in states:
+        state.reduced = True
+
+
+def _calls_of(counts: Tensor, length: int) -> Tensor:
+    """The number of each entry's call, newest first, counted from 1; 0 or less for entries without one."""
+    return counts[:, None] - torch.arange(length, device=counts.device)
+
+
+def _from_bits(bits: Tensor) -> Tensor:
+    return bits.to(torch.int32).view(torch.float32)

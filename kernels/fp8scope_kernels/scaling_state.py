@@ -43,9 +43,10 @@ class ScalingState(nn.Module):
     the state_dict; other recipes need no state, so that theirs is not, and a checkpoint's is ignored. All
     stay on the device and in these dtypes, so that a captured CUDA graph counts when replayed.
 
-    An amax of 0 (an empty or all-zero tensor, or one without a finite element) does not change a delayed
-    scale. Inf elements do not enter amax, so that one of them cannot freeze the scale. An Inf in a history
-    from elsewhere keeps the old scale until it has left the history.
+    An amax of 0 (an empty or all-zero tensor, or one without a finite element) says nothing of the next
+    tensor: it does not enter a history and is not counted, so that an expert without tokens keeps its scale.
+    Inf elements do not enter amax, so that one of them cannot freeze the scale. An Inf in a history from
+    elsewhere keeps the old scale until it has left the history.
 
     Loading a checkpoint into a delayed state sets `status`. A missing or stale state warns and is reset. The
     scale is checked against its tensor at the first call after loading; on a GPU this waits once. Older
@@ -79,7 +80,7 @@ class ScalingState(nn.Module):
         self.reduced = False
         """Whether `sync_amaxes` has ever reduced this state."""
         self._unchecked = False
-        # Whether `calls` is above 0, known without reading it from the device.
+        # Whether `calls` is known to be above 0, without reading it from the device.
         self._started = False
         self._until_unreduced = UNREDUCED_CALLS
         # A model that is converted or moved in inference mode must be able to train after it.
@@ -138,7 +139,10 @@ class ScalingState(nn.Module):
         return self._past_scale(self.recipe, update)
 
     def remember(self, amax: Tensor) -> None:
-        """Add the amax of the tensor just scaled to a delayed state's history, and count the call."""
+        """Add the amax of the tensor just scaled to a delayed state's history, and count the call.
+
+        An amax of 0 is neither added nor counted. On a GPU a call waits until one has been counted.
+        """
         self._remember(self._over_ranks(amax))
 
     def _remember(self, amax: Tensor) -> None:
@@ -147,12 +151,14 @@ class ScalingState(nn.Module):
         if self._is_for_compiled():
             cpu_backend.remember(history, self.calls, float(amax))
         else:
-            history.copy_(history.roll(1))
-            history[0] = amax
-            self.calls.add_(1)
+            # Decided on the device, as a graph is replayed with other tensors.
+            moved = history.roll(1)
+            moved[0] = amax
+            history.copy_(torch.where(amax != 0, moved, history))
+            self.calls.add_(amax != 0)
         if not self._started:
             # A call that is being captured into a graph has not been executed yet.
-            self._started = not _is_capturing(history)
+            self._started = not _is_capturing(history) and (is_abstract(amax) or bool(self.calls > 0))
         if self.recipe.reduce_amax:
             self._until_unreduced -= 1
             if self._until_unreduced == 0:

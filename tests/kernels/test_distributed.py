@@ -10,7 +10,7 @@ from kernels.helpers.scaling_ranks import batch, make_model, scales, train
 from torch import Tensor
 from torch import distributed as dist
 
-from fp8scope_kernels import DelayedScaling
+from fp8scope_kernels import E4M3, DelayedScaling, ScalingState
 from fp8scope_kernels.distributed import sync_amaxes, sync_amaxes_after
 from fp8scope_kernels.recipes import recipe_from_dict
 
@@ -68,16 +68,27 @@ def job_collectives(rank: int, size: int) -> list[Any]:
     finally:
         dist.all_reduce = original
     alone = [dist.new_group([0]), dist.new_group([1])][rank]
-    return [taken, calls, scales(model), sync_amaxes(model, alone)]
+    return [taken, calls, scales(model), sync_amaxes(model, alone), expert(rank)]
+
+
+def expert(rank: int) -> list[Any]:
+    """The state of an expert that only rank 0 has tokens for, after the first step."""
+    state = ScalingState(DelayedScaling(history_length=2, reduce_amax=True), E4M3)
+    for step, amax in enumerate((64.0, 1.0, 2.0, 4.0)):
+        state.next_scale(torch.tensor(0.0 if rank and step else amax))
+        sync_amaxes(state)
+    return [state.amax_history.tolist(), state.calls.item(), state.scale.item()]
 
 
 def test_one_all_reduce_takes_all_tensors() -> None:
-    for taken, calls, synced, alone in run_ranks(job_collectives, 2):
+    for taken, calls, synced, alone, tokens in run_ranks(job_collectives, 2):
         assert taken == 6
         assert calls == [6 * (5 + 1)]
         assert synced["0.input"] == pytest.approx(448.0 / batch(0, 0).abs().max().item(), rel=1e-6)
         assert all(0 < scale < torch.inf for scale in synced.values())
         assert alone == 0
+        # What both have seen at first leaves the history also where nothing follows it.
+        assert tokens == [[4.0, 2.0], 4, 448.0 / 2]
 
 
 def test_a_single_process_has_nothing_to_do() -> None:

@@ -1,5 +1,7 @@
 """Scaling state: delayed scaling by hand, odd amax values, and the way through a checkpoint."""
 
+from typing import Literal
+
 import pytest
 import torch
 
@@ -51,11 +53,25 @@ def test_interval() -> None:
     assert amaxes(state, [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0]) == [1.0, 1.0, 1.0, 4.0, 4.0, 4.0, 32.0]
 
 
-def test_an_amax_of_zero_keeps_the_delayed_scale() -> None:
-    state = ScalingState(DelayedScaling(history_length=2), E4M3)
-    assert amaxes(state, [2.0, 0.0, 0.0, 0.0, 0.0]) == [2.0] * 5
-    state = ScalingState(DelayedScaling(amax_compute="most_recent"), E4M3)
-    assert amaxes(state, [2.0, 0.0, 4.0, 1.0]) == [2.0, 2.0, 2.0, 4.0]
+@pytest.mark.parametrize("interval", [1, 2])
+@pytest.mark.parametrize("amax_compute", ["max", "most_recent"])
+def test_zeros_do_not_age_the_history(interval: int, amax_compute: Literal["max", "most_recent"]) -> None:
+    """An expert without tokens goes on as if it had not been called, however long that lasts."""
+    recipe = DelayedScaling(history_length=3, interval=interval, amax_compute=amax_compute)
+    state, twin = ScalingState(recipe, E4M3), ScalingState(recipe, E4M3)
+    values = [2.0, 8.0, 4.0, 1.0, 1.0, 16.0, 1.0, 1.0]
+    expected = amaxes(state, values)
+    result: list[float] = []
+    for value in values:
+        # The first tensor is one of zeros: its scale is 1, which must not be that of the next.
+        assert len(amaxes(twin, [0.0] * 4)) == 4
+        past = twin.past_scale()
+        assert (past is None) == (not result)
+        if past is not None:
+            twin.remember(torch.tensor(0.0))
+        result += amaxes(twin, [value])
+    assert result == expected
+    assert all(torch.equal(buffer, twin.get_buffer(name)) for name, buffer in state.named_buffers())
 
 
 def test_an_inf_in_the_history_keeps_the_scale_until_it_has_passed() -> None:

@@ -92,7 +92,7 @@ def past_scale(history: Tensor, scale: Tensor, calls: Tensor, interval: int, top
 
 
 def remember(history: Tensor, calls: Tensor, amax: float) -> None:
-    """Insert `amax` at the front of the history, drop its last entry, and count the call."""
+    """Insert `amax` at the front of the history, drop its last entry, and count the call; nothing for 0."""
     library().fp8scope_remember(_pointer(history), history.numel(), _pointer(calls), amax)
 
 

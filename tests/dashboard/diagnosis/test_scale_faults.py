@@ -54,6 +54,25 @@ def test_a_working_scale_has_no_fault(scaling: Scaling) -> None:
         assert np.nanmax(np.abs(deviation(amax, scale, M, scaling, begins=True))) < 1e-6
 
 
+@pytest.mark.parametrize("aging", [False, True])
+def test_zeros_are_no_fault_whether_they_age_the_history_or_not(aging: bool) -> None:
+    """An expert that gets tokens in every third step, from its own second step on."""
+    amax = np.zeros(240)
+    amax[1::3] = amaxes(80)
+    expected = expected_amax(amax, DELAYED, begins=True)
+    if not aging:
+        calls = expected_amax(amax[1::3], DELAYED, begins=True)
+        following = expected_amax(np.append(amax[1::3], 0.0), DELAYED, begins=True)[1:]
+        expected = np.concatenate([[np.nan], np.stack([calls, following, following], 1).ravel()[:-1]])
+    # A scale whose history is all zeros stays.
+    scale = np.array([M, *np.zeros(239)])
+    for row in range(1, 240):
+        scale[row] = np.float32(M / expected[row]) if expected[row] > 0 else scale[row - 1]
+    assert fault_of(amax, scale) is None
+    scale[120:] *= 2.0
+    assert fault_of(amax, scale) is not None
+
+
 def test_rounding_down_to_a_power_of_two_is_no_fault() -> None:
     amax = amaxes()
     scale = 2.0 ** np.floor(np.log2(M / amax))

@@ -20,6 +20,7 @@ from typing import Final, Literal
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
 
 from fp8scope_dashboard.diagnosis.tensors import LONG_HISTORY, Scaling
 from fp8scope_dashboard.statistics.arrays import Floats
@@ -120,6 +121,19 @@ def expected_amax(amax: Floats, scaling: Scaling, *, begins: bool) -> Floats:
     return expected
 
 
+def _expected_without_zeros(amax: Floats, scaling: Scaling, *, begins: bool) -> Floats:
+    """`expected_amax` of a delayed scale whose history tensors of zeros do not enter."""
+    length = 1 if scaling.most_recent else scaling.history
+    counted = amax > 0
+    before: NDArray[np.int64] = np.cumsum(counted) - counted
+    expected = amax.astype(np.float64, copy=True) if begins else np.full(len(amax), np.nan)
+    has_past = np.asarray(before >= (1 if begins else length))
+    if has_past.any():
+        expected[has_past] = _largest_of_last(amax[counted], length)[before[has_past] - 1]
+    expected[expected <= 0] = np.nan
+    return expected
+
+
 def _largest_of_last(values: Floats, length: int) -> Floats:
     """The largest of each value and the length - 1 before it."""
     padded = np.concatenate([np.zeros(length - 1), values])
@@ -132,13 +146,21 @@ def deviation(amax: Floats, scale: Floats, largest: float, scaling: Scaling, *, 
 
     `amax` and `scale` are float64[n], one entry a row; `largest` is M; `begins` as in `expected_amax`.
     """
-    expected = expected_amax(amax, scaling, begins=begins)
+    bits = _bits_off(expected_amax(amax, scaling, begins=begins), scale, largest, scaling)
+    if scaling.kind == "delayed" and bool((amax == 0).any()):
+        # Layers of version 0.1 let zeros into the history. A scale follows if it follows either rule.
+        skipping = _bits_off(_expected_without_zeros(amax, scaling, begins=begins), scale, largest, scaling)
+        bits = np.where(np.abs(bits) <= np.abs(skipping), bits, skipping)
+    return np.where(np.isfinite(bits), bits, np.nan)
+
+
+def _bits_off(expected: Floats, scale: Floats, largest: float, scaling: Scaling) -> Floats:
     with np.errstate(divide="ignore", invalid="ignore"):
         bits: Floats = np.log2(implied_amax(scale, largest, scaling)) - np.log2(expected)
     if scaling.power_of_two:
         # Rounded down to a power of two: up to one too small.
         bits = np.where((bits > 0) & (bits < 1.0), 0.0, np.where(bits >= 1.0, bits - 1.0, bits))
-    return np.where(np.isfinite(bits), bits, np.nan)
+    return bits
 
 
 def _off_formula(a: Floats, s: Floats, largest: float, scaling: Scaling, begins: bool) -> ScaleFault | None:

@@ -86,8 +86,10 @@ float fp8scope_past_scale(const float* history, int64_t n, float* scale, const i
   return *scale = choose_scale(nan ? real(INF) : amax, top, false, *scale);
 }
 
-// Adds a call to a history, which has its newest entry first.
+// Adds a call to a history, which has its newest entry first. A tensor of zeros, or without elements, says nothing of
+// the next.
 void fp8scope_remember(float* history, int64_t n, int64_t* calls, float amax) {
+  if (amax == 0) return;
   std::memmove(history + 1, history, (n - 1) * sizeof(float));
   history[0] = amax;
   ++*calls;
