@@ -41,6 +41,7 @@ from fp8scope_kernels.observers import (
     unobserve,
 )
 from fp8scope_kernels.optimizer import Fp8AdamW
+from fp8scope_kernels.plain_state import plain_state_dict
 from fp8scope_kernels.quantization import (
     Fp8Tensor,
     amax_to_scale,
@@ -67,6 +68,7 @@ from fp8scope_kernels.reference import (
     round_stochastically,
     round_to_format,
 )
+from fp8scope_kernels.revert import revert
 from fp8scope_kernels.sampling import accumulate_sample, exponent_histogram
 from fp8scope_kernels.scaling_state import ScalingState, scaling_status
 from fp8scope_kernels.statistics import (
@@ -155,6 +157,7 @@ __all__ = [
     "observable_layers",
     "observe",
     "observe_layer",
+    "plain_state_dict",
     "plan_conversion",
     "quantize",
     "quantize_blocks",
@@ -164,6 +167,7 @@ __all__ = [
     "quantize_nvfp4",
     "quantize_values",
     "recipe_from_dict",
+    "revert",
     "round_stochastically",
     "round_to_format",
     "scaling_status",

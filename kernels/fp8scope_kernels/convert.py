@@ -35,28 +35,35 @@ HEAD_NAMES = frozenset(
 )
 """Names of output heads. In a repeated block they name other layers, such as BERT's `attention.output`."""
 
+BEFORE_FP8 = "_fast_path_before_fp8"
+"""The attribute of an encoder that keeps its flag from before `convert`."""
+
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Conversion:
-    """The outcome for one module that owns parameters; `reason` is empty if it was converted."""
+    """The outcome for one module that owns parameters; `reason` is empty if it was converted.
+
+    `precision` is that which a converted module has.
+    """
 
     name: str
     kind: str
     converted: bool
     reason: str
+    precision: str = "fp8"
 
 
 @dataclass(frozen=True)
 class ConversionReport:
-    """The outcome of `convert`, in the order of the model's modules; `str(report)` is a table."""
+    """The outcome of `convert` or `revert`, in the order of the model's modules; `str(report)` is a table."""
 
     entries: tuple[Conversion, ...]
 
     @property
     def converted(self) -> tuple[str, ...]:
-        """The paths of the modules that were converted to `Fp8Linear`."""
+        """The paths of the modules that were converted: to `Fp8Linear`, or by `revert` to `nn.Linear`."""
         return tuple(entry.name for entry in self.entries if entry.converted)
 
     @property
@@ -67,7 +74,8 @@ class ConversionReport:
     def __str__(self) -> str:
         rows = [("module", "kind", "precision", "reason")]
         for entry in self.entries:
-            rows.append((entry.name, entry.kind, "fp8" if entry.converted else "left", entry.reason))
+            precision = entry.precision if entry.converted else "left"
+            rows.append((entry.name, entry.kind, precision, entry.reason))
         widths = [max(len(row[column]) for row in rows) for column in range(4)]
         return "\n".join(
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -211,12 +219,27 @@ def _is_inside(name: str, blocks: Collection[str]) -> bool:
 def _disable_fast_path(modules: Iterable[nn.Module]) -> None:
     """Make torch's encoders call their FP8 layers in evaluation, as they do in training."""
     for module in modules:
-        if isinstance(module, nn.TransformerEncoderLayer) and next(fp8_layers(module), None):
-            # 0 means an activation that the fast path does not support. Nothing else reads it.
-            module.activation_relu_or_gelu = 0
-        elif isinstance(module, nn.TransformerEncoder) and next(fp8_layers(module), None):
-            # Only the fast path supports nested tensors.
-            module.use_nested_tensor = False
+        name = _fast_path_flag(module)
+        if name is not None and next(fp8_layers(module), None):
+            module.__dict__.setdefault(BEFORE_FP8, getattr(module, name))
+            setattr(module, name, type(getattr(module, name))(0))
+
+
+def restore_fast_path(model: nn.Module) -> None:
+    """Undo what `convert` has changed in torch's encoders that have no FP8 layer any more."""
+    for module in model.modules():
+        name = _fast_path_flag(module)
+        if name is not None and BEFORE_FP8 in module.__dict__ and not next(fp8_layers(module), None):
+            setattr(module, name, module.__dict__.pop(BEFORE_FP8))
+
+
+def _fast_path_flag(module: nn.Module) -> str | None:
+    """The attribute whose false value keeps an encoder of torch from its fast path."""
+    if isinstance(module, nn.TransformerEncoderLayer):
+        # 0 means an activation that the fast path does not support. Nothing else reads it.
+        return "activation_relu_or_gelu"
+    # Only the fast path supports nested tensors.
+    return "use_nested_tensor" if isinstance(module, nn.TransformerEncoder) else None
 
 
 def _warn_left(entries: Sequence[Conversion]) -> None:

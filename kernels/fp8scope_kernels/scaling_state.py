@@ -48,10 +48,11 @@ class ScalingState(nn.Module):
     Inf elements do not enter amax, so that one of them cannot freeze the scale. An Inf in a history from
     elsewhere keeps the old scale until it has left the history.
 
-    Loading a checkpoint into a delayed state sets `status`. A missing or stale state warns and is reset. The
-    scale is checked against its tensor at the first call after loading; on a GPU this waits once. Older
-    checkpoints with the number of calls as extra state can be loaded; for torch.distributed.checkpoint use
-    the planner in dcp_planner.py.
+    Loading a checkpoint into a delayed state sets `status`. A missing or stale state warns and is reset. A
+    checkpoint of a BF16 model loads strictly, one with only part of the state does not. The scale is checked
+    against its tensor at the first call after loading; on a GPU this waits once. Older checkpoints with the
+    number of calls as extra state can be loaded; for torch.distributed.checkpoint use the planner in
+    dcp_planner.py.
 
     `format` follows the device: where the recipe leaves the encoding to it, a state that moves to a device
     with other formats changes to these, and its scale by the quotient of their maxima.
@@ -275,6 +276,10 @@ class ScalingState(nn.Module):
                 self._started = self._unchecked = started
                 self.status = "restored" if started else "fresh"
                 return
+        if not any(prefix + name in state_dict for name in STATE):
+            # A checkpoint from before `convert` is complete. One with a part of the state is damaged.
+            missing_keys: list[str] = args[2]
+            missing_keys[:] = [key for key in missing_keys if not key.startswith(prefix)]
         self.reset()
         self.status = "missing"
         warnings.warn(

@@ -20,6 +20,7 @@ from fp8scope_kernels import (
     ScalingState,
     convert,
     fp8_layers,
+    plain_state_dict,
     scaling_status,
 )
 
@@ -66,7 +67,7 @@ def test_a_bf16_checkpoint_has_no_scaling_state() -> None:
     """Weights of a BF16 run into an FP8 model that has already trained: its scales were for other weights."""
     model = trained(DelayedScaling(), size=1000.0)
     with pytest.warns(RuntimeWarning, match="no scaling state, or only part of it, for some tensors"):
-        model.load_state_dict(make_model().state_dict(), strict=False)
+        model.load_state_dict(make_model().state_dict())
     assert scaling_status(model) == dict.fromkeys(NAMES, "missing")
     layer = dict(fp8_layers(model))["0"]
     assert layer.state_of("input").calls == 0
@@ -80,6 +81,9 @@ def test_reports_each_missing_part_of_the_state(lost: str) -> None:
     model = trained(DelayedScaling())
     checkpoint = copy.deepcopy(model.state_dict())
     del checkpoint[f"2.scaling.weight.{lost}"]
+    # Strictly, that is an error: the checkpoint is damaged.
+    with pytest.warns(RuntimeWarning), pytest.raises(RuntimeError, match=f"2.scaling.weight.{lost}"):
+        make_model(DelayedScaling()).load_state_dict(checkpoint)
     with pytest.warns(RuntimeWarning, match="some tensors"):
         model.load_state_dict(checkpoint, strict=False)
     assert {name for name, status in scaling_status(model).items() if status == "missing"} == {"2.weight"}
@@ -214,6 +218,18 @@ def test_a_recipe_without_state_takes_over_from_delayed_scaling(recipe: Recipe) 
     with silent():
         twin.load_state_dict(trained(DelayedScaling()).state_dict())
     assert torch.equal(twin(batch()), trained(recipe)(batch()))
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_the_plain_state_dict_loads_strictly_into_a_bf16_model(older: bool) -> None:
+    model, plain = trained(DelayedScaling()), make_model()
+    saved = in_the_older_form(model) if older else model
+    state = plain_state_dict(saved)
+    with silent():
+        plain.load_state_dict(state)
+    assert list(state) == list(plain.state_dict())
+    assert all(torch.equal(value, model.get_parameter(key)) for key, value in plain.state_dict().items())
+    assert not any("scaling.input" in path for path in getattr(state, "_metadata", ()))
 
 
 def test_coming_back_from_bf16_is_fresh() -> None:

@@ -50,7 +50,8 @@ class Fp8Layers:
         by_table: dict[StatisticsTable, list[tuple[Slot, ScalingState]]] = {}
         for reference, table in self._layers:
             layer = reference()
-            if layer is None or not isinstance(layer.recipe, DelayedScaling):
+            # `revert` makes a layer one in high precision.
+            if not isinstance(layer, Fp8Linear) or not isinstance(layer.recipe, DelayedScaling):
                 continue
             states = by_table.setdefault(table, [])
             states += [(slot, layer.state_of(role)) for role, slot in layer.slots.items()]
