@@ -51,6 +51,7 @@ from fp8scope_kernels.quantization import (
     tensor_to_amax,
     to_fp8_saturated,
 )
+from fp8scope_kernels.random_stream import RandomStream, seed_rounding
 from fp8scope_kernels.recipes import (
     MXFP8,
     BlockScaling,
@@ -134,6 +135,7 @@ __all__ = [
     "Nvfp4Weight",
     "Pace",
     "Product",
+    "RandomStream",
     "Recipe",
     "RowwiseScaling",
     "ScalingState",
@@ -171,6 +173,7 @@ __all__ = [
     "round_stochastically",
     "round_to_format",
     "scaling_status",
+    "seed_rounding",
     "set_backend",
     "sync_amaxes",
     "sync_amaxes_after",

@@ -11,6 +11,7 @@ from torch import nn
 from fp8scope_kernels.linear import Fp8Linear
 from fp8scope_kernels.matmul import ALIGNMENT
 from fp8scope_kernels.plain_tensors import PLAIN_TYPES
+from fp8scope_kernels.random_stream import seed_rounding
 from fp8scope_kernels.recipes import Recipe
 from fp8scope_kernels.tensor_parallel import is_dtensor
 from fp8scope_kernels.torch_internals import is_fake, is_fsdp_module
@@ -118,6 +119,7 @@ def convert(
         if module in replacements:
             parent, _, child = path.rpartition(".")
             setattr(model.get_submodule(parent), child, replacements[module])
+            seed_rounding(replacements[module], path=path)
     _disable_fast_path(list(model.modules()))
     _warn_left(entries)
     _log_left(entries)

@@ -12,6 +12,7 @@ from fp8scope_kernels.graph_objects import GraphObject, register
 from fp8scope_kernels.linear_product import PRODUCTS, Product, linear_product, names_of, text_of
 from fp8scope_kernels.matmul import Operand
 from fp8scope_kernels.operands import quantize_matrix
+from fp8scope_kernels.random_stream import RandomStream, ignore_stream, stream_of
 from fp8scope_kernels.recipes import ROLES, Recipe, Role
 from fp8scope_kernels.scaling_state import ScalingState
 from fp8scope_kernels.statistics import Slot
@@ -74,6 +75,9 @@ class Fp8Linear(nn.Linear, GraphObject):
         self.scaling = nn.ModuleDict(
             {role: ScalingState(recipe, recipe.format_of(role, device), device) for role in ROLES}
         )
+        if recipe.stochastic_gradients:
+            self.scaling["rounding"] = RandomStream(device=device)
+        self.scaling.register_load_state_dict_pre_hook(ignore_stream)  # type: ignore[no-untyped-call]
         # In evaluation nn.TransformerEncoderLayer reads the weights of its layers instead of calling them,
         # unless a module in it has a hook. This container is never called, so that its hook costs nothing.
         self.scaling.register_forward_pre_hook(_do_nothing)
@@ -85,6 +89,8 @@ class Fp8Linear(nn.Linear, GraphObject):
         if "scaling" in self._modules:
             for role in ROLES:
                 self.state_of(role).reset()
+            if "rounding" in self.scaling:
+                stream_of(self).restart()
 
     @property
     def precision(self) -> Precision:
@@ -173,9 +179,11 @@ class Fp8Linear(nn.Linear, GraphObject):
         With `update`, state and statistics advance; see `quantize_matrix`.
         """
         slot = self.slots.get(role) if update else None
+        at_random = role == "grad_output" and self.recipe.stochastic_gradients
         return quantize_matrix(
-            self.recipe, role, self.state_of(role), x, slot, update=update, transpose=transpose
-        )
+            self.recipe, role, self.state_of(role), x, slot,
+            update=update, transpose=transpose, stream=stream_of(self) if at_random else None,
+        )  # fmt: skip
 
     def named_modules(
         self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True

@@ -23,7 +23,7 @@ from fp8scope_kernels.quantization import (
     quantize_values,
 )
 from fp8scope_kernels.recipes import MXFP8, Block, BlockScaling, Nonfinite, Recipe, RowwiseScaling
-from fp8scope_kernels.reference import Extent
+from fp8scope_kernels.reference import Extent, Stochastic
 from fp8scope_kernels.torch_internals import has_bf16_units, scaled_mm
 from fp8scope_kernels.triton import backend as triton_backend
 
@@ -72,7 +72,7 @@ def to_operand(
     saturate: bool,
     extent: Extent,
     fp8: bool,
-    stochastic: bool = False,
+    stochastic: Stochastic = False,
     nonfinite: Nonfinite = "propagate",
 ) -> Operand:
     """Quantise a matrix for `multiply`: as FP8 bytes, or as bfloat16 values. See `quantize`."""

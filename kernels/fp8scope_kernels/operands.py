@@ -1,5 +1,7 @@
 """Quantises the three matrices of a linear layer, each with the scale, or scales, of its recipe."""
 
+from typing import Literal
+
 from torch import Tensor
 
 from fp8scope_kernels import backends
@@ -12,6 +14,7 @@ from fp8scope_kernels.matmul import (
     to_operands_in_one_pass,
 )
 from fp8scope_kernels.quantization import measure_now
+from fp8scope_kernels.random_stream import Draw, RandomStream
 from fp8scope_kernels.recipes import Recipe, Role
 from fp8scope_kernels.sampling import accumulate_sample
 from fp8scope_kernels.scaling_state import ScalingState
@@ -27,14 +30,18 @@ def quantize_matrix(
     *,
     update: bool = False,
     transpose: bool = False,
+    stream: RandomStream | None = None,
 ) -> tuple[Operand, Operand]:
     """Quantise one of a layer's three matrices: its operand, and the transpose for its other product.
 
     With one scale per tensor they are views of each other. Blocks lie along the dimension that a product
     sums over, so that the transpose is quantised separately, and only with `transpose`. Statistics of the
-    first operand are added to the rows of `slot`. With `update`, the state advances.
+    first operand are added to the rows of `slot`. With `update`, the state advances, and so does the
+    `stream`, by which the matrix is rounded at random; without one it is rounded to nearest.
     """
     state.materialize(x.device)
+    if stream is not None:
+        stream.materialize(x.device)
     row = None if slot is None else slot.row
     grid = recipe.block_of(role)
     if grid is not None:
@@ -44,7 +51,10 @@ def quantize_matrix(
         if not transpose:
             return operand, operand
         return operand, to_block_operand(x.t(), state.format, grid, recipe)
-    operand, turned = _quantize_whole(recipe, role, state, x, row, update=update, transpose=transpose)
+    stochastic = False if stream is None else stream.draw(advance=update)
+    operand, turned = _quantize_whole(
+        recipe, state, x, row, update=update, transpose=transpose, stochastic=stochastic
+    )
     _sample(slot, x, operand)
     return operand, turned
 
@@ -59,18 +69,18 @@ def takes_fp8_operands(recipe: Recipe, x: Tensor) -> bool:
 
 def _quantize_whole(
     recipe: Recipe,
-    role: Role,
     state: ScalingState,
     x: Tensor,
     row: Tensor | None,
     *,
     update: bool,
     transpose: bool,
+    stochastic: Draw | Literal[False],
 ) -> tuple[Operand, Operand]:
     """`quantize_matrix` with one scale. One pass suffices if it is known first (not in eager torch)."""
     saturate, nonfinite, fp8 = recipe.saturate, recipe.nonfinite, takes_fp8_operands(recipe, x)
-    stochastic = recipe.stochastic_gradients and role == "grad_output"
-    fused = not stochastic and (backends.use_triton(x, "quantize") or (saturate and backends.use_compiled(x)))
+    to_nearest = stochastic is False
+    fused = to_nearest and (backends.use_triton(x, "quantize") or (saturate and backends.use_compiled(x)))
     extent, scale = None, state.past_scale(update=update) if fused else None
     measuring = scale is not None and update
     if scale is None:

@@ -10,8 +10,10 @@ from torch import nn
 from fp8scope_kernels.recipes import ROLES
 from fp8scope_kernels.scaling_state import STATE
 
-SCALING_KEY = re.compile(rf"(^|\.)scaling\.({'|'.join(ROLES)})\.({'|'.join(STATE)}|_extra_state)$")
-"""Keys of the scaling state of `Fp8Linear` layers, of this version and older ones."""
+SCALING_KEY = re.compile(
+    rf"(^|\.)scaling\.(({'|'.join(ROLES)})\.({'|'.join(STATE)}|_extra_state)|rounding\.state)$"
+)
+"""Keys of the scaling state of `Fp8Linear` layers, of this version and older ones, and of random rounding."""
 
 
 def plain_state_dict(model: nn.Module | Mapping[str, Any]) -> dict[str, Any]:
@@ -31,4 +33,4 @@ def plain_state_dict(model: nn.Module | Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_scaling(path: str) -> bool:
     """Return whether this is the path of scaling states, or of the container that has them."""
-    return re.search(rf"(^|\.)scaling\.({'|'.join(ROLES)})$", path) is not None
+    return re.search(rf"(^|\.)scaling\.({'|'.join(ROLES)}|rounding)$", path) is not None

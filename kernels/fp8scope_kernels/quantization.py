@@ -16,6 +16,7 @@ from fp8scope_kernels import backends, reference
 from fp8scope_kernels.cpu import backend as cpu_backend
 from fp8scope_kernels.formats import DATA_FORMATS, Format
 from fp8scope_kernels.plain_tensors import can_branch_on, check_row, is_abstract, readable
+from fp8scope_kernels.random_stream import Draw, RandomStream
 from fp8scope_kernels.recipes import NONFINITE, Nonfinite
 from fp8scope_kernels.reference import Extent, Stochastic
 from fp8scope_kernels.statistics import STATISTICS
@@ -124,8 +125,8 @@ def quantize(
     `saturate`: False does not clamp. What rounds to more than M then becomes NaN in E4M3 and Inf in E5M2, as
     in the non-saturating conversion of the OCP 8-bit floating point specification; torch's plain cast does
     either, depending on its version. Formats with neither NaN nor Inf saturate all the same.
-    `stochastic`: round at random, see `round_stochastically`. Runs in eager torch on every backend, not in
-    compiled code, and only with `saturate`.
+    `stochastic`: round at random, see `round_stochastically`; not in compiled code, and only with `saturate`.
+    With a `RandomStream`, every backend computes the same bits. With a generator of torch it is eager torch.
 
     Raises TypeError as `measure` does, and for a `row` that is not a plain tensor; ValueError for a `scale`
     or a `row` of another shape, a `row` on another device, a format of more than 8 bits or without a torch
@@ -217,12 +218,46 @@ def _quantize_stochastically(
     x = _floating(x)
     if is_abstract(x):
         return x.new_empty(x.shape, dtype=dtype)
+    if isinstance(stochastic, RandomStream):
+        stochastic = stochastic.draw()
+    if isinstance(stochastic, Draw):
+        drawn = _quantize_with_words(dtype, x, scale, format, row, extent, stochastic, nonfinite)
+        if drawn is not None:
+            return drawn
     q, counts = reference.quantize_stochastically(
         x, scale, format, stochastic, nonfinite == "propagate", row is not None
     )
     if row is not None and counts is not None:
         _accumulate(row, x.numel(), scale, extent or measure_now(x), counts)
     return q.to(dtype)
+
+
+def _quantize_with_words(
+    dtype: torch.dtype,
+    x: Tensor,
+    scale: Tensor,
+    format: Format,
+    row: Tensor | None,
+    extent: Extent | None,
+    draw: Draw,
+    nonfinite: Nonfinite,
+) -> Tensor | None:
+    """q rounded at random by Triton or the compiled kernels; None where neither takes the tensor."""
+    if backends.use_triton(x, "quantize_at_random"):
+        passed = backends.attempt_triton(
+            "quantize_at_random",
+            lambda: triton_backend.quantize_at_random(
+                dtype, x, scale, format, draw, row, extent=extent, nonfinite=nonfinite
+            ),
+        )
+        if passed is not None:
+            return passed.data
+    if backends.use_compiled(x):
+        bounds = _known_bounds(extent, row)
+        return cpu_backend.quantize(
+            x, scale.item(), format, dtype, row, bounds, nonfinite=nonfinite, draw=draw
+        ).data
+    return None
 
 
 def quantize_now(
@@ -272,8 +307,15 @@ def _quantize_compiled(
     nonfinite: Nonfinite,
 ) -> Tensor:
     """q; if the row needs an unknown extent, the same pass measures it."""
-    bounds = None if extent is None else (extent.amax.item(), int(extent.nonfinite) if row is not None else 0)
+    bounds = _known_bounds(extent, row)
     return cpu_backend.quantize(x, scale.item(), format, dtype, row, bounds, nonfinite=nonfinite).data
+
+
+def _known_bounds(extent: Extent | None, row: Tensor | None) -> tuple[float, int] | None:
+    """Amax, and the number of non-finite elements if a row needs it."""
+    if extent is None:
+        return None
+    return extent.amax.item(), int(extent.nonfinite) if row is not None else 0
 
 
 def quantize_and_measure(

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from fp8scope_kernels.formats import E8M0, Format
 from fp8scope_kernels.plain_tensors import can_branch_on
+from fp8scope_kernels.random_stream import Draw, RandomStream
 from fp8scope_kernels.recipes import MXFP8, Block, BlockScaling, Recipe, RowwiseScaling
 
 EXPONENT_BITS = 0x7F800000
@@ -28,8 +29,10 @@ CPU_CHUNK = 2**19
 DEVICE_CHUNK = 2**24
 """The same on other devices. Counts are float32 sums of ones, which are exact up to this number."""
 
-Stochastic = bool | torch.Generator
-"""False: round to nearest. True: round at random with the device's default generator, or with this one."""
+Stochastic = bool | torch.Generator | RandomStream | Draw
+"""False: round to nearest. Else round at random: with torch's default generator of the device (True), with
+this generator, or with the next words of a stream of its own (`RandomStream`), or with these words (`Draw`).
+"""
 
 
 class Extent(NamedTuple):
@@ -136,7 +139,7 @@ def round_stochastically(x: Tensor, format: Format, stochastic: Stochastic = Tru
     (Gupta et al., "Deep Learning with Limited Numerical Precision", 2015). Rounding to nearest instead loses
     everything that is small against the distance between two values. One random number of 24 bits decides
     per element: exact for normal numbers, off by less than 2^-24 for subnormal ones. Values of the format
-    and NaN stay as they are. The same generator state gives the same result.
+    and NaN stay as they are. The same state of a generator or of a stream gives the same result.
     """
     # A pending negation is not in the bits.
     x = x.resolve_neg()
@@ -145,9 +148,17 @@ def round_stochastically(x: Tensor, format: Format, stochastic: Stochastic = Tru
     # Only the comparison is inexact: steps are powers of two, and x has at most 2^(m+1) of them.
     steps = x.abs().div_(step)
     below = steps.floor()
+    return (below + (_chances(x, stochastic) < steps - below)).mul_(step).copysign_(x)
+
+
+def _chances(x: Tensor, stochastic: Stochastic) -> Tensor:
+    """A number from 0 to 1 for each element of x: a multiple of 2^-24, float32."""
+    if isinstance(stochastic, RandomStream):
+        stochastic = stochastic.draw()
+    if isinstance(stochastic, Draw):
+        return stochastic.chances(x)
     generator = stochastic if isinstance(stochastic, torch.Generator) else None
-    chance = torch.rand(x.shape, generator=generator, device=x.device)
-    return (below + (chance < steps - below)).mul_(step).copysign_(x)
+    return torch.rand(x.shape, generator=generator, device=x.device)
 
 
 # One scale for the whole tensor

@@ -36,7 +36,7 @@ from fp8scope_kernels import (
 )
 from fp8scope_kernels.backends import Backend
 from fp8scope_kernels.linear_product import PRODUCTS, Product
-from fp8scope_kernels.recipes import Nonfinite
+from fp8scope_kernels.recipes import ROLES, Nonfinite
 
 RECIPES: dict[str, Recipe] = {
     "delayed": DelayedScaling(),
@@ -223,7 +223,7 @@ def test_only_results_that_depend_on_a_nan_are_nan(recipe: Recipe, backend: Back
     torch.manual_seed(0)
     layer = Fp8Linear(32, 48, bias=False, recipe=recipe)
     buffer = StatisticsBuffer()
-    layer.slots = {role: buffer.register(role, format=E4M3, shape=(1,), role=role) for role in layer.scaling}  # type: ignore[misc]
+    layer.slots = {role: buffer.register(role, format=E4M3, shape=(1,), role=role) for role in ROLES}
     x, grad = torch.randn(8, 32, requires_grad=True), torch.randn(8, 48)
     layer(x).backward(grad)
     layer.zero_grad()
@@ -241,7 +241,7 @@ def test_only_results_that_depend_on_a_nan_are_nan(recipe: Recipe, backend: Back
     assert layer(x).isnan().all(0).nonzero().flatten().tolist() == [7]
     layer.eval()
     assert layer(x).isnan().all(0).nonzero().flatten().tolist() == [7]
-    counts = dict(zip(layer.scaling, buffer.data[:, NONFINITE].tolist(), strict=True))
+    counts = dict(zip(ROLES, buffer.data[:, NONFINITE].tolist(), strict=True))
     assert counts == {"input": 1, "weight": 1, "grad_output": 1}
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from fp8scope_kernels.cpu.library import library
 from fp8scope_kernels.formats import Format
 from fp8scope_kernels.plain_tensors import READABLE_DTYPES, check_memory, in_memory_order
+from fp8scope_kernels.random_stream import WORD, Draw
 from fp8scope_kernels.recipes import MXFP8, Block, Nonfinite, Recipe
 from fp8scope_kernels.statistics import STATISTICS
 
@@ -54,6 +55,10 @@ class _Counts(ctypes.Structure):
         ),
         *((name, ctypes.c_float) for name in ("smallest", "median", "largest")),
     )
+
+
+class _Draw(ctypes.Structure):
+    _fields_ = (("key", ctypes.c_uint32 * 2), ("call", ctypes.c_uint32), ("rank", ctypes.c_uint32))
 
 
 class _Row(ctypes.Structure):
@@ -169,11 +174,13 @@ def quantize(
     *,
     measure: bool = False,
     nonfinite: Nonfinite = "propagate",
+    draw: Draw | None = None,
 ) -> Quantized:
     """x [any shape] times `scale`, clamped and rounded, in the format's dtype or in bfloat16.
 
     Statistics are added to `row`. `extent`: amax and the number of non-finite elements, if known. Otherwise
-    the same pass measures them if there is a row, or with `measure`. `nonfinite`: what Inf becomes.
+    the same pass measures them if there is a row, or with `measure`. `nonfinite`: what Inf becomes. `draw`:
+    round at random by these words.
     """
     x, target = _readable(x), _writable(row)
     bounds, bad = extent or (math.inf, 0)
@@ -184,7 +191,7 @@ def quantize(
     amax = library().fp8scope_quantize(
         *(x.data_ptr(), data.data_ptr(), x.numel(), _is_wide(x), dtype.itemsize == 1, scale),
         *(ctypes.byref(_parameters(format, nonfinite)), wanted, _threads(x), bounds, _address(target)),
-        ctypes.byref(counts),
+        *(ctypes.byref(counts), None if draw is None else ctypes.byref(_words_of(draw))),
     )
     _write_back(row, target)
     flushed = counts.flushed
@@ -314,6 +321,11 @@ def _is_wide(x: Tensor) -> bool:
 
 def _threads(x: Tensor) -> int:
     return max(1, min(torch.get_num_threads(), x.numel() // ELEMENTS_PER_THREAD))
+
+
+def _words_of(draw: Draw) -> _Draw:
+    seed, call = draw.state.tolist()
+    return _Draw((ctypes.c_uint32 * 2)(seed & WORD, (seed >> 32) & WORD), call & WORD, draw.rank)
 
 
 @cache

@@ -22,7 +22,10 @@ SIGNATURES: dict[str, tuple[tuple[type, ...], type | None]] = {
     "squares": ((POINTER, POINTER, SIZE), ctypes.c_double),
     "inspect": ((POINTER, SIZE, NUMBER, REAL, REAL, POINTER), REAL),
     "quantize": (
-        (*(POINTER, POINTER, SIZE, NUMBER, NUMBER, REAL, POINTER, NUMBER, NUMBER), *(REAL, POINTER, POINTER)),
+        (
+            *(POINTER, POINTER, SIZE, NUMBER, NUMBER, REAL, POINTER, NUMBER, NUMBER),
+            *(REAL, POINTER, POINTER, POINTER),
+        ),
         REAL,
     ),
     "quantize_blocks": (

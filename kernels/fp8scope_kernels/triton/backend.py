@@ -14,6 +14,7 @@ from torch import Tensor
 from fp8scope_kernels import devices
 from fp8scope_kernels.formats import E8M0, Format
 from fp8scope_kernels.plain_tensors import check_memory, in_memory_order
+from fp8scope_kernels.random_stream import COUNTERS, GROUP, Draw
 from fp8scope_kernels.recipes import MXFP8, Block, BlockScaling, Nonfinite, Recipe, RowwiseScaling
 
 FLAT = (1, 4096)
@@ -22,6 +23,8 @@ SQUARE = (64, 64)
 """The same for other strides, or to write a transpose: both sides are then whole cache lines."""
 BLOCK_TILE = 4096
 """Elements of a tile that is a column of blocks."""
+RANDOM_TILE = 4096
+"""Elements of a tile that is rounded at random."""
 OBSERVED_TILE = 4096
 OBSERVING_PROGRAMS = 528
 """A few for each multiprocessor: every program ends with atomic operations on the same numbers."""
@@ -116,6 +119,42 @@ def quantize(
     if row is not None or measuring:
         _finish(x, partials, programs, amax, bad, scale, row, measured=not measuring)
     return Quantized(data, transposed, amax, bad)
+
+
+def quantize_at_random(
+    dtype: torch.dtype,
+    x: Tensor,
+    scale: Tensor,
+    format: Format,
+    draw: Draw,
+    row: Tensor | None = None,
+    *,
+    extent: tuple[Tensor, Tensor] | None = None,
+    nonfinite: Nonfinite = "propagate",
+) -> Quantized:
+    """`quantize`, rounded at random by the words of `draw`. x is copied if it is not contiguous."""
+    _check_row(x, row)
+    x = _readable(x).contiguous()
+    bits = torch.uint8 if dtype.itemsize == 1 else torch.int16
+    data = torch.empty(x.shape, dtype=dtype, device=x.device)
+    scale, state = scale.to(x.device, torch.float32), draw.state.to(x.device)
+    measuring = extent is None and row is not None
+    amax, bad = extent or (_extent(x) if measuring else (None, None))
+    partials, programs = None, 0
+    if x.numel():
+        tiles = _ceil(x.numel(), RANDOM_TILE)
+        partials, programs = _partials(x, tiles)
+        unused = ("MAX_CODE",)
+        with _device(x):
+            _kernels().quantize_at_random_tiles[(programs,)](
+                x, scale, data.view(bits), partials, state, draw.rank, x.numel(), tiles,
+                **{name: value for name, value in _format_bits(format).items() if name not in unused},
+                PROPAGATE=nonfinite == "propagate", BYTES=dtype.itemsize == 1, COUNT=row is not None,
+                MEASURE=measuring, GROUPS=RANDOM_TILE // GROUP, COUNTERS=COUNTERS, enable_fp_fusion=False,
+            )  # fmt: skip
+    if row is not None:
+        _finish(x, partials, programs, amax, bad, scale, row, measured=not measuring)
+    return Quantized(data, None, amax, bad)
 
 
 def takes_grid(grid: Block) -> bool:

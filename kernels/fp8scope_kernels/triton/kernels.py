@@ -17,6 +17,7 @@ from fp8scope_kernels.triton.elements import (
     small_counts,
     widened,
 )
+from fp8scope_kernels.triton.random import bits_at_random, random_words
 
 MAX_PROGRAMS = 2048
 """Programs per launch, each of which loops over tiles. A power of two: one program reads all partials."""
@@ -136,6 +137,63 @@ def quantize_tiles(
             if TRANSPOSE:
                 beside = (column < columns)[:, None] & (row < rows)[None, :]
                 tl.store(q_t + (column[:, None] * rows + row[None, :]), tl.trans(stored), mask=beside)
+            if COUNT:
+                small += widened(tl.sum(small_counts(wide, code, MANTISSA)))
+                saturated += tl.sum(is_saturated(wide, scaled, LIMIT)).to(tl.int64)
+    if COUNT or MEASURE:
+        store_partials(partials, amax, saturated, small, nonfinite, tl.full((), 0, tl.int64))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def quantize_at_random_tiles(
+    x: tl.tensor,
+    scale: tl.tensor,
+    q: tl.tensor,
+    partials: tl.tensor,
+    stream: tl.tensor,
+    rank: tl.tensor,
+    size: tl.tensor,
+    tiles: tl.tensor,
+    MAX: tl.constexpr,
+    LIMIT: tl.constexpr,
+    NORMAL: tl.constexpr,
+    MANTISSA: tl.constexpr,
+    BIAS: tl.constexpr,
+    NAN: tl.constexpr,
+    PROPAGATE: tl.constexpr,
+    BYTES: tl.constexpr,
+    COUNT: tl.constexpr,
+    MEASURE: tl.constexpr,
+    GROUPS: tl.constexpr,
+    COUNTERS: tl.constexpr,
+) -> None:
+    """One pass over `size` contiguous elements with one scale, rounded at random by random_stream.py's words.
+
+    A tile has GROUPS groups of four words for each of COUNTERS counters. It is read in four parts, one for
+    each word, so that every counter is computed once. `stream`: int64, the seed and the number of the call.
+    """
+    amax = tl.full((), 0, tl.int32)
+    saturated = tl.full((), 0, tl.int64)
+    small = tl.full((), 0, tl.int64)
+    nonfinite = tl.full((), 0, tl.int64)
+    s = tl.load(scale)
+    lane = tl.arange(0, COUNTERS).to(tl.int64)
+    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+        group = tl.full((), tile, tl.int64) * GROUPS + tl.arange(0, GROUPS)
+        words = random_words(stream, rank, group[:, None] * COUNTERS + lane[None, :])
+        for index in tl.static_range(4):
+            at = group[:, None] * (4 * COUNTERS) + (index * COUNTERS + lane)[None, :]
+            inside = at < size
+            # A tile reads zeros outside of x, which count as nothing.
+            wide = load_wide(x + at, inside)
+            if MEASURE:
+                amax = tl.maximum(amax, tl.max(finite_bits(wide)))
+                nonfinite += tl.sum(count_nonfinite(wide)).to(tl.int64)
+            scaled = wide * s
+            stored, code = bits_at_random(
+                wide, scaled, words[index], MAX, NORMAL, MANTISSA, BIAS, NAN, PROPAGATE, BYTES
+            )
+            tl.store(q + at, stored, mask=inside)
             if COUNT:
                 small += widened(tl.sum(small_counts(wide, code, MANTISSA)))
                 saturated += tl.sum(is_saturated(wide, scaled, LIMIT)).to(tl.int64)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,9 @@ from fp8scope_kernels import (
     SAMPLE_SIZE,
     BlockScaling,
     Format,
+    RandomStream,
     backends,
+    measure,
     quantize,
     quantize_blocks,
     quantize_values,
@@ -25,7 +28,7 @@ from fp8scope_kernels import (
 from fp8scope_kernels.cpu import backend as cpu_backend
 from fp8scope_kernels.cpu import levels as cpu_levels
 from fp8scope_kernels.cpu import library as cpu_library
-from fp8scope_kernels.recipes import Block, Recipe
+from fp8scope_kernels.recipes import Block, Nonfinite, Recipe
 
 LEVELS = [level.name for level in cpu_library.available_levels()]
 levels = pytest.mark.parametrize("level", LEVELS)
@@ -94,6 +97,29 @@ def test_selects_the_highest_level_of_the_processor() -> None:
             break
         expected.append(level.name)
     assert expected == LEVELS
+
+
+@levels
+@pytest.mark.parametrize("nonfinite", ["propagate", "clamp"])
+@pytest.mark.parametrize("format", DATA_FORMATS.values(), ids=DATA_FORMATS)
+def test_rounding_at_random(level: str, format: Format, nonfinite: Nonfinite) -> None:
+    """Every BF16 pattern, and numbers in every part of a group of words; the rows count what was rounded."""
+
+    def compute() -> list[Tensor]:
+        stream, results = RandomStream(2**63 + 5), []
+        stream.state[1] = 2**32 - 2
+        for x in (all_bfloat16(), random_float32(3 * 4096 + 77), random_float32(66, 5).half().t()):
+            for scale in (1.0, 0.3, 3e38):
+                row, s = torch.zeros(7, dtype=torch.float64), torch.tensor(scale)
+                options: dict[str, Any] = {"stochastic": stream, "nonfinite": nonfinite}
+                results.append(quantize_values(x, s, format, row, **options))
+                if format.dtype is not None:
+                    results.append(quantize(x, s, format, row, extent=measure(x), **options).data)
+                    results.append(quantize(x, s, format, **options).data)
+                results += [row, stream.state.clone()]
+        return results
+
+    assert_same_bits(at(level, compute), at("reference", compute))
 
 
 @levels

@@ -20,9 +20,11 @@ from fp8scope_kernels import (
     MXFP8,
     STATISTICS,
     BlockScaling,
+    RandomStream,
     RowwiseScaling,
     StatisticsBuffer,
 )
+from fp8scope_kernels.random_stream import Draw
 from fp8scope_kernels.triton import availability as triton_availability
 from fp8scope_kernels.triton import backend as triton_backend
 
@@ -151,6 +153,19 @@ def test_one_scale_for_a_tensor(capability: int, recorder: Recorder) -> None:
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
+def test_rounded_at_random(capability: int, recorder: Recorder) -> None:
+    draw = RandomStream(3).draw()
+    extent = torch.zeros(()), torch.zeros((), dtype=torch.float64)
+    triton_backend.quantize_at_random(FP8, torch.zeros(1, 1), ONE, E4M3, draw, rows(0))
+    triton_backend.quantize_at_random(FP8_WIDE, torch.zeros(64, 256, dtype=BF16), ONE, E5M2, draw, rows(1))
+    cast_at_random = triton_backend.quantize_at_random
+    half, other = torch.zeros(48).half(), Draw(draw.state, 1)
+    cast_at_random(BF16, half, ONE, E2M1, other, rows(0), extent=extent, nonfinite="clamp")
+    triton_backend.quantize_at_random(FP8, torch.zeros(64, 256), ONE, E4M3, draw)
+    compile_all(recorder, capability, "quantize_at_random_tiles", "finish")
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
 def test_a_scale_for_each_block(capability: int, recorder: Recorder) -> None:
     both = rows(1), torch.zeros(len(BLOCK_STATISTICS), dtype=torch.float64)
     triton_backend.quantize_blocks(torch.zeros(1, 1), E4M3, (1, 1), RowwiseScaling(), *both)
@@ -179,6 +194,7 @@ def test_every_kernel_is_compiled_here() -> None:
     assert launched - {"store_partials"} == {
         "observe_tiles",
         "quantize_tiles",
+        "quantize_at_random_tiles",
         "quantize_block_tiles",
         "finish",
     }

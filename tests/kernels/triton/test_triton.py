@@ -53,7 +53,7 @@ def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_it_works() -> None:
     """Bit for bit the definition, in the interpreter: see tests/gpu/test_triton*.py."""
     files = sorted(str(path) for path in (ROOT / "tests/gpu").glob("test_triton*.py"))
-    assert len(files) == 4
+    assert len(files) == 5
     finished = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *files],
         env={**os.environ, "TRITON_INTERPRET": "1", "PYTEST_ADDOPTS": ""},

@@ -9,6 +9,7 @@
 #include "processor_level.h"
 #include "counts.h"
 #include "tensors.h"
+#include "random.h"
 #include "blocks.h"
 #include "samples.h"
 
@@ -128,14 +129,16 @@ float fp8scope_inspect(const void* x, int64_t n, int wide, float scale, float li
 }
 
 // `wanted` has AMAX if `amax` (of the finite elements; Inf if unknown) and c->nonfinite are needed but not known.
-// Returns amax.
+// Without `draw`, rounds to nearest. Returns amax.
 float fp8scope_quantize(const void* x, void* q, int64_t n, int wide, int bytes, float scale, const Format* f,
-                        int wanted, int threads, float amax, double* row, Counts* c) {
+                        int wanted, int threads, float amax, double* row, Counts* c, const Draw* draw) {
   if (wanted && !(amax * scale <= f->limit)) wanted |= AMAX;  // The same pass counts what saturates.
   if (wanted & AMAX) c->nonfinite = 0;
   const auto go = [&](auto* in, auto* out) {
     return real(share_counting(n, PIECE, threads, *c, [&](int64_t first, int64_t last, Counts& part) {
-      return quantize(in + first, out + first, last - first, scale, *f, wanted, amax, part);
+      const auto* from = in + first;
+      return draw ? quantize_at_random(from, out + first, first, last - first, scale, *f, *draw, wanted, part)
+                  : quantize(from, out + first, last - first, scale, *f, wanted, amax, part);
     }));
   };
   const float top = with_types(x, q, wide, bytes, *f, go);
