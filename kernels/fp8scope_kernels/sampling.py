@@ -25,7 +25,13 @@ def exponent_histogram(x: Tensor) -> Tensor:
 
     Raises TypeError as `measure` does.
     """
-    wide = readable(x).reshape(-1).float()
+    x = readable(x)
+    if not is_abstract(x) and x.numel() and backends.use_compiled(x):
+        # An explicit device keeps torch's default out.
+        bins = torch.zeros(EXPONENT_BINS, dtype=torch.float64, device="cpu")
+        cpu_backend.exponents(x, bins)
+        return bins
+    wide = x.reshape(-1).float()
     return _histogram_on_cpu(wide) if can_branch_on(wide) else _histogram(wide)
 
 

@@ -259,6 +259,12 @@ def scale_product(product: Tensor, left: Tensor, right: Tensor, dtype: torch.dty
     return out
 
 
+def exponents(x: Tensor, bins: Tensor) -> None:
+    """Add to `bins`, float64 [EXPONENT_BINS] on the CPU, how many elements of x have each exponent."""
+    x = _readable(x)
+    library().fp8scope_exponents(x.data_ptr(), x.numel(), _is_wide(x), _threads(x), _pointer(bins))
+
+
 def accumulate_sample(sample: Tensor, x: Tensor, values: Tensor, inverse_scale: Tensor) -> None:
     """`sampling.accumulate_sample` for x in bfloat16 or float32 and `values` in FP8 or bfloat16.
 

@@ -34,6 +34,7 @@ SIGNATURES: dict[str, tuple[tuple[type, ...], type | None]] = {
         None,
     ),
     "dequantize_blocks": ((POINTER, POINTER, POINTER, SIZE, SIZE, SIZE, SIZE, NUMBER, NUMBER), None),
+    "exponents": ((POINTER, SIZE, NUMBER, NUMBER, POINTER), None),
     "sample": ((POINTER, POINTER, POINTER, SIZE, SIZE, NUMBER, NUMBER, POINTER), None),
     "scale_product": ((POINTER, POINTER, POINTER, POINTER, SIZE, SIZE, NUMBER, NUMBER), None),
 }

@@ -20,6 +20,7 @@ from fp8scope_kernels import (
     Format,
     RandomStream,
     backends,
+    exponent_histogram,
     measure,
     quantize,
     quantize_blocks,
@@ -118,6 +119,19 @@ def test_rounding_at_random(level: str, format: Format, nonfinite: Nonfinite) ->
                     results.append(quantize(x, s, format, **options).data)
                 results += [row, stream.state.clone()]
         return results
+
+    assert_same_bits(at(level, compute), at("reference", compute))
+
+
+@levels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_histograms_of_exponents(level: str, dtype: torch.dtype) -> None:
+    def compute() -> list[Tensor]:
+        every = torch.exp2(torch.arange(-150, 128).double()).repeat(17)
+        odd = torch.tensor([0.0, -0.0, torch.nan, torch.inf, -torch.inf, 1e-45, -3e-42, 3e38])
+        matrix = random_float32(130, 333).to(dtype)
+        cases = (every, odd, torch.empty(0), torch.tensor(3.0), matrix)
+        return [exponent_histogram(x.to(dtype)) for x in cases] + [exponent_histogram(matrix.t())]
 
     assert_same_bits(at(level, compute), at("reference", compute))
 

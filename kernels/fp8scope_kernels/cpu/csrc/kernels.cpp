@@ -166,6 +166,11 @@ void fp8scope_quantize_blocks(const void* x, void* q, float* scales, int64_t row
   if (block_row) accumulate_blocks(block_row, blocks, c);
 }
 
+// Adds the exponents of n elements to `to`, the bins of statistics.py.
+void fp8scope_exponents(const void* x, int64_t n, int wide, int threads, double* to) {
+  wide ? exponents((const uint32_t*)x, n, threads, to) : exponents((const uint16_t*)x, n, threads, to);
+}
+
 // q is bfloat16.
 void fp8scope_sample(const void* x, const uint16_t* q, const float* inverse, int64_t rows, int64_t columns, int wide,
                      int threads, double* to) {

@@ -66,6 +66,23 @@ template <typename T> void sample_squares(const T* x, const uint16_t* q, int64_t
   for (int64_t k = 0; k < SUMS; k++) s.error += error[k / LANES][k % LANES], s.signal += signal[k / LANES][k % LANES];
 }
 
+void add_exponents(const Sample& s, double* to) {
+  for (int k = 0; k < SMALL; k++) to[k] += s.small[k];
+  for (int e = 1; e < EXPONENTS; e++)
+    for (const auto& seen : s.seen) to[SMALL - 1 + e] += seen[e];
+}
+
+// Adds the exponents alone.
+template <typename T> void exponents(const T* x, int64_t n, int threads, double* to) {
+  Array<Sample> parts(threads);
+  const int64_t pieces = (n + PIECE - 1) / PIECE;
+  share(threads, [&](int part) {
+    for (int64_t piece = pieces * part / threads; piece < pieces * (part + 1) / threads; piece++)
+      sample_exponents(x + piece * PIECE, std::min(PIECE, n - piece * PIECE), parts[part]);
+  });
+  for (int part = 0; part < threads; part++) add_exponents(parts[part], to);
+}
+
 // Adds to `sample`, laid out as in statistics.py. `inverse` has one number for each row. The order of the sums, and
 // with it their last bits, depends only on the number of threads.
 template <typename T>
@@ -84,9 +101,7 @@ void sample(const T* x, const uint16_t* q, const float* inverse, int64_t rows, i
   for (int part = 0; part < threads; part++) {
     const Sample& s = parts[part];
     sample[0] += s.error, sample[1] += s.signal;
-    for (int k = 0; k < SMALL; k++) sample[2 + k] += s.small[k];
-    for (int e = 1; e < EXPONENTS; e++)
-      for (const auto& seen : s.seen) sample[1 + SMALL + e] += seen[e];
+    add_exponents(s, sample + 2);
   }
 }
 
