@@ -28,8 +28,11 @@ from torch import Tensor
 
 from fp8scope_kernels import (
     BLOCK_STATISTICS,
+    E2M1,
     E4M3,
+    MXFP4,
     MXFP8,
+    NVFP4,
     STATISTICS,
     BlockScaling,
     CurrentScaling,
@@ -53,6 +56,8 @@ RECIPES: tuple[Recipe, ...] = (
     RowwiseScaling(),
     BlockScaling(),
     MXFP8(),
+    MXFP4(),
+    NVFP4(),
 )
 
 
@@ -62,7 +67,10 @@ def cast(x: Tensor, recipe: Recipe, counting: bool) -> Run:
     block_row = torch.zeros(len(BLOCK_STATISTICS), dtype=torch.float64) if counting else None
     grid = recipe.block_of("input")
     if grid is not None:
-        return lambda: quantize_blocks(x, E4M3, grid, recipe, row, block_row, dtype=DTYPE)
+        format = E4M3 if recipe.fp8_format != "E2M1" else E2M1
+        # torch has no dtype for single numbers of four bits.
+        dtype = format.dtype or torch.bfloat16
+        return lambda: quantize_blocks(x, format, grid, recipe, row, block_row, dtype=dtype)
     state = ScalingState(recipe, E4M3)
 
     def run() -> object:

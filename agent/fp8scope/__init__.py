@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from fp8scope.run import Run
     from fp8scope.step import Step
     from fp8scope_kernels import (
+        MXFP4,
         MXFP8,
+        NVFP4,
         BlockScaling,
         CurrentScaling,
         DelayedScaling,
@@ -48,7 +50,9 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "MXFP4",
     "MXFP8",
+    "NVFP4",
     "Alert",
     "BlockScaling",
     "Command",
@@ -71,7 +75,10 @@ __all__ = [
     "watch",
 ]
 
-_KERNELS = ("BlockScaling", "CurrentScaling", "DelayedScaling", "MXFP8", "RowwiseScaling", "convert")
+_KERNELS = (
+    *("BlockScaling", "CurrentScaling", "DelayedScaling", "MXFP4", "MXFP8", "NVFP4", "RowwiseScaling"),
+    "convert",
+)
 _LATER = {
     **dict.fromkeys(_KERNELS, "fp8scope_kernels"),
     "Alert": "fp8scope.delivery.inbox",

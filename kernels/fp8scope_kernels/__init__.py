@@ -53,7 +53,9 @@ from fp8scope_kernels.quantization import (
 )
 from fp8scope_kernels.random_stream import RandomStream, seed_rounding
 from fp8scope_kernels.recipes import (
+    MXFP4,
     MXFP8,
+    NVFP4,
     BlockScaling,
     CurrentScaling,
     DelayedScaling,
@@ -111,7 +113,9 @@ __all__ = [
     "MAX_EXPONENT",
     "MIN_EXPONENT",
     "PRODUCTS",
+    "MXFP4",
     "MXFP8",
+    "NVFP4",
     "SAMPLE_SIZE",
     "STATISTICS",
     "BlockScaling",

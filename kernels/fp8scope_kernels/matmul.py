@@ -15,6 +15,7 @@ from fp8scope_kernels import backends, devices
 from fp8scope_kernels.block_quantization import quantize_blocks
 from fp8scope_kernels.cpu import backend as cpu_backend
 from fp8scope_kernels.formats import E4M3, E4M3FNUZ, Format
+from fp8scope_kernels.hadamard import rotate
 from fp8scope_kernels.plain_tensors import can_branch_on
 from fp8scope_kernels.quantization import (
     quantize,
@@ -22,7 +23,7 @@ from fp8scope_kernels.quantization import (
     quantize_now,
     quantize_values,
 )
-from fp8scope_kernels.recipes import MXFP8, Block, BlockScaling, Nonfinite, Recipe, RowwiseScaling
+from fp8scope_kernels.recipes import Block, BlockScaling, Microscaling, Nonfinite, Recipe, RowwiseScaling
 from fp8scope_kernels.reference import Extent, Stochastic
 from fp8scope_kernels.torch_internals import has_bf16_units, scaled_mm
 from fp8scope_kernels.triton import backend as triton_backend
@@ -36,7 +37,8 @@ class Operand(NamedTuple):
 
     `values`: FP8 bytes for hardware with FP8 units, else the same numbers as bfloat16. With blocks along the
     dimension summed over, scales cannot be applied to the product; `values` is then the dequantised matrix,
-    in bfloat16 where that is exact (scales are powers of two), else in float32.
+    in bfloat16 where that is exact (scales are powers of two), else in float32. In NVFP4 it is without the
+    scale of the tensor, which is exact in bfloat16.
     `inverse_scale`: float32, no dimensions; or [rows, 1], or [1, columns] in a transposed operand.
     """
 
@@ -139,13 +141,23 @@ def to_block_operand(
     recipe: Recipe,
     row: Tensor | None = None,
     block_row: Tensor | None = None,
+    *,
+    stochastic: Stochastic = False,
+    rotated: bool = False,
 ) -> Operand:
-    """Quantise a matrix, whose last dimension is summed over, in blocks. See `quantize_blocks`."""
-    quantized = quantize_blocks(x, format, grid, recipe, row, block_row)
+    """Quantise a matrix, whose last dimension is summed over, in blocks. See `quantize_blocks`.
+
+    `rotated`: after a random Hadamard transform along that dimension, which becomes a multiple of 16.
+    """
+    if rotated:
+        x = rotate(x)
+    quantized = quantize_blocks(x, format, grid, recipe, row, block_row, stochastic=stochastic)
+    if quantized.tensor_scale is not None:
+        return Operand(quantized.without_tensor_scale(), quantized.tensor_scale)
     if isinstance(recipe, RowwiseScaling):
         return Operand(quantized.values, quantized.scale.reciprocal().reshape(-1, 1))
     unit_scale = torch.ones((), dtype=torch.float32, device=x.device)
-    exact = isinstance(recipe, MXFP8) or (isinstance(recipe, BlockScaling) and recipe.power_of_two)
+    exact = isinstance(recipe, Microscaling) or (isinstance(recipe, BlockScaling) and recipe.power_of_two)
     return Operand(quantized.dequantize(torch.bfloat16 if exact else torch.float32), unit_scale)
 
 

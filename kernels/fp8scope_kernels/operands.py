@@ -46,14 +46,17 @@ def quantize_matrix(
     grid = recipe.block_of(role)
     if grid is not None:
         block_row = None if slot is None else slot.block_row
-        operand = to_block_operand(x, state.format, grid, recipe, row, block_row)
+        operand = to_block_operand(
+            x, state.format, grid, recipe, row, block_row, stochastic=_drawn(stream, update)
+        )
         _sample(slot, x, operand)
         if not transpose:
             return operand, operand
-        return operand, to_block_operand(x.t(), state.format, grid, recipe)
-    stochastic = False if stream is None else stream.draw(advance=update)
+        return operand, to_block_operand(
+            x.t(), state.format, grid, recipe, stochastic=_drawn(stream, update), rotated=recipe.rotates(role)
+        )
     operand, turned = _quantize_whole(
-        recipe, state, x, row, update=update, transpose=transpose, stochastic=stochastic
+        recipe, state, x, row, update=update, transpose=transpose, stochastic=_drawn(stream, update)
     )
     _sample(slot, x, operand)
     return operand, turned
@@ -105,6 +108,11 @@ def _quantize_whole(
     if measuring and extent is not None:
         state.remember(extent.amax)
     return operand, turned
+
+
+def _drawn(stream: RandomStream | None, update: bool) -> Draw | Literal[False]:
+    """The next random words; False to round to nearest."""
+    return False if stream is None else stream.draw(advance=update)
 
 
 def _sample(slot: Slot | None, x: Tensor, operand: Operand) -> None:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from fp8scope_kernels.devices import capabilities_of
-from fp8scope_kernels.formats import E4M3, E5M2, ENCODINGS, Encoding, Format, in_encoding
+from fp8scope_kernels.formats import E2M1, E4M3, E5M2, ENCODINGS, Encoding, Format, in_encoding
 
 Role = Literal["input", "weight", "grad_output"]
 ROLES: tuple[Role, ...] = ("input", "weight", "grad_output")
@@ -25,6 +25,9 @@ NONFINITE: tuple[Nonfinite, ...] = ("propagate", "clamp")
 
 FP8_ENCODINGS = ("device", *ENCODINGS)
 
+Formats = Literal["HYBRID", "E4M3", "E5M2", "E2M1"]
+"""The formats of a layer's three tensors: E4M3 forward and E5M2 backward (`HYBRID`), or one for all."""
+
 MAX_HISTORY = 65_536
 MAX_MARGIN = 64
 
@@ -33,7 +36,8 @@ MAX_MARGIN = 64
 class Recipe:
     """The fields that all recipes have.
 
-    `fp8_format`: `HYBRID` (E4M3 forward, E5M2 backward), `E4M3` or `E5M2` for all three tensors.
+    `fp8_format`: `HYBRID` (E4M3 forward, E5M2 backward), `E4M3` or `E5M2` for all three tensors; the recipes
+    of four bits have `E2M1`.
     `fp8_encoding`: `device` takes the pair of formats that the tensor's device computes in, by the table in
     devices.py. `ocp` (E4M3 and E5M2) and `fnuz` (E4M3FNUZ and E5M2FNUZ) take one pair on every device.
     `saturate`: clamp to the largest finite value before rounding. With False, larger values become NaN, and
@@ -45,14 +49,16 @@ class Recipe:
     """
 
     kind: ClassVar[str] = ""
-    fp8_format: Literal["HYBRID", "E4M3", "E5M2"] = "HYBRID"
+    formats: ClassVar[tuple[Formats, ...]] = ("HYBRID", "E4M3", "E5M2")
+    """The values that `fp8_format` may have."""
+    fp8_format: Formats = "HYBRID"
     saturate: bool = True
     stochastic_gradients: bool = False
     nonfinite: Nonfinite = "propagate"
     fp8_encoding: Literal["device", "ocp", "fnuz"] = "device"
 
     def __post_init__(self) -> None:
-        _one_of(self, "fp8_format", ("HYBRID", "E4M3", "E5M2"))
+        _one_of(self, "fp8_format", self.formats)
         _one_of(self, "fp8_encoding", FP8_ENCODINGS)
         _one_of(self, "nonfinite", NONFINITE)
         _boolean(self, "saturate")
@@ -67,6 +73,8 @@ class Recipe:
         """
         if role not in ROLES:
             raise ValueError(f"role must be one of {', '.join(ROLES)}, got {role!r}.")
+        if self.fp8_format == "E2M1":
+            return E2M1
         five_bits = role == "grad_output" if self.fp8_format == "HYBRID" else self.fp8_format == "E5M2"
         return in_encoding(E5M2 if five_bits else E4M3, self.encoding_on(device))
 
@@ -85,6 +93,10 @@ class Recipe:
         if role not in ROLES:
             raise ValueError(f"role must be one of {', '.join(ROLES)}, got {role!r}.")
         return None
+
+    def rotates(self, role: Role) -> bool:
+        """Return whether the tensor is rotated, along the tokens, for the product that sums over them."""
+        return False
 
     def to_dict(self) -> dict[str, Any]:
         """A plain dict of strings, numbers and booleans, with the recipe's name under `recipe`."""
@@ -139,11 +151,13 @@ class CurrentScaling(Recipe):
 class _Blockwise(Recipe):
     """Base of the recipes with a scale from each block's own amax. They always saturate."""
 
+    rounds_at_random: ClassVar[bool] = False
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.saturate:
             raise ValueError(f"{self.kind} always saturates: its scales leave nothing to overflow.")
-        if self.stochastic_gradients:
+        if self.stochastic_gradients and not self.rounds_at_random:
             raise ValueError(f"{self.kind} rounds to nearest; stochastic_gradients needs a scale per tensor.")
 
 
@@ -172,7 +186,7 @@ class BlockScaling(_Blockwise):
     """
 
     kind: ClassVar[str] = "BlockScaling"
-    fp8_format: Literal["HYBRID", "E4M3", "E5M2"] = "E4M3"
+    fp8_format: Formats = "E4M3"
     power_of_two: bool = True
 
     def __post_init__(self) -> None:
@@ -185,15 +199,14 @@ class BlockScaling(_Blockwise):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MXFP8(_Blockwise):
-    """One E8M0 scale per 32 elements along the dimension summed over (OCP Microscaling Formats 1.0).
+class Microscaling(_Blockwise):
+    """Base of the MX recipes: one E8M0 scale per 32 elements along the dimension summed over.
 
-    `rounding`: `up` takes the smallest scale with which nothing saturates; `floor` is the rule of the
-    specification, with which a block's largest elements may saturate.
+    From the OCP Microscaling Formats specification 1.0. `rounding`: `up` takes the smallest scale with which
+    nothing saturates; `floor` is the rule of the specification, with which a block's largest elements may
+    saturate.
     """
 
-    kind: ClassVar[str] = "MXFP8"
-    fp8_format: Literal["HYBRID", "E4M3", "E5M2"] = "E4M3"
     rounding: Literal["up", "floor"] = "up"
 
     def __post_init__(self) -> None:
@@ -205,8 +218,61 @@ class MXFP8(_Blockwise):
         return (1, 32)
 
 
+@dataclass(frozen=True, kw_only=True)
+class MXFP8(Microscaling):
+    """One E8M0 scale per 32 elements in FP8; see `Microscaling`."""
+
+    kind: ClassVar[str] = "MXFP8"
+    fp8_format: Formats = "E4M3"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MXFP4(Microscaling):
+    """One E8M0 scale per 32 elements in E2M1, all three tensors; see `Microscaling`.
+
+    `stochastic_gradients`: with rounding `up` nothing saturates, and the rounding is unbiased.
+    """
+
+    kind: ClassVar[str] = "MXFP4"
+    formats: ClassVar[tuple[Formats, ...]] = ("E2M1",)
+    rounds_at_random: ClassVar[bool] = True
+    fp8_format: Formats = "E2M1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NVFP4(_Blockwise):
+    """E2M1 with E4M3 scales of blocks and a float32 scale of the tensor (NVIDIA, arXiv 2509.25149).
+
+    Blocks are 1x16 along the dimension summed over, and 16x16 of weights, so that both products of a weight
+    see the same numbers. `reference.nvfp4_scales` defines the scales. Leave the layers that the paper keeps
+    in BF16 (some of the last) out of `convert`.
+
+    `stochastic_gradients`: round `grad_output` at random, for both of its products.
+    `hadamard`: rotate both operands of the weight's gradient by a random Hadamard transform of 16 tokens.
+    """
+
+    kind: ClassVar[str] = "NVFP4"
+    formats: ClassVar[tuple[Formats, ...]] = ("E2M1",)
+    rounds_at_random: ClassVar[bool] = True
+    fp8_format: Formats = "E2M1"
+    stochastic_gradients: bool = True
+    hadamard: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _boolean(self, "hadamard")
+
+    def block_of(self, role: Role) -> Block | None:
+        super().block_of(role)
+        return (16, 16) if role == "weight" else (1, 16)
+
+    def rotates(self, role: Role) -> bool:
+        return self.hadamard and role != "weight"
+
+
 RECIPES: dict[str, type[Recipe]] = {
-    recipe.kind: recipe for recipe in (DelayedScaling, CurrentScaling, RowwiseScaling, BlockScaling, MXFP8)
+    recipe.kind: recipe
+    for recipe in (DelayedScaling, CurrentScaling, RowwiseScaling, BlockScaling, MXFP8, MXFP4, NVFP4)
 }
 
 

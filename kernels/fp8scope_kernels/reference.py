@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fp8scope_kernels.formats import E8M0, Format
+from fp8scope_kernels.formats import E2M1, E4M3, E8M0, Format
 from fp8scope_kernels.plain_tensors import can_branch_on
 from fp8scope_kernels.random_stream import Draw, RandomStream
-from fp8scope_kernels.recipes import MXFP8, Block, BlockScaling, Recipe, RowwiseScaling
+from fp8scope_kernels.recipes import NVFP4, Block, BlockScaling, Microscaling, Recipe, RowwiseScaling
 
 EXPONENT_BITS = 0x7F800000
 """The exponent field of a float32."""
@@ -88,10 +88,25 @@ def amax_to_mx_scale(amax: Tensor, format: Format, rounding: str) -> Tensor:
 
 def amax_to_block_scale(amax: Tensor, format: Format, recipe: Recipe) -> Tensor:
     """The multiplier of each block under `recipe`: float32, shape of `amax`."""
-    if isinstance(recipe, MXFP8):
+    if isinstance(recipe, Microscaling):
         return amax_to_mx_scale(amax, format, recipe.rounding)
     assert isinstance(recipe, RowwiseScaling | BlockScaling)
     return amax_to_scale(amax.float(), format.max, recipe.power_of_two)
+
+
+def amax_to_nvfp4_tensor_scale(amax: Tensor) -> Tensor:
+    """t = amax of the tensor / (6 * 448), M of E2M1 and of E4M3; at least float32's smallest normal."""
+    return amax.float().div(E2M1.max * E4M3.max).clamp_(min=MIN_SCALE)
+
+
+def amax_to_nvfp4_block_scale(amax: Tensor, tensor_scale: Tensor) -> Tensor:
+    """b = (amax of the block / 6) / t, at most 448, rounded to E4M3: float32, shape of `amax`.
+
+    An element x of the block has the code E2M1(x / (b * t)) and the value code * (b * t), each operation
+    rounded to float32. Where b is 0 (of blocks 2^18 times smaller than the tensor's amax) all values are 0.
+    """
+    scale = amax.float().div(E2M1.max).div_(tensor_scale).clamp_(max=E4M3.max)
+    return round_to_format(scale, E4M3)
 
 
 # Rounding
@@ -276,6 +291,17 @@ def _workspace(like: Tensor) -> tuple[Tensor, Tensor]:
 # A scale for each block
 
 
+class QuantizedBlocks(NamedTuple):
+    """A matrix in blocks: q [rows, columns], and float32 scales [block rows, 1, block columns, 1].
+
+    It represents values / scale; with a `tensor_scale` (NVFP4), values * (scale * tensor_scale).
+    """
+
+    values: Tensor
+    scale: Tensor
+    tensor_scale: Tensor | None = None
+
+
 def quantize_blocks(
     x: Tensor,
     format: Format,
@@ -284,27 +310,51 @@ def quantize_blocks(
     row: Tensor | None,
     block_row: Tensor | None,
     dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
+    stochastic: Stochastic = False,
+) -> QuantizedBlocks:
     """The matrix x, which is not empty, in blocks of `grid` (no zeros): q in `dtype`, and the blocks' scales.
 
-    Scales are float32 [block rows, 1, block columns, 1]. Statistics are added to the rows.
+    Statistics are added to the rows. `stochastic`: round at random, in the row-major order of x.
     """
     tiles = _tiles(x.detach().float(), grid)
     amax = tiles.nan_to_num(0.0, 0.0, 0.0).abs().amax((1, 3), keepdim=True)
-    scale = amax_to_block_scale(amax, format, recipe)
-    scaled = tiles * scale
-    if row is not None or block_row is not None:
-        _count_blocks(row, block_row, x, tiles, scaled, scale, amax, format)
-    scaled.clamp_(-format.max, format.max)
+    tensor_scale = None
+    if isinstance(recipe, NVFP4):
+        tensor_scale = amax_to_nvfp4_tensor_scale(amax.max())
+        scale = amax_to_nvfp4_block_scale(amax, tensor_scale)
+        scaled, multiplier = _divided(tiles, scale * tensor_scale)
+    else:
+        scale = multiplier = amax_to_block_scale(amax, format, recipe)
+        scaled = tiles * scale
+    clamped = scaled.clamp(-format.max, format.max)
     if recipe.nonfinite == "propagate" and not (can_branch_on(x) and bool(torch.isfinite(x).all())):
-        infinite_to_nan_(scaled, tiles)
-    values = scaled if dtype == format.dtype else round_to_format(scaled, format)
-    return _matrix(values, x.shape).to(dtype), scale
+        infinite_to_nan_(clamped, tiles)
+    rounded = None
+    if stochastic is not False:
+        rounded = _tiles(
+            round_stochastically(_matrix(clamped, x.shape).contiguous(), format, stochastic), grid
+        )
+    if row is not None or block_row is not None:
+        _count_blocks(row, block_row, x, tiles, scaled, rounded, multiplier, amax, format)
+    if rounded is None:
+        rounded = clamped if dtype == format.dtype else round_to_format(clamped, format)
+    return QuantizedBlocks(_matrix(rounded, x.shape).to(dtype), scale, tensor_scale)
 
 
-def dequantize_blocks(values: Tensor, scale: Tensor, grid: Block, dtype: torch.dtype) -> Tensor:
-    """values / scale of each element's block, computed in float32 and rounded once to `dtype`."""
-    return _matrix(_tiles(values.float(), grid) / scale, values.shape).to(dtype)
+def _divided(tiles: Tensor, divisor: Tensor) -> tuple[Tensor, Tensor]:
+    """tiles / divisor, 0 where the divisor is 0 (Inf stays Inf); and 1 / divisor, 1 where it is 0."""
+    empty = divisor == 0
+    scaled = tiles / divisor.masked_fill(empty, torch.inf)
+    multiplier = torch.where(empty, 1.0, divisor.reciprocal())
+    return torch.where(torch.isinf(tiles), tiles, scaled), multiplier
+
+
+def dequantize_blocks(
+    values: Tensor, scale: Tensor, grid: Block, dtype: torch.dtype, *, multiply: bool = False
+) -> Tensor:
+    """values / scale of each element's block, or their product, in float32, rounded once to `dtype`."""
+    tiles = _tiles(values.float(), grid)
+    return _matrix(tiles * scale if multiply else tiles / scale, values.shape).to(dtype)
 
 
 def _count_blocks(
@@ -313,10 +363,12 @@ def _count_blocks(
     x: Tensor,
     tiles: Tensor,
     scaled: Tensor,
+    rounded: Tensor | None,
     scale: Tensor,
     amax: Tensor,
     format: Format,
 ) -> None:
+    """Count elements and blocks; `rounded`: q, if it does not follow from x*s."""
     # Masks are float32: torch's CPU compares into float32 and sums it several times faster than booleans.
     # Padding does not count as flushed, because it is zero in x too, nor as anything else.
     mask = torch.empty_like(tiles)
@@ -329,14 +381,16 @@ def _count_blocks(
         block_row[2:] = torch.stack((scale.min(), scale.median(), scale.max()))
     if row is None:
         return
-    half = format.smallest_subnormal / 2
     row[0] += x.numel()
     row[1] = torch.maximum(row[1], amax.max())
     row[2] = scale.median()
     row[3] += _total(saturated)
     row[6] += tiles.numel() - _total(finite)
-    flushed = _total(torch.le(magnitude, half, out=mask))
-    below = _total(torch.lt(magnitude, format.smallest_normal - half, out=mask))
+    # Rounding to nearest even flushes up to half the smallest subnormal; see _count_small.
+    half = format.smallest_subnormal / 2 if rounded is None else 0.0
+    size = magnitude if rounded is None else rounded.abs()
+    flushed = _total(torch.le(size, half, out=mask))
+    below = _total(torch.lt(size, format.smallest_normal - half, out=mask))
     row[4] += flushed - _total(torch.eq(tiles, 0, out=mask))
     row[5] += below - flushed
 

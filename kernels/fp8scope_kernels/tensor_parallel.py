@@ -26,7 +26,8 @@ from fp8scope_kernels.linear_product import linear_product
 from fp8scope_kernels.matmul import Operand, to_block_operand
 from fp8scope_kernels.operands import quantize_matrix
 from fp8scope_kernels.plain_tensors import PLAIN_TYPES, is_abstract
-from fp8scope_kernels.recipes import Recipe, Role, RowwiseScaling
+from fp8scope_kernels.random_stream import stream_of
+from fp8scope_kernels.recipes import NVFP4, Recipe, Role, RowwiseScaling
 from fp8scope_kernels.sampling import accumulate_sample
 from fp8scope_kernels.scaling_state import ScalingState
 from fp8scope_kernels.statistics import STATISTICS, Slot
@@ -44,6 +45,11 @@ COUNTERS = tuple(STATISTICS.index(name) for name in ("numel", "saturated", "unde
 MIXED = (
     "One of an FP8 layer's input and weight is a DTensor, and the other is not. Tensor parallelism makes "
     "DTensors of both if the plan of parallelize_module has this layer. Convert a model before fully_shard."
+)
+
+WHOLE_TENSOR = (
+    "NVFP4 has a scale of the whole tensor, and tensor parallelism leaves each rank a part: choose MXFP4, or "
+    "leave the layer out: convert(..., exclude=...)."
 )
 
 
@@ -181,8 +187,12 @@ class LayerPart:
         count = dim is not None or self.is_first
         slot = layer.slots.get(role) if update and count else None
         state = self.state_of(role)
+        at_random = role == "grad_output" and recipe.stochastic_gradients
         with state.over(group):
-            return quantize_matrix(recipe, role, state, x, slot, update=update, transpose=transpose)
+            return quantize_matrix(
+                recipe, role, state, x, slot,
+                update=update, transpose=transpose, stream=stream_of(layer) if at_random else None,
+            )  # fmt: skip
 
     def _quantize_rows(
         self, role: Role, x: Tensor, recipe: Recipe, dim: int, *, update: bool, transpose: bool
@@ -223,11 +233,13 @@ class LayerPart:
         return Operand(operand.values[:, :-1].contiguous(), operand.inverse_scale)
 
     def check_blocks(self) -> None:
-        """Refuse shards that end inside of a block: its scale would be that of a part, unlike on one rank.
+        """Refuse shards whose scales would be those of parts, unlike on one rank: of blocks, or of NVFP4.
 
         The answer depends on whole shapes alone, so that all ranks raise.
         """
         recipe = self.layer.recipe
+        if isinstance(recipe, NVFP4):
+            raise ValueError(WHOLE_TENSOR)
         for role, dim in self.layout.dims.items():
             grid = recipe.block_of(role)
             if dim is None or grid is None or isinstance(recipe, RowwiseScaling):

@@ -7,7 +7,7 @@ A matrix [rows, columns], as `nn.Linear` has it, is quantised without data, from
     INT8    one scale per row: s = max(f32(amax / 127), T), code = even(f32(x / s)), -127 to 127
     INT4    one scale per 128 elements of a row: s = max(f32(amax / 7), T), code = even(f32(x / s)), -7 to 7
     NVFP4   E2M1 codes with one E4M3 scale b per 16 elements of a row and one float32 scale t of the tensor:
-            t = max(f32(amax of the tensor / 2688), T), 2688 = 6 * 448
+            t = max(f32(amax of the tensor / 2688), T), 2688 = 6 * 448, as in training (recipe `NVFP4`)
             b = even in E4M3 of min(f32(f32(amax / 6) / t), 448)
             d = f32(b * t), code = even in E2M1 of f32(x / d) clamped to -6 to 6; 0 where d is 0
 
@@ -21,8 +21,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fp8scope_kernels.formats import E2M1, E4M3
-from fp8scope_kernels.reference import round_to_format
+from fp8scope_kernels.formats import E2M1
+from fp8scope_kernels.reference import (
+    amax_to_nvfp4_block_scale,
+    amax_to_nvfp4_tensor_scale,
+    round_to_format,
+)
 
 INT4_GROUP = 128
 NVFP4_BLOCK = 16
@@ -104,9 +108,8 @@ def quantize_nvfp4(weight: Tensor) -> Nvfp4Weight:
     x = _checked(weight)
     amax = _amax(x, NVFP4_BLOCK)
     largest = amax.max() if amax.numel() else amax.new_zeros(())
-    tensor_scale = largest.div(E2M1.max * E4M3.max).clamp_(min=MIN_SCALE)
-    block_scale = amax.div_(E2M1.max).div_(tensor_scale).clamp_(max=E4M3.max)
-    block_scale = round_to_format(block_scale, E4M3)
+    tensor_scale = amax_to_nvfp4_tensor_scale(largest)
+    block_scale = amax_to_nvfp4_block_scale(amax, tensor_scale)
     scaled = _divided(x, block_scale * tensor_scale, NVFP4_BLOCK)
     # Of a block whose scale is 0: 0 / 0, and small elements / 0.
     scaled = torch.where(scaled.isfinite(), scaled, 0.0)

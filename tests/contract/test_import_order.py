@@ -19,7 +19,7 @@ SOURCES = {"fp8scope_kernels": "kernels", "fp8scope": "agent", "fp8scope_dashboa
 ORDERS = {
     "fp8scope_kernels": """
         formats devices torch_internals graph_objects hooks plain_tensors random_stream recipes statistics cpu
-        triton backends reference quantization custom_ops block_quantization sampling fp6 weight_only
+        triton backends reference quantization custom_ops block_quantization hadamard sampling fp6 weight_only
         scaling_state recomputation plain_state matmul operands linear_product linear_operators
         tensor_parallel linear convert revert observers distributed dcp_planner gradient_reduction optimizer
     """,

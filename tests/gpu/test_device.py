@@ -10,7 +10,9 @@ from torch import Tensor
 from fp8scope_kernels import (
     BLOCK_STATISTICS,
     E4M3,
+    MXFP4,
     MXFP8,
+    NVFP4,
     STATISTICS,
     BlockScaling,
     CurrentScaling,
@@ -39,6 +41,8 @@ RECIPES: tuple[Recipe, ...] = (
     RowwiseScaling(),
     BlockScaling(),
     MXFP8(),
+    MXFP4(stochastic_gradients=True),
+    NVFP4(),
 )
 recipes = pytest.mark.parametrize("recipe", RECIPES, ids=repr)
 backends = pytest.mark.parametrize("backend", ["triton", "reference"])

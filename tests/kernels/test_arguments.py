@@ -12,6 +12,7 @@ from fp8scope_kernels import (
     E4M3,
     E8M0,
     MXFP8,
+    NVFP4,
     SAMPLE_SIZE,
     STATISTICS,
     BlockScaling,
@@ -145,6 +146,7 @@ def test_scales_and_formats(cast: Callable[..., Any]) -> None:
     "x,grid,recipe,error",
     [
         (X[0], (1, 32), MXFP8(), "matrix"),
+        (X, (1, 16), NVFP4(), "a recipe for E2M1, not for E4M3"),
         (X[None], (1, 32), MXFP8(), "matrix"),
         (X, (-1, 32), MXFP8(), "whole numbers"),
         (X, (1.5, 32), MXFP8(), "whole numbers"),

@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fp8scope_kernels import (
     MXFP8,
+    NVFP4,
     BlockScaling,
     CurrentScaling,
     DelayedScaling,
@@ -35,12 +36,14 @@ from fp8scope_kernels import (
 
 RECIPES: tuple[Recipe, ...] = (
     DelayedScaling(history_length=3, interval=2),
+    CurrentScaling(stochastic_gradients=True),
     CurrentScaling(),
     CurrentScaling(fp8_format="E4M3", power_of_two=True),
     RowwiseScaling(),
     BlockScaling(),
     BlockScaling(power_of_two=False),
     MXFP8(),
+    NVFP4(),
 )
 ONE_OF_EACH = tuple({type(recipe): recipe for recipe in RECIPES}.values())
 recipes = pytest.mark.parametrize("recipe", RECIPES, ids=str)

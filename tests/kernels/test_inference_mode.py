@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fp8scope_kernels import (
     E3M2,
     MXFP8,
+    NVFP4,
     BlockScaling,
     CurrentScaling,
     DelayedScaling,
@@ -37,6 +38,7 @@ RECIPES: dict[str, Recipe] = {
     "rows": RowwiseScaling(),
     "blocks": BlockScaling(),
     "MX": MXFP8(),
+    "NVFP4": NVFP4(),
 }
 recipes = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
 on_each_backend = pytest.mark.parametrize("backend", ["reference", "compiled"])

@@ -14,7 +14,9 @@ from fp8scope_kernels import (
     E4M3FNUZ,
     E5M2,
     E5M2FNUZ,
+    MXFP4,
     MXFP8,
+    NVFP4,
     BlockScaling,
     CurrentScaling,
     DelayedScaling,
@@ -80,6 +82,8 @@ recipes: st.SearchStrategy[Recipe] = st.one_of(
     st.builds(RowwiseScaling, power_of_two=st.booleans()),
     st.builds(BlockScaling, power_of_two=st.booleans()),
     st.builds(MXFP8, rounding=st.sampled_from(["up", "floor"])),
+    st.builds(MXFP4, rounding=st.sampled_from(["up", "floor"]), stochastic_gradients=st.booleans()),
+    st.builds(NVFP4, hadamard=st.booleans(), stochastic_gradients=st.booleans()),
 )
 
 
@@ -105,6 +109,10 @@ def test_round_trip_through_json(recipe: Recipe) -> None:
         ({"recipe": "CurrentScaling", "fp8_encoding": "ieee"}, "device, ocp, fnuz"),
         ({"recipe": "CurrentScaling", "power_of_two": 1}, "power_of_two must be True or False"),
         ({"recipe": "MXFP8", "rounding": "nearest"}, "up, floor"),
+        ({"recipe": "MXFP8", "fp8_format": "E2M1"}, "HYBRID, E4M3, E5M2"),
+        ({"recipe": "NVFP4", "fp8_format": "E4M3"}, "must be one of E2M1"),
+        ({"recipe": "NVFP4", "hadamard": 1}, "hadamard must be True or False"),
+        ({"recipe": "MXFP4", "saturate": False}, "always saturates"),
         ({"recipe": "BlockScaling", "power_of_two": None}, "power_of_two must be True or False"),
         ({"recipe": "CurrentScaling", "saturate": "yes"}, "saturate must be True or False"),
     ],

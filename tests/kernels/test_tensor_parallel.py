@@ -29,7 +29,9 @@ from torch.distributed.tensor.parallel import (
 )
 
 from fp8scope_kernels import (
+    MXFP4,
     MXFP8,
+    NVFP4,
     STATISTICS,
     BlockScaling,
     CurrentScaling,
@@ -40,6 +42,7 @@ from fp8scope_kernels import (
     convert,
     observe,
     scaling_status,
+    seed_rounding,
 )
 
 RECIPES: tuple[Recipe, ...] = (
@@ -418,3 +421,38 @@ def test_models(tmp_path: Path) -> None:
         assert failures == []
     for failures in run_ranks(job_meshes, 4, str(tmp_path)):
         assert failures == []
+
+
+def job_random_rounding(rank: int, size: int) -> list[str]:
+    """On one rank, everything is equal to a layer without a mesh, the words of stochastic rounding too."""
+    problems = []
+    mesh = init_device_mesh("cpu", (size,))
+    for recipe in (CurrentScaling(stochastic_gradients=True), MXFP4(stochastic_gradients=True)):
+        alone, sharded = (nn.Sequential(nn.Linear(64, 64)) for _ in range(2))
+        sharded.load_state_dict(alone.state_dict())
+        gradients = []
+        for model in (alone, sharded):
+            convert(model, recipe)
+            seed_rounding(model, 1)
+            if model is sharded:
+                parallelize_module(model, mesh, {"0": ColwiseParallel()})
+            x = torch.randn(64, 64, generator=torch.Generator().manual_seed(1)).requires_grad_()
+            model(x).square().sum().backward()
+            assert x.grad is not None
+            gradients.append(x.grad)
+        if not torch.equal(gradients[0], gradients[1]):
+            problems.append(f"{recipe.kind} rounds otherwise")
+    model = nn.Sequential(nn.Linear(64, 64))
+    convert(model, NVFP4())
+    parallelize_module(model, mesh, {"0": ColwiseParallel()})
+    try:
+        model(torch.ones(32, 64))
+        problems.append("NVFP4 is not refused")
+    except ValueError as error:
+        if "choose MXFP4" not in str(error):
+            problems.append(str(error))
+    return problems
+
+
+def test_random_rounding_is_kept_and_nvfp4_refused() -> None:
+    assert run_ranks(job_random_rounding, 1) == [[]]

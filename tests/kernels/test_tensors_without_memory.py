@@ -21,6 +21,7 @@ from torchao.quantization import Int8WeightOnlyConfig, quantize_
 from fp8scope_kernels import (
     E4M3,
     MXFP8,
+    NVFP4,
     SAMPLE_SIZE,
     STATISTICS,
     BlockScaling,
@@ -41,7 +42,7 @@ from fp8scope_kernels import (
     set_backend,
 )
 
-RECIPES = (DelayedScaling(), CurrentScaling(), RowwiseScaling(), BlockScaling(), MXFP8())
+RECIPES = (DelayedScaling(), CurrentScaling(), RowwiseScaling(), BlockScaling(), MXFP8(), NVFP4())
 ONE = torch.ones(())
 
 

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fp8scope_kernels import (
     MXFP8,
+    NVFP4,
     BlockScaling,
     CurrentScaling,
     DelayedScaling,
@@ -23,7 +24,9 @@ from fp8scope_kernels import (
     observe,
 )
 
-RECIPES: tuple[Recipe, ...] = (DelayedScaling(), CurrentScaling(), RowwiseScaling(), BlockScaling(), MXFP8())
+RECIPES: tuple[Recipe, ...] = (
+    *(DelayedScaling(), CurrentScaling(), RowwiseScaling(), BlockScaling(), MXFP8(), NVFP4()),
+)
 recipes = pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.kind)
 WORDS, WIDTH = 48, 32
 

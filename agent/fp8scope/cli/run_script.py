@@ -33,6 +33,8 @@ RECIPES = {
     "rowwise": "RowwiseScaling",
     "block": "BlockScaling",
     "mxfp8": "MXFP8",
+    "mxfp4": "MXFP4",
+    "nvfp4": "NVFP4",
 }
 logger = logging.getLogger("fp8scope")
 
@@ -98,7 +100,9 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--convert", choices=sorted(RECIPES), help="convert the model's linear layers to FP8 with this recipe"
+        "--convert",
+        choices=sorted(RECIPES),
+        help="convert the model's linear layers to FP8 or FP4 with this recipe",
     )
     parser.add_argument("--project", help="the project whose login to use")
     parser.add_argument("--name", help="the name of the run (default: the script and the time)")

@@ -119,8 +119,8 @@ def scaling_of(recipe: Mapping[str, Any], role: str) -> Scaling:
         )
     if kind == "CurrentScaling":
         return Scaling(kind="current", margin=_number(recipe, "margin", 0), power_of_two=power_of_two)
-    if kind in ("RowwiseScaling", "BlockScaling", "MXFP8"):
-        return Scaling(kind="blocks", power_of_two=power_of_two or kind == "MXFP8")
+    if kind in ("RowwiseScaling", "BlockScaling", "MXFP8", "MXFP4", "NVFP4"):
+        return Scaling(kind="blocks", power_of_two=power_of_two or kind in ("MXFP8", "MXFP4"))
     if kind == "torchao.float8":
         cast = str(recipe.get(role, ""))
         granularity: Kind = (

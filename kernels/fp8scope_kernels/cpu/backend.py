@@ -9,16 +9,16 @@ import ctypes
 import math
 from collections.abc import Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fp8scope_kernels.cpu.library import library
-from fp8scope_kernels.formats import Format
+from fp8scope_kernels.formats import E4M3, Format
 from fp8scope_kernels.plain_tensors import READABLE_DTYPES, check_memory, in_memory_order
 from fp8scope_kernels.random_stream import WORD, Draw
-from fp8scope_kernels.recipes import MXFP8, Block, Nonfinite, Recipe
+from fp8scope_kernels.recipes import Block, Microscaling, Nonfinite, Recipe
 from fp8scope_kernels.statistics import STATISTICS
 
 ELEMENTS_PER_THREAD = 2**16
@@ -191,7 +191,7 @@ def quantize(
     amax = library().fp8scope_quantize(
         *(x.data_ptr(), data.data_ptr(), x.numel(), _is_wide(x), dtype.itemsize == 1, scale),
         *(ctypes.byref(_parameters(format, nonfinite)), wanted, _threads(x), bounds, _address(target)),
-        *(ctypes.byref(counts), None if draw is None else ctypes.byref(_words_of(draw))),
+        *(ctypes.byref(counts), _reference(draw)),
     )
     _write_back(row, target)
     flushed = counts.flushed
@@ -208,31 +208,71 @@ def quantize_blocks(
     dtype: torch.dtype,
     row: Tensor | None,
     block_row: Tensor | None,
+    draw: Draw | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The matrix x, which is not empty, in blocks of `grid` (no zeros): q in `dtype`, and the blocks' scales.
 
-    Scales are float32 [block rows, 1, block columns, 1]. Statistics are added to the rows.
+    Scales are float32 [block rows, 1, block columns, 1]. Statistics are added to the rows. `draw`: round
+    blocks of one row at random by these words.
     """
     x, target, block_target = _readable(x), _writable(row), _writable(block_row)
     (rows, columns), (height, width) = x.shape, grid
     data = _empty(x, x.shape, dtype)
     scales = _empty(x, (-(-rows // height), 1, -(-columns // width), 1), torch.float32)
-    if isinstance(recipe, MXFP8):
+    if isinstance(recipe, Microscaling):
         rule = 2 if recipe.rounding == "floor" else 1
     else:
         rule = int(getattr(recipe, "power_of_two", False))
     library().fp8scope_quantize_blocks(
         *(x.data_ptr(), data.data_ptr(), scales.data_ptr(), rows, columns, height, width, _is_wide(x)),
         *(dtype.itemsize == 1, rule, ctypes.byref(_parameters(format, recipe.nonfinite)), _threads(x)),
-        *(_address(target), _address(block_target)),
+        *(_address(target), _address(block_target), _reference(draw)),
     )
     _write_back(row, target)
     _write_back(block_row, block_target)
     return data, scales
 
 
-def dequantize_blocks(values: Tensor, scales: Tensor, grid: Block, dtype: torch.dtype) -> Tensor:
-    """values / scale of each element's block, in `dtype` (bfloat16 or float32), rounded once.
+def quantize_nvfp4(
+    x: Tensor,
+    format: Format,
+    grid: Block,
+    nonfinite: Nonfinite,
+    tensor_scale: float,
+    row: Tensor | None,
+    block_row: Tensor | None,
+    draw: Draw | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`quantize_blocks` with E4M3 scales below `tensor_scale`: q in bfloat16, and the blocks' scales."""
+    x, target, block_target = _readable(x), _writable(row), _writable(block_row)
+    (rows, columns), (height, width) = x.shape, grid
+    data = _empty(x, x.shape, torch.bfloat16)
+    scales = _empty(x, (-(-rows // height), 1, -(-columns // width), 1), torch.float32)
+    library().fp8scope_quantize_nvfp4(
+        *(x.data_ptr(), data.data_ptr(), scales.data_ptr(), rows, columns, height, width, _is_wide(x)),
+        *(tensor_scale, ctypes.byref(_parameters(format, nonfinite))),
+        *(ctypes.byref(_parameters(E4M3, "propagate")), _threads(x)),
+        *(_address(target), _address(block_target), _reference(draw)),
+    )
+    _write_back(row, target)
+    _write_back(block_row, block_target)
+    return data, scales
+
+
+def rotate(x: Tensor, minus: int) -> Tensor:
+    """`hadamard.rotate` of the matrix x, which is not empty. The bits of `minus` are the signs."""
+    x = _readable(x)
+    out = _empty(x, (len(x), -(-x.shape[1] // 16) * 16), torch.float32)
+    library().fp8scope_rotate(
+        x.data_ptr(), out.data_ptr(), *x.shape, _is_wide(x), minus & 0xFFFF, _threads(x)
+    )
+    return out
+
+
+def dequantize_blocks(
+    values: Tensor, scales: Tensor, grid: Block, dtype: torch.dtype, *, multiply: bool = False
+) -> Tensor:
+    """values / scale of each element's block, or their product, rounded once to bfloat16 or float32: `dtype`.
 
     `values`: bfloat16 [rows, columns]; `scales`: float32, as from `quantize_blocks`.
     """
@@ -240,7 +280,7 @@ def dequantize_blocks(values: Tensor, scales: Tensor, grid: Block, dtype: torch.
     out = _empty(values, values.shape, dtype)
     library().fp8scope_dequantize_blocks(
         *(values.data_ptr(), scales.data_ptr(), out.data_ptr(), *values.shape, *grid),
-        *(_is_wide(out), _threads(values)),
+        *(_is_wide(out), multiply, _threads(values)),
     )
     return out
 
@@ -329,9 +369,13 @@ def _threads(x: Tensor) -> int:
     return max(1, min(torch.get_num_threads(), x.numel() // ELEMENTS_PER_THREAD))
 
 
-def _words_of(draw: Draw) -> _Draw:
+def _reference(draw: Draw | None) -> Any:
+    """The argument of a kernel for these words; None to round to nearest."""
+    if draw is None:
+        return None
     seed, call = draw.state.tolist()
-    return _Draw((ctypes.c_uint32 * 2)(seed & WORD, (seed >> 32) & WORD), call & WORD, draw.rank)
+    words = _Draw((ctypes.c_uint32 * 2)(seed & WORD, (seed >> 32) & WORD), call & WORD, draw.rank)
+    return ctypes.byref(words)
 
 
 @cache

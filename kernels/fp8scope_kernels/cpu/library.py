@@ -30,10 +30,16 @@ SIGNATURES: dict[str, tuple[tuple[type, ...], type | None]] = {
     ),
     "quantize_blocks": (
         (*(POINTER, POINTER, POINTER, SIZE, SIZE, SIZE, SIZE),)
-        + (*(NUMBER, NUMBER, NUMBER, POINTER, NUMBER, POINTER, POINTER),),
+        + (*(NUMBER, NUMBER, NUMBER, POINTER, NUMBER, POINTER, POINTER, POINTER),),
         None,
     ),
-    "dequantize_blocks": ((POINTER, POINTER, POINTER, SIZE, SIZE, SIZE, SIZE, NUMBER, NUMBER), None),
+    "quantize_nvfp4": (
+        (*(POINTER, POINTER, POINTER, SIZE, SIZE, SIZE, SIZE, NUMBER, REAL),)
+        + (*(POINTER, POINTER, NUMBER, POINTER, POINTER, POINTER),),
+        None,
+    ),
+    "rotate": ((POINTER, POINTER, SIZE, SIZE, NUMBER, ctypes.c_uint32, NUMBER), None),
+    "dequantize_blocks": ((*(POINTER, POINTER, POINTER, SIZE, SIZE, SIZE, SIZE), *(NUMBER,) * 3), None),
     "exponents": ((POINTER, SIZE, NUMBER, NUMBER, POINTER), None),
     "sample": ((POINTER, POINTER, POINTER, SIZE, SIZE, NUMBER, NUMBER, POINTER), None),
     "scale_product": ((POINTER, POINTER, POINTER, POINTER, SIZE, SIZE, NUMBER, NUMBER), None),

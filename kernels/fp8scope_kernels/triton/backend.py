@@ -15,7 +15,7 @@ from fp8scope_kernels import devices
 from fp8scope_kernels.formats import E8M0, Format
 from fp8scope_kernels.plain_tensors import check_memory, in_memory_order
 from fp8scope_kernels.random_stream import COUNTERS, GROUP, Draw
-from fp8scope_kernels.recipes import MXFP8, Block, BlockScaling, Nonfinite, Recipe, RowwiseScaling
+from fp8scope_kernels.recipes import Block, BlockScaling, Microscaling, Nonfinite, Recipe, RowwiseScaling
 
 FLAT = (1, 4096)
 """Rows and columns of a tile of a contiguous tensor, which is read as one row."""
@@ -326,11 +326,11 @@ def _beyond(format: Format, dtype: torch.dtype) -> int:
 def _scale_rule(recipe: Recipe, format: Format) -> dict[str, Any]:
     """Return how the kernel computes a block's scale: `amax_to_block_scale` in constants."""
     smallest, largest = NO_SCALE
-    if isinstance(recipe, MXFP8) and recipe.rounding == "floor":
+    if isinstance(recipe, Microscaling) and recipe.rounding == "floor":
         power = 2.0**format.max_exponent
         return {"LARGEST": power, "MIN_SCALE": smallest, "MAX_SCALE": E8M0.max, "MODE": 2}
-    assert isinstance(recipe, MXFP8 | RowwiseScaling | BlockScaling)
-    powers = isinstance(recipe, MXFP8) or recipe.power_of_two
+    assert isinstance(recipe, Microscaling | RowwiseScaling | BlockScaling)
+    powers = isinstance(recipe, Microscaling) or recipe.power_of_two
     return {
         "LARGEST": format.max, "MIN_SCALE": smallest, "MAX_SCALE": largest, "MODE": int(powers)
     }  # fmt: skip

@@ -192,7 +192,8 @@ def test_reads_the_recipes_of_the_agent() -> None:
     delayed = {"recipe": "DelayedScaling", "history_length": 8, "margin": 1, "amax_compute": "most_recent"}
     assert scaling_of(delayed, "input") == Scaling(kind="delayed", history=8, margin=1.0, most_recent=True)
     assert scaling_of({"recipe": "CurrentScaling", "power_of_two": True}, "input").power_of_two
-    assert scaling_of({"recipe": "MXFP8"}, "input").kind == "blocks"
+    for kind in ("MXFP8", "MXFP4", "NVFP4"):
+        assert scaling_of({"recipe": kind}, "input").kind == "blocks"
     torchao = {"recipe": "torchao.float8", "input": "float8_e4m3fn tensorwise", "weight": "x rowwise"}
     assert [scaling_of(torchao, role).kind for role in ("input", "weight", "grad_output")] == [
         "current", "blocks", "unknown"

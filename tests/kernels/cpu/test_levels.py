@@ -12,9 +12,12 @@ from torch import Tensor
 
 from fp8scope_kernels import (
     DATA_FORMATS,
+    E2M1,
     E4M3,
     E5M2,
+    MXFP4,
     MXFP8,
+    NVFP4,
     SAMPLE_SIZE,
     BlockScaling,
     Format,
@@ -29,6 +32,7 @@ from fp8scope_kernels import (
 from fp8scope_kernels.cpu import backend as cpu_backend
 from fp8scope_kernels.cpu import levels as cpu_levels
 from fp8scope_kernels.cpu import library as cpu_library
+from fp8scope_kernels.hadamard import rotate
 from fp8scope_kernels.recipes import Block, Nonfinite, Recipe
 
 LEVELS = [level.name for level in cpu_library.available_levels()]
@@ -157,6 +161,30 @@ def test_blocks(level: str, recipe: Recipe, grid: Block) -> None:
         return results
 
     assert_same_bits(at(level, compute), at("reference", compute))
+
+
+FOUR_BITS: tuple[tuple[Recipe, Block], ...] = (
+    (NVFP4(), (1, 16)),
+    (NVFP4(), (16, 16)),
+    (MXFP4(), (1, 32)),
+)
+
+
+@levels
+def test_four_bits(level: str) -> None:
+    def compute() -> list[Tensor]:
+        stream, results = RandomStream(4), []
+        for x in (random_float32(50, 4333), random_float32(50, 77).bfloat16(), random_float32(60, 50).t()):
+            for recipe, grid in FOUR_BITS:
+                for stochastic in (False, stream) if grid[0] == 1 else (False,):
+                    row, blocks = torch.zeros(7, dtype=torch.float64), torch.zeros(5, dtype=torch.float64)
+                    q = quantize_blocks(x, E2M1, grid, recipe, row, blocks, stochastic=stochastic)
+                    results += [q.values, q.scale, q.dequantize(), row, blocks]
+            results.append(rotate(x))
+        return results
+
+    # Where a value is flushed, rounding by sums makes +0 and by words keeps the sign.
+    assert_same_bits([x + 0 for x in at(level, compute)], [x + 0 for x in at("reference", compute)])
 
 
 @levels

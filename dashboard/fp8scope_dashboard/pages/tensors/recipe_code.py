@@ -9,7 +9,9 @@ from typing import Any, Final
 from fp8scope_dashboard.analysis.what_if.targets import Target
 
 # The formats that layers of fp8scope compute in, by target: the value of `fp8_format`.
-LAYER_FORMATS: Final = {"hybrid": "HYBRID", "e4m3": "E4M3", "e5m2": "E5M2", "mxfp8": "E4M3"}
+LAYER_FORMATS: Final = {"hybrid": "HYBRID", "e4m3": "E4M3", "e5m2": "E5M2"}
+# The recipes that have the format and the blocks of a target, with the number of elements that share a scale.
+BLOCK_RECIPES: Final = {"mxfp8": ("MXFP8", 32), "mxfp4": ("MXFP4", 32), "nvfp4": ("NVFP4", 16)}
 # Names of layers are patterns for convert: these characters stand for themselves.
 _PLAIN = re.compile(r"[\w.\-/:]+")
 
@@ -47,11 +49,12 @@ def _layer_format(target: Target, role: str) -> str | None:
 
 
 def _call(target: Target, fp8_format: str | None, recipe: Any, margin: int) -> str | None:
+    if target.format.name in BLOCK_RECIPES:
+        name, block = BLOCK_RECIPES[target.format.name]
+        return f"fp8scope.{name}()" if target.block_size == block else None
     if fp8_format is None:
         return None
     chosen = f'fp8_format="{fp8_format}"'
-    if target.format.name == "mxfp8":
-        return "fp8scope.MXFP8()" if target.block_size == 32 else None
     if target.scaling == "row":
         return f"fp8scope.RowwiseScaling({chosen})"
     if target.scaling == "block":

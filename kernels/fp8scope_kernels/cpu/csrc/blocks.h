@@ -3,7 +3,7 @@
 
 namespace {
 
-constexpr int64_t MX = 32;
+constexpr int64_t MX = 32, NV = 16;
 constexpr int64_t GROUP = BLOCK / MX;  // the most blocks processed together
 
 // One row of blocks: [height, columns].
@@ -20,6 +20,8 @@ struct Band {
       // A loop of unknown length takes twice the time for so few elements.
       if (width == MX)
         for (; block < whole; block++) f(block, row * columns + block * MX, MX);
+      if (width == NV)
+        for (; block < whole; block++) f(block, row * columns + block * NV, NV);
       for (; block < last; block++)
         f(block, row * columns + block * width, std::min(width, columns - block * width));
     }
@@ -100,8 +102,39 @@ uint32_t measure_blocks(const T* x, const Band& band, int64_t first, int64_t las
   return top;
 }
 
+// Blocks that are rounded at random: the words of the call, and the element of the matrix that x begins with. Blocks
+// then have a height of 1.
+struct Dice {
+  const Draw* draw;
+  int64_t origin;
+};
+
+// Casts the blocks [first, last) of one row. They may be wider than the words that are drawn at a time.
+template <bool Divide, typename T, typename Out>
+void cast_blocks_at_random(const T* x, Out* q, const Band& band, int64_t first, int64_t last, const float* scales,
+                           const Rounding& rounding, const Dice& dice) {
+  Words words;
+  const int64_t start = first * band.width, end = std::min(last * band.width, band.columns);
+  for (int64_t piece = start; piece < end; piece += BLOCK) {
+    const int64_t until = std::min(end, piece + BLOCK);
+    const uint32_t* drawn = words.draw(*dice.draw, dice.origin + piece, until - piece);
+    for (int64_t at = piece; at < until;) {
+      const int64_t block = at / band.width, n = std::min(until, (block + 1) * band.width) - at;
+      const auto cast_some = [&](int64_t size) INLINED {
+        cast_at_random<Out, Divide>(x + at, q + at, drawn + (at - piece), size, scales[block], rounding);
+      };
+      // As above: a known length needs no remainder loop.
+      if (n == NV) cast_some(NV);
+      else if (n == MX) cast_some(MX);
+      else cast_some(n);
+      at += n;
+    }
+  }
+}
+
 template <typename T, typename Out>
-uint32_t quantize_band(const T* x, Out* q, float* scales, const Band& band, int rule, const Format& f, Counts& c) {
+uint32_t quantize_band(const T* x, Out* q, float* scales, const Band& band, int rule, const Format& f, Dice dice,
+                       Counts& c) {
   const int64_t across = band.across(), fitting = BLOCK / (band.height * band.width);
   const int64_t together = std::min(GROUP, std::max<int64_t>(1, fitting));
   const Rounding rounding(f);
@@ -110,9 +143,13 @@ uint32_t quantize_band(const T* x, Out* q, float* scales, const Band& band, int 
     const int64_t last = std::min(across, first + together);
     top = std::max(top, measure_blocks(x, band, first, last, amax, c));
     const bool saturating = choose_scales(amax, scales + first, last - first, f, rule);
-    band.each_row(first, last, [=](int64_t block, int64_t at, int64_t n) INLINED {
-      cast<Out>(x + at, q + at, n, scales[block], rounding);
-    });
+    if (dice.draw) {
+      cast_blocks_at_random<false>(x, q, band, first, last, scales, rounding, dice);
+    } else {
+      band.each_row(first, last, [=](int64_t block, int64_t at, int64_t n) INLINED {
+        cast<Out>(x + at, q + at, n, scales[block], rounding);
+      });
+    }
     for (int64_t block = first; saturating && block < last; block++) {
       if (real(amax[block - first]) * scales[block] <= f.limit) continue;
       Counts rare = {};
@@ -131,7 +168,7 @@ int64_t rows_together(int64_t height, int64_t columns) {
 
 template <typename T, typename Out>
 uint32_t quantize_blocks(const T* x, Out* q, float* scales, int64_t rows, int64_t columns, int64_t height,
-                         int64_t width, int rule, const Format& f, bool counting, Counts& c) {
+                         int64_t width, int rule, const Format& f, Dice dice, bool counting, Counts& c) {
   const int64_t across = (columns + width - 1) / width;
   const int64_t group = rows_together(height, columns);
   int64_t zeros = 0, flushed = 0, below = 0, saturated = 0, nonfinite = 0, blocks = 0;
@@ -142,7 +179,8 @@ uint32_t quantize_blocks(const T* x, Out* q, float* scales, int64_t rows, int64_
     uint32_t amax = 0;
     for (int64_t row = first; row < last; row += height)
       amax = std::max(amax, quantize_band(x + row * columns, q + row * columns, scales + row / height * across,
-                                          Band{std::min(height, rows - row), columns, width}, rule, f, p));
+                                          Band{std::min(height, rows - row), columns, width}, rule, f,
+                                          Dice{dice.draw, dice.origin + row * columns}, p));
     for (int64_t i = first * columns; counting && i < last * columns; i += BLOCK)
       count(x + i, q + i, std::min(BLOCK, last * columns - i), f, p);
     zeros += p.zeros, flushed += p.flushed, below += p.below;
@@ -153,8 +191,9 @@ uint32_t quantize_blocks(const T* x, Out* q, float* scales, int64_t rows, int64_
   return top;
 }
 
-// q / s of each element's block, rounded to nearest even, in rows [start, end). Scales are [block rows, block columns].
-template <typename Out>
+// q / s of each element's block (q * s with `Multiply`), rounded to nearest even, in rows [start, end). Scales are
+// [block rows, block columns].
+template <bool Multiply, typename Out>
 void dequantize_blocks(const uint16_t* q, const float* scales, Out* out, int64_t start, int64_t end, int64_t columns,
                        int64_t height, int64_t width) {
   const int64_t across = (columns + width - 1) / width;
@@ -164,7 +203,8 @@ void dequantize_blocks(const uint16_t* q, const float* scales, Out* out, int64_t
       const int64_t first = row * columns + block * width, n = std::min(width, columns - block * width);
       const uint16_t* __restrict from = q + first;
       Out* __restrict to = out + first;
-      for (int64_t i = 0; i < n; i++) to[i] = narrow<Out>(real(widen(from[i])) / scale);
+      for (int64_t i = 0; i < n; i++)
+        to[i] = narrow<Out>(Multiply ? real(widen(from[i])) * scale : real(widen(from[i])) / scale);
     }
   }
 }

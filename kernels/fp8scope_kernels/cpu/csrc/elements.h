@@ -62,12 +62,13 @@ struct Rounding {
 
 // x * scale clamped and rounded to nearest even: the FP8 byte (uint8_t or Fnuz), or the same number as bfloat16 (uint16_t).
 // `OnX` compares x with f.accepted, which takes longer. Comparing the product does not distinguish an Inf from a finite
-// x whose product overflows.
-template <typename Out, bool OnX = false>
+// x whose product overflows. `Divide`: x / scale, where the sign is that of x: Inf / Inf has none.
+template <typename Out, bool OnX = false, bool Divide = false>
 INLINED inline void cast(const auto* __restrict x, Out* __restrict q, int64_t n, float scale, Rounding f) {
   const uint32_t base = bits(f.shift);
   for (int64_t i = 0; i < n; i++) {
-    const uint32_t b = bits(real(widen(x[i])) * scale), magnitude = b & ABS;
+    const float wide = real(widen(x[i]));
+    const uint32_t b = bits(Divide ? wide / scale : wide * scale), magnitude = b & ABS;
     const bool lost = (OnX ? widen(x[i]) & ABS : magnitude) > f.accepted;
     const uint32_t clamped = std::min(magnitude, f.max);
     const float shifted = real(clamped) + f.shift;
@@ -80,7 +81,8 @@ INLINED inline void cast(const auto* __restrict x, Out* __restrict q, int64_t n,
     } else {
       const uint32_t value = clamped < f.normal ? bits(shifted - f.shift) : rounded & f.kept;
       // As in reference.py, a flushed value becomes +0.
-      q[i] = Out(((lost ? 0x7fc00000 : value) | (value ? b & ~ABS : 0)) >> 16);
+      const uint32_t sign = (Divide ? bits(wide) : b) & ~ABS;
+      q[i] = Out(((lost ? 0x7fc00000 : value) | (value ? sign : 0)) >> 16);
     }
   }
 }

@@ -11,6 +11,7 @@
 #include "tensors.h"
 #include "random.h"
 #include "blocks.h"
+#include "nvfp4.h"
 #include "samples.h"
 
 namespace {
@@ -149,7 +150,7 @@ float fp8scope_quantize(const void* x, void* q, int64_t n, int wide, int bytes, 
 
 void fp8scope_quantize_blocks(const void* x, void* q, float* scales, int64_t rows, int64_t columns, int64_t height,
                               int64_t width, int wide, int bytes, int rule, const Format* f, int threads,
-                              double* row, double* block_row) {
+                              double* row, double* block_row, const Draw* draw) {
   Counts c = {};
   const bool counting = row || block_row;
   const int64_t across = (columns + width - 1) / width, blocks = (rows + height - 1) / height * across;
@@ -157,13 +158,49 @@ void fp8scope_quantize_blocks(const void* x, void* q, float* scales, int64_t row
     const int64_t step = rows_together(height, columns);
     return real(share_counting(rows, step, threads, c, [&](int64_t first, int64_t last, Counts& part) {
       return quantize_blocks(in + first * columns, out + first * columns, scales + first / height * across,
-                             last - first, columns, height, width, rule, *f, counting, part);
+                             last - first, columns, height, width, rule, *f, Dice{draw, first * columns}, counting,
+                             part);
     }));
   };
   const float amax = with_types(x, q, wide, bytes, *f, go);
   if (counting) summarize(scales, blocks, rule, c);
   if (row) accumulate(row, rows * columns, amax, c.median, c);
   if (block_row) accumulate_blocks(block_row, blocks, c);
+}
+
+// q is bfloat16, `scales` the E4M3 scales of the blocks.
+void fp8scope_quantize_nvfp4(const void* x, uint16_t* q, float* scales, int64_t rows, int64_t columns, int64_t height,
+                             int64_t width, int wide, float tensor_scale, const Format* f, const Format* e4m3,
+                             int threads, double* row, double* block_row, const Draw* draw) {
+  Counts c = {};
+  const bool counting = row || block_row;
+  const int64_t across = (columns + width - 1) / width, blocks = (rows + height - 1) / height * across;
+  const auto go = [&](auto* in) {
+    const int64_t step = rows_together(height, columns);
+    return real(share_counting(rows, step, threads, c, [&](int64_t first, int64_t last, Counts& part) {
+      return quantize_nvfp4(in + first * columns, q + first * columns, scales + first / height * across, last - first,
+                            columns, height, width, tensor_scale, *f, *e4m3, Dice{draw, first * columns}, counting,
+                            part);
+    }));
+  };
+  const float amax = wide ? go((const uint32_t*)x) : go((const uint16_t*)x);
+  if (!counting) return;
+  Array<float> multipliers(blocks);
+  nvfp4_multipliers(scales, tensor_scale, multipliers.data, blocks);
+  summarize(multipliers.data, blocks, 0, c);
+  if (row) accumulate(row, rows * columns, amax, c.median, c);
+  if (block_row) accumulate_blocks(block_row, blocks, c);
+}
+
+// The result is float32 [rows, columns padded to a multiple of 16].
+void fp8scope_rotate(const void* x, float* to, int64_t rows, int64_t columns, int wide, uint32_t minus, int threads) {
+  const int64_t padded = (columns + NV - 1) / NV * NV;
+  const auto go = [&](auto* in) {
+    share_range(rows, 1, threads, [&](int64_t first, int64_t last) {
+      for (int64_t row = first; row < last; row++) rotate(in + row * columns, to + row * padded, columns, minus);
+    });
+  };
+  wide ? go((const uint32_t*)x) : go((const uint16_t*)x);
 }
 
 // Adds the exponents of n elements to `to`, the bins of statistics.py.
@@ -180,10 +217,12 @@ void fp8scope_sample(const void* x, const uint16_t* q, const float* inverse, int
 
 // q is bfloat16; the result is float32 (`wide`) or bfloat16.
 void fp8scope_dequantize_blocks(const void* q, const float* scales, void* out, int64_t rows, int64_t columns,
-                                int64_t height, int64_t width, int wide, int threads) {
+                                int64_t height, int64_t width, int wide, int multiply, int threads) {
   const auto go = [&](auto* to) {
     share_range(rows, 1, threads, [&](int64_t first, int64_t last) {
-      dequantize_blocks((const uint16_t*)q, scales, to, first, last, columns, height, width);
+      const auto* from = (const uint16_t*)q;
+      multiply ? dequantize_blocks<true>(from, scales, to, first, last, columns, height, width)
+               : dequantize_blocks<false>(from, scales, to, first, last, columns, height, width);
     });
   };
   wide ? go((uint32_t*)out) : go((uint16_t*)out);

@@ -83,20 +83,21 @@ INLINED inline uint32_t choose(bool condition, uint32_t yes, uint32_t no) {
 
 // x * scale clamped and rounded at random, by the upper 24 bits of a word each; else as `cast`, which see. The value
 // above is taken where the discarded part of the significand exceeds the word. Zero keeps its sign where it has one.
-template <typename Out>
+template <typename Out, bool Divide = false>
 INLINED inline void cast_at_random(const auto* __restrict x, Out* __restrict q, const uint32_t* __restrict words,
                                    int64_t n, float scale, Rounding f) {
   const float smallest = f.shift * 0x1p-23f, steps = 1 / smallest;
   for (int64_t i = 0; i < n; i++) {
-    const uint32_t b = bits(real(widen(x[i])) * scale), word = words[i] >> 8;
-    const bool lost = ((b & ABS) > INF) | ((widen(x[i]) & ABS) > f.accepted);
+    const float wide = real(widen(x[i]));
+    const uint32_t b = bits(Divide ? wide / scale : wide * scale), word = words[i] >> 8;
+    const bool lost = (!Divide & ((b & ABS) > INF)) | ((bits(wide) & ABS) > f.accepted);
     const uint32_t clamped = std::min(b & ABS, f.max);
     // Above, integers: the significand's discarded bits against as many of the word. Below, multiples of the subnormal.
     const uint32_t rounded = clamped + ((1u << f.drop) - 1) - (word >> (24 - f.drop));
     const float multiple = real(std::min(clamped, f.normal)) * steps;
     const int32_t whole = int32_t(multiple);
     const uint32_t small = whole + (float(int32_t(word)) * 0x1p-24f < multiple - float(whole));
-    const uint32_t sign = b & ~ABS;
+    const uint32_t sign = (Divide ? bits(wide) : b) & ~ABS;
     if constexpr (sizeof(Out) == 1) {
       const uint32_t code = choose(clamped < f.normal, small, (rounded >> f.drop) - f.rebias);
       const uint32_t signs = std::is_same_v<Out, Fnuz> ? choose(code != 0, sign, 0) : sign;

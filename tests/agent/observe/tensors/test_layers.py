@@ -12,6 +12,7 @@ from torch import nn
 
 from fp8scope_kernels import (
     MXFP8,
+    NVFP4,
     BlockScaling,
     CurrentScaling,
     DelayedScaling,
@@ -35,7 +36,7 @@ def train(model: nn.Module, x: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    "recipe", [DelayedScaling(), CurrentScaling(), RowwiseScaling(), BlockScaling(), MXFP8()]
+    "recipe", [DelayedScaling(), CurrentScaling(), RowwiseScaling(), BlockScaling(), MXFP8(), NVFP4()]
 )
 def test_it_works(recipe: Recipe) -> None:
     model = fp8_model(recipe)
@@ -54,9 +55,10 @@ def test_it_works(recipe: Recipe) -> None:
                 10
                 * torch.tensor(step.extra("sq_signal", "0.input") / step.extra("sq_error", "0.input")).log10()
             )
-            assert 24 < decibels < 36
+            # Four bits have two significant ones, FP8 three and four.
+            assert (14 < decibels < 24) if recipe.kind == "NVFP4" else (24 < decibels < 36)
     blocks = steps[0].extra("blocks", "0.input")
-    expected = {"RowwiseScaling": 16, "BlockScaling": 16, "MXFP8": 16}
+    expected = {"RowwiseScaling": 16, "BlockScaling": 16, "MXFP8": 16, "NVFP4": 32}
     assert blocks == expected[recipe.kind] if recipe.kind in expected else blocks != blocks
     assert watched.collector.recipe == recipe.to_dict()
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fp8scope_kernels import (
     MXFP8,
+    NVFP4,
     BlockScaling,
     CurrentScaling,
     DelayedScaling,
@@ -31,6 +32,7 @@ RECIPES = [
     RowwiseScaling(),
     BlockScaling(),
     MXFP8(),
+    NVFP4(),
     DelayedScaling(fp8_format="E5M2"),
 ]
 
