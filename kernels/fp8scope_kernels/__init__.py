@@ -74,6 +74,7 @@ from fp8scope_kernels.reference import (
 from fp8scope_kernels.revert import revert
 from fp8scope_kernels.sampling import accumulate_sample, exponent_histogram
 from fp8scope_kernels.scaling_state import ScalingState, scaling_status
+from fp8scope_kernels.smooth_swiglu import SmoothSwiGLU
 from fp8scope_kernels.statistics import (
     BLOCK_STATISTICS,
     EXPONENT_BINS,
@@ -144,6 +145,7 @@ __all__ = [
     "RowwiseScaling",
     "ScalingState",
     "Slot",
+    "SmoothSwiGLU",
     "StatisticsBuffer",
     "Stochastic",
     "TensorInfo",

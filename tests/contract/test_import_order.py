@@ -20,7 +20,7 @@ ORDERS = {
     "fp8scope_kernels": """
         formats devices torch_internals graph_objects hooks plain_tensors random_stream recipes statistics cpu
         triton backends reference quantization custom_ops block_quantization hadamard sampling fp6 weight_only
-        scaling_state recomputation plain_state matmul operands linear_product linear_operators
+        smooth_swiglu scaling_state recomputation plain_state matmul operands linear_product linear_operators
         tensor_parallel linear convert revert observers distributed dcp_planner gradient_reduction optimizer
     """,
     "fp8scope": """
