@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from composition_graphs import GRAPHS
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.checkpoint.state_dict import (
@@ -53,7 +54,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from fp8scope_kernels import (
+    MXFP4,
     MXFP8,
+    NVFP4,
     STATISTICS,
     BlockScaling,
     CurrentScaling,
@@ -399,6 +402,15 @@ def recomputed(rank: int, size: int, how: str) -> Outcome:
     return outcome
 
 
+def in_graph(rank: int, size: int, how: str) -> Outcome:
+    """Compiled, exported, recorded or transformed, bit for bit; see composition_graphs.py."""
+    outcome = Outcome()
+    for recipe in (*RECIPES, MXFP4(), NVFP4()):
+        torch.compiler.reset()
+        outcome.failures += [f"{recipe.kind}: {difference}" for difference in GRAPHS[how](recipe)]
+    return outcome
+
+
 def weights_of_gradients(model: nn.Module) -> dict[str, Tensor]:
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
@@ -441,6 +453,11 @@ def compositions() -> Iterator[Composition]:
         yield Composition(
             name=f"checkpointing ({how}), several forward calls first", ranks=1, run=recomputed, how=how,
             compared="gradients; scaling state bit for bit",
+        )  # fmt: skip
+    for name in GRAPHS:
+        yield Composition(
+            name=name, ranks=1, run=in_graph, how=name,
+            compared="shapes" if name == "FakeTensorMode" else "everything, bit for bit",
         )  # fmt: skip
 
 
