@@ -74,6 +74,7 @@ from fp8scope_kernels.reference import (
 from fp8scope_kernels.revert import revert
 from fp8scope_kernels.sampling import accumulate_sample, exponent_histogram
 from fp8scope_kernels.scaling_state import ScalingState, scaling_status
+from fp8scope_kernels.serving_checkpoint import load_dequantized, save_fp8_checkpoint
 from fp8scope_kernels.smooth_swiglu import SmoothSwiGLU
 from fp8scope_kernels.statistics import (
     BLOCK_STATISTICS,
@@ -161,6 +162,7 @@ __all__ = [
     "get_backend",
     "in_encoding",
     "keep_scaling_out_of_ddp",
+    "load_dequantized",
     "measure",
     "observable_layers",
     "observe",
@@ -179,6 +181,7 @@ __all__ = [
     "round_stochastically",
     "round_to_format",
     "scaling_status",
+    "save_fp8_checkpoint",
     "seed_rounding",
     "set_backend",
     "sync_amaxes",
