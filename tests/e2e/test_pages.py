@@ -120,6 +120,8 @@ def test_works_with_the_keyboard_alone(open_tab: OpenTab, server: Server, seeded
 def test_help_stays_on_the_screen_of_a_phone(open_tab: OpenTab, server: Server, seeded: Seeded) -> None:
     tab = open_tab(390)
     tab.open(addresses(server, seeded)["healthy"])
+    # What is loaded later must not move or replace a help text while it is looked at.
+    tab.draw_everything()
     seen = 0
     for help_field in tab.page.locator("details.help").all():
         # Some are inside sections that are collapsed at first.
