@@ -5,6 +5,7 @@ A fake computes shapes, dtypes and strides with the functions of the operator, o
 
 import json
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,19 +46,11 @@ def linear_op(
 
 @fake_of("linear")
 def _(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    number: Tensor,
-    turn: Tensor,
-    recipe: str,
-    products: str,
-    out_dtype: torch.dtype,
-    for_x: bool,
-    for_weight: bool,
+    x: Tensor, weight: Tensor, bias: Tensor | None, number: Tensor, turn: Tensor, *settings: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    settings = ProductSettings(recipe, products, out_dtype, for_x, for_weight)
-    return _in_layout(run_forward(FrozenQuantizer(_recipe_of(recipe)), x, weight, bias, settings), x, recipe)
+    chosen = ProductSettings(*settings)
+    quantizer = FrozenQuantizer(_recipe_of(chosen.recipe))
+    return _in_layout(run_forward(quantizer, x, weight, bias, chosen), x, chosen.recipe)
 
 
 @operator("linear_gradients")
@@ -83,24 +76,10 @@ def linear_gradients_op(
 
 
 @fake_of("linear_gradients")
-def _(
-    grad: Tensor,
-    x_t: Tensor,
-    x_inverse: Tensor,
-    weight_t: Tensor,
-    weight_inverse: Tensor,
-    x: Tensor | None,
-    weight: Tensor | None,
-    number: Tensor,
-    recipe: str,
-    products: str,
-    x_dtype: torch.dtype | None,
-    weight_dtype: torch.dtype | None,
-    bias_dtype: torch.dtype | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    operands = operands_of(x_t, x_inverse, weight_t, weight_inverse, x, weight)
-    dtypes = x_dtype, weight_dtype, bias_dtype
-    return _filled(run_backward(FrozenQuantizer(_recipe_of(recipe)), grad, *operands, products, dtypes), grad)
+def _(grad: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    *saved, _, recipe, products, x_dtype, weight_dtype, bias_dtype = arguments
+    quantizer, dtypes = FrozenQuantizer(_recipe_of(recipe)), (x_dtype, weight_dtype, bias_dtype)
+    return _filled(run_backward(quantizer, grad, *operands_of(*saved), products, dtypes), grad)
 
 
 @operator("frozen_linear")

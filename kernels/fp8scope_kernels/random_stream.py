@@ -88,7 +88,7 @@ class RandomStream(nn.Module):
         self._begin()
 
     def restart(self) -> None:
-        """Begin again, as a layer whose weights were drawn anew: with a new seed, unless it was given."""
+        """Begin again, as a layer whose weights are drawn again: with a new seed, unless it was given."""
         if self._is_own:
             self._seed = _signed(_own_seed(self.state.device))
         self._begin()
@@ -133,7 +133,7 @@ class RandomStream(nn.Module):
 
 
 def seed_rounding(model: nn.Module, seed: int | None = None, *, path: str = "") -> None:
-    """Begin the streams of all FP8 layers of `model` anew, each by its path in the model.
+    """Begin the streams of all FP8 layers of `model` again, each with a seed of its path in the model.
 
     `seed`: by default torch's initial seed. Two models that are made alike round alike. `convert` does this
     for the layers that it converts. `path`: that of `model` itself in a larger one.

@@ -81,7 +81,7 @@ def sharded_linear(layer: Fp8Layer, input: Tensor, out_dtype: torch.dtype) -> Te
 
     Raises TypeError for other meshes and placements, and ValueError if shards cut blocks that share a scale.
     """
-    # Loaded by whoever has made a DTensor; importing it takes long.
+    # Code that makes DTensors has loaded this already; importing it takes long.
     from torch.distributed.tensor import DTensor as Distributed
 
     weight: DTensor = layer.weight
