@@ -1,6 +1,7 @@
 """Measures the speed of an FP8 linear layer with statistics on hardware without FP8.
 
     python benchmarks/linear.py [--threads N] [--repeats N] [--sizes 256 512 1024 2048] [--without-bf16-units]
+                                [--micro-batches N]
 
 Times forward and backward of `size` tokens through a layer of `size` x `size` in BF16 on the CPU, for
 `Fp8Linear` with all statistics, torchao's Float8Linear (which emulates FP8 on the CPU), eager and compiled,
@@ -13,8 +14,13 @@ round, above 1 if `Fp8Linear` is faster:
 With --without-bf16-units operands are multiplied in float32, as on a CPU without BF16 units. To measure
 torch's own BF16 products there as well, also set ONEDNN_MAX_CPU_ISA=AVX2 or AVX512_CORE in the environment.
 
-torchao has no delayed scaling: DelayedScaling is compared with its dynamic tensorwise recipe. With one
-thread, times are CPU time, so that other processes matter less; otherwise they are wall-clock time.
+With --micro-batches N it prints instead, for each size and recipe, the speed of N forward and backward calls
+with one quantisation of the weight (`keep_weights`) over that of N separate calls: `speed_over_separate`,
+`kept_ms`, `separate_ms`.
+
+torchao has no delayed scaling: DelayedScaling is compared with its dynamic tensorwise recipe, and recipes
+with blocks with its rowwise one. With one thread, times are CPU time, so that other processes matter less;
+otherwise they are wall-clock time.
 """
 
 import argparse
@@ -23,18 +29,22 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from importlib import import_module
 
 import torch
 from torch import nn
 
 from fp8scope_kernels import (
+    MXFP8,
+    BlockScaling,
     CurrentScaling,
     DelayedScaling,
     Fp8Linear,
     Recipe,
     RowwiseScaling,
     StatisticsBuffer,
+    keep_weights,
     matmul,
     observe,
     set_backend,
@@ -45,6 +55,9 @@ RECIPES: tuple[tuple[Recipe, str], ...] = (
     (DelayedScaling(), "tensorwise"),
     (CurrentScaling(), "tensorwise"),
     (RowwiseScaling(), "rowwise"),
+    # torchao has no layers with blocks for a CPU: its rowwise recipe is the nearest.
+    (BlockScaling(), "rowwise"),
+    (MXFP8(), "rowwise"),
 )
 
 
@@ -82,6 +95,30 @@ def torchao_layer(size: int, recipe_name: str) -> nn.Module | None:
         return None
     layer: nn.Module = linear.from_float(make_linear(size), config=dataclasses.replace(config, emulate=True))
     return layer
+
+
+def micro_batches(layer: nn.Module, size: int, number: int, *, keep: bool) -> Run:
+    """Return a function that runs the micro-batches of one step."""
+    run_one = step(layer, size)
+
+    def run() -> None:
+        with keep_weights(layer) if keep else nullcontext():
+            for _ in range(number):
+                run_one()
+
+    return run
+
+
+def measure_micro_batches(size: int, recipe: Recipe, number: int, repeats: int) -> dict[str, object]:
+    runs = {
+        "kept": micro_batches(fp8_layer(size, recipe), size, number, keep=True),
+        "separate": micro_batches(fp8_layer(size, recipe), size, number, keep=False),
+    }
+    times = time_in_turn(runs, repeats)
+    ratios = [separate / kept for separate, kept in zip(times["separate"], times["kept"], strict=True)]
+    case: dict[str, object] = {"size": size, "recipe": recipe.kind, "micro_batches": number}
+    case["speed_over_separate"] = round(statistics.median(ratios), 3)
+    return case | {f"{name}_ms": round(statistics.median(times[name]), 3) for name in runs}
 
 
 def time_in_turn(runs: dict[str, Run], repeats: int) -> dict[str, list[float]]:
@@ -127,6 +164,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--sizes", nargs="+", type=int, default=[256, 512, 1024, 2048])
     parser.add_argument("--without-bf16-units", action="store_true")
+    parser.add_argument("--micro-batches", type=int, default=0)
     arguments = parser.parse_args()
     if arguments.without_bf16_units:
         # Replace the function in the module whose product calls it.
@@ -135,7 +173,10 @@ def main() -> None:
     set_backend("compiled")
     for size in arguments.sizes:
         for recipe, peer_recipe in RECIPES:
-            case = measure_case(size, recipe, peer_recipe, arguments.repeats)
+            if arguments.micro_batches:
+                case = measure_micro_batches(size, recipe, arguments.micro_batches, arguments.repeats)
+            else:
+                case = measure_case(size, recipe, peer_recipe, arguments.repeats)
             case |= {"threads": arguments.threads, "bf16_units": vars(matmul)["has_bf16_units"]()}
             print(json.dumps(case), flush=True)
 

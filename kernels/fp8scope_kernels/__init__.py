@@ -31,6 +31,7 @@ from fp8scope_kernels.formats import (
 )
 from fp8scope_kernels.fp6 import Fp6Linear, Fp6Weight, quantize_fp6
 from fp8scope_kernels.gradient_reduction import Fp8GradientReducer
+from fp8scope_kernels.kept_weight import keep_weights
 from fp8scope_kernels.linear import Fp8Linear
 from fp8scope_kernels.linear_product import PRODUCTS, Product
 from fp8scope_kernels.observers import (
@@ -161,6 +162,7 @@ __all__ = [
     "fp8_layers",
     "get_backend",
     "in_encoding",
+    "keep_weights",
     "keep_scaling_out_of_ddp",
     "load_dequantized",
     "measure",

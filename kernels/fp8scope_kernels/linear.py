@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Literal, cast
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fp8scope_kernels.graph_objects import GraphObject, register
+from fp8scope_kernels.kept_weight import KeptWeight
 from fp8scope_kernels.linear_product import PRODUCTS, Product, linear_product, names_of, text_of
 from fp8scope_kernels.matmul import Operand
 from fp8scope_kernels.operands import quantize_matrix
@@ -39,6 +41,8 @@ class Fp8Linear(nn.Linear, GraphObject):
     is `bf16`.
     """
 
+    kept_weight: KeptWeight | None = None
+    """The operands of the weight that calls share; see `keep_weights`."""
     _products: frozenset[Product] | None = None
     _products_text = names_of(None)
 
@@ -178,6 +182,12 @@ class Fp8Linear(nn.Linear, GraphObject):
 
         With `update`, state and statistics advance; see `quantize_matrix`.
         """
+        if role == "weight" and self.kept_weight is not None:
+            make = partial(self._quantize, role, x)
+            return self.kept_weight.operands(x, make, update=update, transpose=transpose)
+        return self._quantize(role, x, update=update, transpose=transpose)
+
+    def _quantize(self, role: Role, x: Tensor, *, update: bool, transpose: bool) -> tuple[Operand, Operand]:
         slot = self.slots.get(role) if update else None
         at_random = role == "grad_output" and self.recipe.stochastic_gradients
         return quantize_matrix(
@@ -202,7 +212,7 @@ class Fp8Linear(nn.Linear, GraphObject):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy is another model: its tensors must not count in this model's rows.
-        return {**self.__dict__, "slots": {}}
+        return {**self.__dict__, "slots": {}, "kept_weight": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]

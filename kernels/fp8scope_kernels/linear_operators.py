@@ -16,7 +16,6 @@ from fp8scope_kernels.linear_product import (
     Gradients,
     Passed,
     ProductSettings,
-    Quantizer,
     operands_of,
     run_backward,
     run_forward,
@@ -41,7 +40,14 @@ def linear_op(
     """`run_forward` of the layer with this number, which counts. Returns a `Passed`."""
     turn.add_(1)
     settings = ProductSettings(recipe, products, out_dtype, for_x, for_weight)
-    return _in_layout(run_forward(_layer_of(number), x, weight, bias, settings), x, recipe)
+    layer = _layer_of(number)
+    passed = run_forward(layer, x, weight, bias, settings)
+    if layer.kept_weight is not None:
+        # A compiled backward pass may write into what it has saved.
+        passed = passed._replace(
+            weight_t=passed.weight_t.clone(), weight_inverse=passed.weight_inverse.clone()
+        )
+    return _in_layout(passed, x, recipe)
 
 
 @fake_of("linear")
@@ -114,8 +120,8 @@ def _(
     return x.new_empty((x.shape[0], weight.shape[0]), dtype=out_dtype)
 
 
-def _layer_of(number: Tensor) -> Quantizer:
-    layer: Quantizer | None = look_up(number)
+def _layer_of(number: Tensor) -> Any:
+    layer = look_up(number)
     if layer is None:
         raise RuntimeError("The FP8 layer of this graph does not exist any more: compile the model again.")
     return layer

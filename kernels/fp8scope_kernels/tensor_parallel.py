@@ -15,6 +15,7 @@ and the first rank alone counts what is replicated, so that the ranks' counters 
 """
 
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from fp8scope_kernels.kept_weight import KeptWeight
 from fp8scope_kernels.linear_product import linear_product
 from fp8scope_kernels.matmul import Operand, to_block_operand
 from fp8scope_kernels.operands import quantize_matrix
@@ -175,6 +177,12 @@ class LayerPart:
 
     def quantize(self, role: Role, x: Tensor, *, update: bool, transpose: bool) -> tuple[Operand, Operand]:
         """`Fp8Linear.quantize` for this rank's part of one of the three matrices."""
+        weight: KeptWeight | None = self.layer.kept_weight
+        if role == "weight" and weight is not None:
+            return weight.operands(x, partial(self._quantize, role, x), update=update, transpose=transpose)
+        return self._quantize(role, x, update=update, transpose=transpose)
+
+    def _quantize(self, role: Role, x: Tensor, *, update: bool, transpose: bool) -> tuple[Operand, Operand]:
         layer, recipe, dim = self.layer, self.layer.recipe, self.layout.dims[role]
         # The result of a collective that may be under way.
         wait = getattr(x, "trigger_wait", None)
