@@ -108,9 +108,43 @@ def quantize_blocks(
         if passed is not None:
             return BlockTensor(passed[0].to(dtype), passed[1], grid)
     if backends.use_compiled(x):
+        if dtype == torch.bfloat16 and _is_turned(x, grid, row, block_row):
+            turned, by_run = cpu_backend.quantize_columns(x.t(), format, grid[1], recipe, dtype, divide=False)
+            return BlockTensor(turned.t(), by_run.t()[:, None, :, None], grid)
         return BlockTensor(*cpu_backend.quantize_blocks(x, format, grid, recipe, dtype, row, block_row), grid)
     blocks = reference.quantize_blocks(x, format, grid, recipe, row, block_row, dtype)
     return BlockTensor(blocks.values, blocks.scale, grid)
+
+
+def round_blocks(
+    x: Tensor,
+    format: Format,
+    grid: Block,
+    recipe: Recipe,
+    row: Tensor | None = None,
+    block_row: Tensor | None = None,
+    *,
+    dtype: torch.dtype,
+) -> Tensor:
+    """`quantize_blocks(...).dequantize(dtype)`, rounded to nearest, in one pass of the compiled kernels.
+
+    `dtype`: bfloat16 or float32. With blocks of one row, the transpose of a contiguous matrix comes back as
+    one, and is read in the order of its memory.
+    """
+    taken = not is_abstract(x) and x.numel() and not isinstance(recipe, NVFP4) and backends.use_compiled(x)
+    if not taken or backends.use_triton(x, "quantize_blocks"):
+        return quantize_blocks(x, format, grid, recipe, row, block_row).dequantize(dtype)
+    x, grid = _checked(x, format, grid, recipe)
+    check_row(row, x, len(STATISTICS), "row")
+    check_row(block_row, x, len(BLOCK_STATISTICS), "block_row")
+    if _is_turned(x, grid, row, block_row):
+        return cpu_backend.quantize_columns(x.t(), format, grid[1], recipe, dtype, divide=True)[0].t()
+    return cpu_backend.round_blocks(x, format, grid, recipe, dtype, row, block_row)
+
+
+def _is_turned(x: Tensor, grid: Block, row: Tensor | None, block_row: Tensor | None) -> bool:
+    """Return whether x is a transpose whose blocks are runs of its columns in memory, not to be counted."""
+    return grid[0] == 1 and row is None and block_row is None and x.t().is_contiguous()
 
 
 def _quantize_specially(

@@ -130,7 +130,8 @@ def _layer_of(number: Tensor) -> Any:
 def _in_layout(passed: Passed, x: Tensor, recipe: str) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The outputs of an operator, in memory as its fake says, for each backend and order of x's memory."""
     parsed = _recipe_of(recipe)
-    views = parsed.block_of("input") is None and not takes_fp8_operands(parsed, x)
+    # On a CPU transposes are views of what lies in the order of the matrix.
+    views = x.is_cpu or (parsed.block_of("input") is None and not takes_fp8_operands(parsed, x))
     x_t, weight_t = (
         values.t().contiguous().t() if views and values.dim() == 2 else values.contiguous()
         for values in (passed.x_t, passed.weight_t)

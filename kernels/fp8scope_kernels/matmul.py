@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fp8scope_kernels import backends, devices
-from fp8scope_kernels.block_quantization import quantize_blocks
+from fp8scope_kernels.block_quantization import quantize_blocks, round_blocks
 from fp8scope_kernels.cpu import backend as cpu_backend
 from fp8scope_kernels.formats import E4M3, E4M3FNUZ, Format
 from fp8scope_kernels.hadamard import rotate
@@ -151,14 +151,17 @@ def to_block_operand(
     """
     if rotated:
         x = rotate(x)
+    unit_scale = torch.ones((), dtype=torch.float32, device=x.device)
+    exact = isinstance(recipe, Microscaling) or (isinstance(recipe, BlockScaling) and recipe.power_of_two)
+    dtype = torch.bfloat16 if exact else torch.float32
+    if stochastic is False and isinstance(recipe, Microscaling | BlockScaling):
+        return Operand(round_blocks(x, format, grid, recipe, row, block_row, dtype=dtype), unit_scale)
     quantized = quantize_blocks(x, format, grid, recipe, row, block_row, stochastic=stochastic)
     if quantized.tensor_scale is not None:
         return Operand(quantized.without_tensor_scale(), quantized.tensor_scale)
     if isinstance(recipe, RowwiseScaling):
         return Operand(quantized.values, quantized.scale.reciprocal().reshape(-1, 1))
-    unit_scale = torch.ones((), dtype=torch.float32, device=x.device)
-    exact = isinstance(recipe, Microscaling) or (isinstance(recipe, BlockScaling) and recipe.power_of_two)
-    return Operand(quantized.dequantize(torch.bfloat16 if exact else torch.float32), unit_scale)
+    return Operand(quantized.dequantize(dtype), unit_scale)
 
 
 def multiply(a: Operand, b: Operand, out_dtype: torch.dtype) -> Tensor:

@@ -52,6 +52,9 @@ def quantize_matrix(
         _sample(slot, x, operand)
         if not transpose:
             return operand, operand
+        if grid[0] == grid[1] and stream is None and not recipe.rotates(role):
+            # Square blocks are the same blocks in the transpose.
+            return operand, operand.t()
         return operand, to_block_operand(
             x.t(), state.format, grid, recipe, stochastic=_drawn(stream, update), rotated=recipe.rotates(role)
         )

@@ -219,10 +219,7 @@ def quantize_blocks(
     (rows, columns), (height, width) = x.shape, grid
     data = _empty(x, x.shape, dtype)
     scales = _empty(x, (-(-rows // height), 1, -(-columns // width), 1), torch.float32)
-    if isinstance(recipe, Microscaling):
-        rule = 2 if recipe.rounding == "floor" else 1
-    else:
-        rule = int(getattr(recipe, "power_of_two", False))
+    rule = _scale_rule(recipe)
     library().fp8scope_quantize_blocks(
         *(x.data_ptr(), data.data_ptr(), scales.data_ptr(), rows, columns, height, width, _is_wide(x)),
         *(dtype.itemsize == 1, rule, ctypes.byref(_parameters(format, recipe.nonfinite)), _threads(x)),
@@ -231,6 +228,50 @@ def quantize_blocks(
     _write_back(row, target)
     _write_back(block_row, block_target)
     return data, scales
+
+
+def round_blocks(
+    x: Tensor,
+    format: Format,
+    grid: Block,
+    recipe: Recipe,
+    dtype: torch.dtype,
+    row: Tensor | None,
+    block_row: Tensor | None,
+) -> Tensor:
+    """q / scale of `quantize_blocks`, rounded to `dtype` (bfloat16 or float32), in one pass; to nearest."""
+    x, target, block_target = _readable(x), _writable(row), _writable(block_row)
+    (rows, columns), (height, width) = x.shape, grid
+    out = _empty(x, x.shape, dtype)
+    scales = _empty(x, (-(-rows // height) * -(-columns // width),), torch.float32)
+    library().fp8scope_round_blocks(
+        *(x.data_ptr(), out.data_ptr(), scales.data_ptr(), rows, columns, height, width, _is_wide(x)),
+        *(_is_wide(out), _scale_rule(recipe), ctypes.byref(_parameters(format, recipe.nonfinite))),
+        *(_threads(x), _address(target), _address(block_target)),
+    )
+    _write_back(row, target)
+    _write_back(block_row, block_target)
+    return out
+
+
+def quantize_columns(
+    x: Tensor, format: Format, height: int, recipe: Recipe, dtype: torch.dtype, *, divide: bool
+) -> tuple[Tensor, Tensor]:
+    """Quantise runs of `height` elements of the columns of x, a contiguous matrix that is not empty.
+
+    Returns q in bfloat16, or with `divide` q / scale rounded to `dtype` (bfloat16 or float32), as x lies in
+    memory; and the scales, float32 [runs, columns].
+    """
+    x = _readable(x)
+    rows, columns = x.shape
+    out = _empty(x, x.shape, dtype if divide else torch.bfloat16)
+    scales = _empty(x, (-(-rows // height), columns), torch.float32)
+    library().fp8scope_quantize_columns(
+        *(x.data_ptr(), out.data_ptr(), scales.data_ptr(), rows, columns, height, _is_wide(x)),
+        *(_is_wide(out), divide, _scale_rule(recipe), ctypes.byref(_parameters(format, recipe.nonfinite))),
+        _threads(x),
+    )
+    return out, scales
 
 
 def quantize_nvfp4(
@@ -318,6 +359,13 @@ def accumulate_sample(sample: Tensor, x: Tensor, values: Tensor, inverse_scale: 
         *(_is_wide(x), _threads(x), _address(target)),
     )
     _write_back(sample, target)
+
+
+def _scale_rule(recipe: Recipe) -> int:
+    """The rule by which the kernels choose a block's scale; blocks.h explains the numbers."""
+    if isinstance(recipe, Microscaling):
+        return 2 if recipe.rounding == "floor" else 1
+    return int(getattr(recipe, "power_of_two", False))
 
 
 def _writable(row: Tensor | None) -> Tensor | None:

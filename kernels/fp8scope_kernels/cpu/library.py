@@ -33,6 +33,15 @@ SIGNATURES: dict[str, tuple[tuple[type, ...], type | None]] = {
         + (*(NUMBER, NUMBER, NUMBER, POINTER, NUMBER, POINTER, POINTER, POINTER),),
         None,
     ),
+    "round_blocks": (
+        (*(POINTER, POINTER, POINTER, SIZE, SIZE, SIZE, SIZE),)
+        + (*(NUMBER, NUMBER, NUMBER, POINTER, NUMBER, POINTER, POINTER),),
+        None,
+    ),
+    "quantize_columns": (
+        (*(POINTER, POINTER, POINTER, SIZE, SIZE, SIZE, NUMBER, NUMBER, NUMBER, NUMBER, POINTER, NUMBER),),
+        None,
+    ),
     "quantize_nvfp4": (
         (*(POINTER, POINTER, POINTER, SIZE, SIZE, SIZE, SIZE, NUMBER, REAL),)
         + (*(POINTER, POINTER, NUMBER, POINTER, POINTER, POINTER),),

@@ -22,6 +22,7 @@ from fp8scope_kernels import (
     BlockScaling,
     Format,
     RandomStream,
+    RowwiseScaling,
     backends,
     exponent_histogram,
     measure,
@@ -29,6 +30,7 @@ from fp8scope_kernels import (
     quantize_blocks,
     quantize_values,
 )
+from fp8scope_kernels.block_quantization import round_blocks
 from fp8scope_kernels.cpu import backend as cpu_backend
 from fp8scope_kernels.cpu import levels as cpu_levels
 from fp8scope_kernels.cpu import library as cpu_library
@@ -215,3 +217,44 @@ def test_products_and_scales(level: str, dtype: torch.dtype) -> None:
     seen = at(level, by_level)
     assert_same_bits(seen, at(LEVELS[0], by_level))
     assert_same_bits(seen[:1], [(product.float() * left * right).to(dtype)])
+
+
+TURNED: dict[str, tuple[Recipe, Block]] = {
+    "rows": (RowwiseScaling(), (1, 0)),
+    "rows, powers of two, clamp": (RowwiseScaling(power_of_two=True, nonfinite="clamp"), (1, 0)),
+    "1x128": (BlockScaling(), (1, 128)),
+    "1x128, float32 scales": (BlockScaling(power_of_two=False, nonfinite="clamp"), (1, 128)),
+    "128x128": (BlockScaling(), (128, 128)),
+    "MXFP8": (MXFP8(), (1, 32)),
+    "MXFP8, floor": (MXFP8(rounding="floor"), (1, 32)),
+    "MXFP4": (MXFP4(), (1, 32)),
+}
+
+
+@levels
+@pytest.mark.parametrize(("recipe", "grid"), TURNED.values(), ids=TURNED)
+def test_matrices_and_transposes_in_blocks(level: str, recipe: Recipe, grid: Block) -> None:
+    """In one pass with counters, and transposes in the order of their memory; of Inf, NaN, zeros and tiny
+    numbers too."""
+    odd = torch.tensor([torch.nan, torch.inf, -torch.inf, 1e-45, -3e38, -0.0])
+    matrices = [
+        all_bfloat16().view(256, 256),
+        random_float32(130, 333),
+        random_float32(1, 1),
+        random_float32(300, 3),
+    ]
+    matrices[1][5:7, ::50], matrices[1][40:80] = odd[:4].repeat(2)[:7], 0.0
+    format = recipe.format_of("input")
+
+    def compute() -> list[Tensor]:
+        results = []
+        for matrix in matrices:
+            for x in (matrix, matrix.t(), matrix.t().half() if matrix.dtype == torch.float32 else matrix):
+                row, block_row = torch.zeros(7, dtype=torch.float64), torch.zeros(5, dtype=torch.float64)
+                for dtype in (torch.bfloat16, torch.float32):
+                    results.append(round_blocks(x, format, grid, recipe, row, block_row, dtype=dtype))
+                    results.append(round_blocks(x, format, grid, recipe, dtype=dtype))
+                results += [row, block_row, *quantize_blocks(x, format, grid, recipe)[:2]]
+        return [result.contiguous() for result in results]
+
+    assert_same_bits(at(level, compute), at("reference", compute))

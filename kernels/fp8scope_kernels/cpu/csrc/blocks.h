@@ -191,21 +191,31 @@ uint32_t quantize_blocks(const T* x, Out* q, float* scales, int64_t rows, int64_
   return top;
 }
 
-// q / s of each element's block (q * s with `Multiply`), rounded to nearest even, in rows [start, end). Scales are
-// [block rows, block columns].
+// q / s of n elements (q * s with `Multiply`), rounded to nearest even.
+template <bool Multiply, typename Out>
+INLINED inline void dequantize(const uint16_t* __restrict q, Out* __restrict out, int64_t n, float scale) {
+  for (int64_t i = 0; i < n; i++)
+    out[i] = narrow<Out>(Multiply ? real(widen(q[i])) * scale : real(widen(q[i])) / scale);
+}
+
+// Whether 1 / scale is exact, so that a product with it has the bits of the quotient.
+bool is_power(float scale) { return !(bits(scale) & ~INF); }
+
+// q / s of each element's block (q * s with `Multiply`) in rows [start, end). Scales are [block rows, block columns].
 template <bool Multiply, typename Out>
 void dequantize_blocks(const uint16_t* q, const float* scales, Out* out, int64_t start, int64_t end, int64_t columns,
                        int64_t height, int64_t width) {
   const int64_t across = (columns + width - 1) / width;
   for (int64_t row = start; row < end; row++) {
-    for (int64_t block = 0; block < across; block++) {
-      const float scale = scales[row / height * across + block];
-      const int64_t first = row * columns + block * width, n = std::min(width, columns - block * width);
-      const uint16_t* __restrict from = q + first;
-      Out* __restrict to = out + first;
-      for (int64_t i = 0; i < n; i++)
-        to[i] = narrow<Out>(Multiply ? real(widen(from[i])) * scale : real(widen(from[i])) / scale);
-    }
+    const float* mine = scales + row / height * across;
+    Band{1, columns, width}.each_row(0, across, [=](int64_t block, int64_t at, int64_t n) INLINED {
+      const auto* from = q + row * columns + at;
+      auto* to = out + row * columns + at;
+      const float scale = mine[block];
+      if (Multiply) dequantize<true>(from, to, n, scale);
+      else if (is_power(scale)) dequantize<true>(from, to, n, 1 / scale);
+      else dequantize<false>(from, to, n, scale);
+    });
   }
 }
 

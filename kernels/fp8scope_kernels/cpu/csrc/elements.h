@@ -60,14 +60,18 @@ struct Rounding {
         accepted(f.accepted), shift(8388608.0f * f.smallest_subnormal) {}
 };
 
+// One scale for all elements, or one for each.
+INLINED inline float scale_of(float scale, int64_t) { return scale; }
+INLINED inline float scale_of(const float* scales, int64_t i) { return scales[i]; }
+
 // x * scale clamped and rounded to nearest even: the FP8 byte (uint8_t or Fnuz), or the same number as bfloat16 (uint16_t).
 // `OnX` compares x with f.accepted, which takes longer. Comparing the product does not distinguish an Inf from a finite
 // x whose product overflows. `Divide`: x / scale, where the sign is that of x: Inf / Inf has none.
 template <typename Out, bool OnX = false, bool Divide = false>
-INLINED inline void cast(const auto* __restrict x, Out* __restrict q, int64_t n, float scale, Rounding f) {
+INLINED inline void cast(const auto* __restrict x, Out* __restrict q, int64_t n, const auto scales, Rounding f) {
   const uint32_t base = bits(f.shift);
   for (int64_t i = 0; i < n; i++) {
-    const float wide = real(widen(x[i]));
+    const float wide = real(widen(x[i])), scale = scale_of(scales, i);
     const uint32_t b = bits(Divide ? wide / scale : wide * scale), magnitude = b & ABS;
     const bool lost = (OnX ? widen(x[i]) & ABS : magnitude) > f.accepted;
     const uint32_t clamped = std::min(magnitude, f.max);

@@ -11,6 +11,7 @@
 #include "tensors.h"
 #include "random.h"
 #include "blocks.h"
+#include "columns.h"
 #include "nvfp4.h"
 #include "samples.h"
 
@@ -44,6 +45,14 @@ void accumulate_blocks(double* row, int64_t n, const Counts& c) {
   row[0] += n;
   row[1] += c.blocks;
   row[2] = c.smallest, row[3] = c.median, row[4] = c.largest;
+}
+
+// The same for both rows of a matrix with a scale per block. Either may be null.
+void accumulate_matrix(double* row, double* block_row, int64_t n, float amax, const float* scales, int64_t blocks,
+                       int rule, Counts& c) {
+  summarize(scales, blocks, rule, c);
+  if (row) accumulate(row, n, amax, c.median, c);
+  if (block_row) accumulate_blocks(block_row, blocks, c);
 }
 
 // Calls go(x, q) with pointers of the elements' types. `wide`: x is float32, else bfloat16. `bytes`: q is FP8, else
@@ -163,9 +172,53 @@ void fp8scope_quantize_blocks(const void* x, void* q, float* scales, int64_t row
     }));
   };
   const float amax = with_types(x, q, wide, bytes, *f, go);
-  if (counting) summarize(scales, blocks, rule, c);
-  if (row) accumulate(row, rows * columns, amax, c.median, c);
-  if (block_row) accumulate_blocks(block_row, blocks, c);
+  if (counting) accumulate_matrix(row, block_row, rows * columns, amax, scales, blocks, rule, c);
+}
+
+// The same, but writes q / s of each element to `out`, float32 (`wide_out`) or bfloat16, while q is in the cache.
+void fp8scope_round_blocks(const void* x, void* out, float* scales, int64_t rows, int64_t columns, int64_t height,
+                           int64_t width, int wide, int wide_out, int rule, const Format* f, int threads, double* row,
+                           double* block_row) {
+  Counts c = {};
+  const bool counting = row || block_row;
+  const int64_t across = (columns + width - 1) / width, blocks = (rows + height - 1) / height * across;
+  const auto go = [&](auto* in, auto* to) {
+    const int64_t step = rows_together(height, columns);
+    return real(share_counting(rows, step, threads, c, [&](int64_t first, int64_t last, Counts& total) {
+      Array<uint16_t> q(std::min(step, last - first) * columns);
+      uint32_t top = 0;
+      for (int64_t start = first; start < last; start += step) {
+        const int64_t size = std::min(step, last - start);
+        float* mine = scales + start / height * across;
+        Counts part = {};
+        top = std::max(top, quantize_blocks(in + start * columns, q.data, mine, size, columns, height, width, rule, *f,
+                                            Dice{nullptr, 0}, counting, part));
+        dequantize_blocks<false>(q.data, mine, to + start * columns, 0, size, columns, height, width);
+        add(part, total);
+      }
+      return top;
+    }));
+  };
+  const auto from = [&](auto* in) { return wide_out ? go(in, (uint32_t*)out) : go(in, (uint16_t*)out); };
+  const float amax = wide ? from((const uint32_t*)x) : from((const uint16_t*)x);
+  if (counting) accumulate_matrix(row, block_row, rows * columns, amax, scales, blocks, rule, c);
+}
+
+// A scale for each run of `height` elements of a column of x [rows, columns]. `scales`: [runs, columns]. `out` is
+// bfloat16 with q; or q / s with `divide`, then float32 if `wide_out`.
+void fp8scope_quantize_columns(const void* x, void* out, float* scales, int64_t rows, int64_t columns, int64_t height,
+                               int wide, int wide_out, int divide, int rule, const Format* f, int threads) {
+  const auto go = [&](auto* in, auto* to) {
+    share_range(columns, STRIP, threads, [&](int64_t first, int64_t last) {
+      // Scales by a rule are powers of two, whose inverses are exact.
+      if (divide && rule)
+        quantize_columns<false, true>(in, to, scales, rows, columns, height, rule, *f, first, last);
+      else if (divide) quantize_columns<true, false>(in, to, scales, rows, columns, height, rule, *f, first, last);
+      else quantize_columns<false, false>(in, (uint16_t*)out, scales, rows, columns, height, rule, *f, first, last);
+    });
+  };
+  const auto from = [&](auto* in) { wide_out ? go(in, (uint32_t*)out) : go(in, (uint16_t*)out); };
+  wide ? from((const uint32_t*)x) : from((const uint16_t*)x);
 }
 
 // q is bfloat16, `scales` the E4M3 scales of the blocks.
@@ -187,9 +240,7 @@ void fp8scope_quantize_nvfp4(const void* x, uint16_t* q, float* scales, int64_t 
   if (!counting) return;
   Array<float> multipliers(blocks);
   nvfp4_multipliers(scales, tensor_scale, multipliers.data, blocks);
-  summarize(multipliers.data, blocks, 0, c);
-  if (row) accumulate(row, rows * columns, amax, c.median, c);
-  if (block_row) accumulate_blocks(block_row, blocks, c);
+  accumulate_matrix(row, block_row, rows * columns, amax, multipliers.data, blocks, 0, c);
 }
 
 // The result is float32 [rows, columns padded to a multiple of 16].

@@ -42,6 +42,11 @@ struct Turn {
   ~Turn() { __atomic_store_n(&taken, 0, __ATOMIC_RELEASE); }
 };
 
+void add(const Counts& part, Counts& c) {
+  c.zeros += part.zeros, c.flushed += part.flushed, c.below += part.below;
+  c.saturated += part.saturated, c.nonfinite += part.nonfinite, c.blocks += part.blocks;
+}
+
 // The same for work(first, last, counts) that returns a maximum: adds up the counts, returns the largest.
 template <typename Work>
 uint32_t share_counting(int64_t n, int64_t step, int threads, Counts& c, const Work& work) {
@@ -51,8 +56,7 @@ uint32_t share_counting(int64_t n, int64_t step, int threads, Counts& c, const W
     Counts part = {};
     const uint32_t peak = work(first, last, part);
     const Turn turn(taken);
-    c.zeros += part.zeros, c.flushed += part.flushed, c.below += part.below;
-    c.saturated += part.saturated, c.nonfinite += part.nonfinite, c.blocks += part.blocks;
+    add(part, c);
     top = std::max(top, peak);
   });
   return top;
