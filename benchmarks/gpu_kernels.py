@@ -15,8 +15,9 @@ measured with CUDA events; the parts of a case are timed in turn.
 
 `"case": "linear"` times forward and backward with `size` tokens, inputs and outputs, including quantisation
 and statistics: `fp8_ms`, `bf16_ms`, `torchao_ms`, `transformer_engine_ms` (null if not installed), and
-`fp8_over_...`, the speed relative to each. `"case": "break_even"` has the smallest size from which FP8 is
-faster than BF16.
+`fp8_over_...`, the speed relative to each. `counted_over_uncounted` is the time with statistics over that
+without; `on_units` has the products that ran on FP8 units. `"case": "break_even"` has the smallest size from
+which FP8 is faster than BF16.
 """
 
 import argparse
@@ -31,12 +32,16 @@ from torch import Tensor, nn
 
 from fp8scope_kernels import (
     E4M3,
+    MXFP8,
     STATISTICS,
+    BlockScaling,
     CurrentScaling,
     DelayedScaling,
     Recipe,
+    RowwiseScaling,
     StatisticsBuffer,
     convert,
+    fp8_layers,
     observe,
     set_backend,
 )
@@ -134,10 +139,11 @@ def layer(size: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(size, size, bias=False, device="cuda", dtype=torch.bfloat16))
 
 
-def fp8_layer(size: int, recipe: Recipe) -> nn.Module:
+def fp8_layer(size: int, recipe: Recipe, *, counted: bool = True) -> nn.Module:
     model = layer(size)
     convert(model, recipe, exclude=())
-    observe(model, StatisticsBuffer(device="cuda"))
+    if counted:
+        observe(model, StatisticsBuffer(device="cuda"))
     return model
 
 
@@ -182,9 +188,11 @@ def training_step(
 def linear_case(size: int, recipe: Recipe, repeats: int) -> Line:
     x = torch.randn(size, size, device="cuda", dtype=torch.bfloat16).requires_grad_()
     gradient = torch.randn(size, size, device="cuda", dtype=torch.bfloat16) * 1e-3
+    model = fp8_layer(size, recipe)
     runs = {
         "bf16": training_step(layer(size), x, gradient),
-        "fp8": training_step(fp8_layer(size, recipe), x, gradient),
+        "fp8": training_step(model, x, gradient),
+        "uncounted": training_step(fp8_layer(size, recipe, counted=False), x, gradient),
     }
     peer = torchao_layer(size)
     if peer is not None:
@@ -202,6 +210,8 @@ def linear_case(size: int, recipe: Recipe, repeats: int) -> Line:
             f"fp8_over_{name}": ratio(times, name, "fp8")
             for name in ("bf16", "torchao", "transformer_engine")
         },
+        "counted_over_uncounted": ratio(times, "fp8", "uncounted"),
+        "on_units": [name for _, fp8 in fp8_layers(model) for name, ran in fp8.on_units.items() if ran],
     }
 
 
@@ -218,7 +228,7 @@ def break_even(lines: list[Line]) -> int | None:
 def measure_all(elements: list[int], sizes: list[int], repeats: int) -> Iterator[Line]:
     for number in elements:
         yield cast_case(number, repeats)
-    for recipe in (DelayedScaling(), CurrentScaling()):
+    for recipe in (DelayedScaling(), CurrentScaling(), RowwiseScaling(), BlockScaling(), MXFP8()):
         lines = []
         for size in sizes:
             lines.append(linear_case(size, recipe, repeats))

@@ -9,12 +9,12 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from fp8scope_kernels.linear import Fp8Linear
-from fp8scope_kernels.matmul import ALIGNMENT
 from fp8scope_kernels.plain_tensors import PLAIN_TYPES
 from fp8scope_kernels.random_stream import seed_rounding
 from fp8scope_kernels.recipes import Recipe
 from fp8scope_kernels.tensor_parallel import is_dtensor
 from fp8scope_kernels.torch_internals import is_fake, is_fsdp_module
+from fp8scope_kernels.unit_products import ALIGNMENT
 
 Selection = str | Sequence[str] | Callable[[str, nn.Module], bool]
 """Glob patterns over module paths (`*.mlp.*`), or a function of path and module."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -26,21 +26,28 @@ class Event(Protocol):
     def elapsed_time(self, end_event: Any) -> float: ...
 
 
+Granularity = Literal["tensor", "row", "1x128", "1x32"]
+"""The scales of an operand that FP8 units apply: one; one for each row; blocks of 128, also square ones; or
+powers of two for blocks of 32, as MX has them."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
     """The FP8 formats and units of a device.
 
-    `encoding`: the pair of formats that its units or its libraries take. `units`: it has FP8 matrix units,
-    and torch multiplies on them.
+    `encoding`: the pair of formats that its units or its libraries take. `units`: the scales with which torch
+    multiplies on its FP8 matrix units; empty if it has none.
     """
 
     encoding: Encoding
-    units: bool
+    units: frozenset[Granularity] = frozenset()
 
 
-OCP = Capabilities(encoding="ocp", units=False)
-OCP_UNITS = Capabilities(encoding="ocp", units=True)
-FNUZ_UNITS = Capabilities(encoding="fnuz", units=True)
+OCP = Capabilities(encoding="ocp")
+OCP_UNITS = Capabilities(encoding="ocp", units=frozenset(("tensor", "row")))
+FNUZ_UNITS = Capabilities(encoding="fnuz", units=frozenset(("tensor", "row")))
+HOPPER = Capabilities(encoding="ocp", units=frozenset(("tensor", "row", "1x128")))
+BLACKWELL = Capabilities(encoding="ocp", units=frozenset(("tensor", "row", "1x32")))
 
 CAPABILITIES: tuple[tuple[str, str, Capabilities], ...] = (
     # AMD: CDNA 3 (MI300) has formats of its own; CDNA 4 (MI350) and RDNA 4 have those of the OCP.
@@ -48,6 +55,8 @@ CAPABILITIES: tuple[tuple[str, str, Capabilities], ...] = (
     ("rocm", r"gfx950|gfx120[01]", OCP_UNITS),
     ("rocm", "", OCP),
     # NVIDIA: from compute capability 8.9 (Ada) on.
+    ("cuda", r"sm_90", HOPPER),
+    ("cuda", r"sm_10\d", BLACKWELL),
     ("cuda", r"sm_(89|9\d|1\d\d)", OCP_UNITS),
     ("cuda", "", OCP),
     # No unit is used: products take BF16 operands, which hold every FP8 value.

@@ -36,6 +36,8 @@ class Fp8Linear(nn.Linear, GraphObject):
     scales and counts nothing. Neither does the recomputation of activation checkpointing, which has the
     scales of its own forward call, however many calls come between.
 
+    `on_units` says of each product whether the last call computed it on FP8 units of the device.
+
     `precision` switches the whole layer between `fp8` and `bf16` at run time; `products` does so for each
     product. A backward pass with `create_graph` (a gradient penalty) raises RuntimeError, unless `precision`
     is `bf16`.
@@ -72,6 +74,7 @@ class Fp8Linear(nn.Linear, GraphObject):
     def _set_recipe(self, recipe: Recipe) -> None:
         self.recipe = recipe
         self.slots: dict[Role, Slot] = {}
+        self.on_units: dict[Product, bool] = {}
         self._recipe_text = text_of(recipe)
         register(self)
         self._precision: Precision = "fp8"

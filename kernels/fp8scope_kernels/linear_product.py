@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fp8scope_kernels.matmul import Operand, exact_operand, multiply
+from fp8scope_kernels.matmul import Operand, exact_operand, multiply, ran_on_units
 from fp8scope_kernels.operands import quantize_matrix
 from fp8scope_kernels.recipes import Recipe, Role
 from fp8scope_kernels.recomputation import scales_of_call
@@ -68,10 +68,16 @@ class Gradients(NamedTuple):
 
 
 class Quantizer(Protocol):
-    """The quantiser of a layer's matrices: the layer itself, or scales that do not change."""
+    """The quantiser of a layer's matrices: the layer itself, or scales that do not change.
+
+    `on_units`: for each product of FP8 operands, whether the last call computed it on FP8 units.
+    """
 
     @property
     def training(self) -> bool: ...
+
+    @property
+    def on_units(self) -> dict[Product, bool]: ...
 
     def quantize(
         self, role: Role, x: Tensor, *, update: bool, transpose: bool
@@ -90,6 +96,7 @@ class FrozenQuantizer:
     def __init__(self, recipe: Recipe, scales: dict[Role, Tensor] | None = None) -> None:
         self._recipe = recipe
         self._scales = scales or {}
+        self.on_units: dict[Product, bool] = {}
 
     def quantize(self, role: Role, x: Tensor, *, update: bool, transpose: bool) -> tuple[Operand, Operand]:
         state = ScalingState(self._recipe, self._recipe.format_of(role, x.device), x.device)
@@ -142,7 +149,7 @@ def run_forward(
         qw, qw_t = quantizer.quantize("weight", weight, update=update, transpose=dgrad and for_x)
         weight_t = qw_t if dgrad and for_x else weight_t
     if fprop:
-        output = multiply(qx, qw.t(), settings.out_dtype)
+        output = _multiply(quantizer, "fprop", qx, qw.t(), settings.out_dtype)
     else:
         output = multiply(exact_operand(x), exact_operand(weight).t(), settings.out_dtype)
     return Passed(output if bias is None else output.add_(bias), *x_t, *weight_t)
@@ -163,12 +170,20 @@ def run_backward(
     if dgrad or wgrad:
         qg, qg_t = quantizer.quantize("grad_output", grad, update=quantizer.training, transpose=wgrad)
     if for_x is not None:
-        grad_x = multiply(qg if dgrad else exact_operand(grad), weight_t.t(), for_x)
+        left = qg if dgrad else exact_operand(grad)
+        grad_x = _multiply(quantizer, "dgrad", left, weight_t.t(), for_x)
     if for_weight is not None:
-        grad_weight = multiply(qg_t if wgrad else exact_operand(grad).t(), x_t.t(), for_weight)
+        left = qg_t if wgrad else exact_operand(grad).t()
+        grad_weight = _multiply(quantizer, "wgrad", left, x_t.t(), for_weight)
     if for_bias is not None:
         grad_bias = grad.sum(0, dtype=for_bias)
     return Gradients(grad_x, grad_weight, grad_bias)
+
+
+def _multiply(quantizer: Quantizer, name: Product, a: Operand, b: Operand, out_dtype: torch.dtype) -> Tensor:
+    product = multiply(a, b, out_dtype)
+    quantizer.on_units[name] = ran_on_units(a, b, out_dtype)
+    return product
 
 
 def linear_product(

@@ -4,14 +4,12 @@ The product multiplies the quantised values q, and applies the inverse scales to
 therefore exact in BF16, which holds every FP8 value, whether or not the scale is a power of two.
 """
 
-import warnings
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from fp8scope_kernels import backends, devices
+from fp8scope_kernels import backends
 from fp8scope_kernels.block_quantization import quantize_blocks, round_blocks
 from fp8scope_kernels.cpu import backend as cpu_backend
 from fp8scope_kernels.formats import E4M3, E4M3FNUZ, Format
@@ -25,21 +23,20 @@ from fp8scope_kernels.quantization import (
 )
 from fp8scope_kernels.recipes import Block, BlockScaling, Microscaling, Nonfinite, Recipe, RowwiseScaling
 from fp8scope_kernels.reference import Extent, Stochastic
-from fp8scope_kernels.torch_internals import has_bf16_units, scaled_mm
+from fp8scope_kernels.torch_internals import has_bf16_units
 from fp8scope_kernels.triton import backend as triton_backend
-
-ALIGNMENT = 16
-"""FP8 matrix units need inner and output sizes that are multiples of 16."""
+from fp8scope_kernels.unit_products import dequantized, multiply_on_units, was_on_units
 
 
 class Operand(NamedTuple):
     """A quantised matrix [rows, columns]. It represents `values * inverse_scale`.
 
     `values`: FP8 bytes for hardware with FP8 units, else the same numbers as bfloat16. With blocks along the
-    dimension summed over, scales cannot be applied to the product; `values` is then the dequantised matrix,
-    in bfloat16 where that is exact (scales are powers of two), else in float32. In NVFP4 it is without the
-    scale of the tensor, which is exact in bfloat16.
-    `inverse_scale`: float32, no dimensions; or [rows, 1], or [1, columns] in a transposed operand.
+    dimension summed over, scales cannot be applied to the product; without FP8 units `values` is then the
+    dequantised matrix, in bfloat16 where that is exact (scales are powers of two), else in float32. In NVFP4
+    it is without the scale of the tensor, which is exact in bfloat16.
+    `inverse_scale`: float32, no dimensions; or [rows, 1], or [1, columns] in a transposed operand; or, of
+    FP8 bytes in blocks, one for each block, [block rows, block columns].
     """
 
     values: Tensor
@@ -58,11 +55,6 @@ class Operand(NamedTuple):
 def exact_operand(x: Tensor) -> Operand:
     """The matrix x, of any float dtype, as a BF16 operand with inverse scale 1: rounded, not quantised."""
     return Operand(x.bfloat16(), torch.ones((), device=x.device))
-
-
-def has_fp8_units(device: torch.device) -> bool:
-    """Return whether torch multiplies FP8 operands on units of the device, and has not failed to."""
-    return devices.is_accelerator(device) and devices.capabilities_of(device).units and not _unit_failure
 
 
 def to_operand(
@@ -144,13 +136,20 @@ def to_block_operand(
     *,
     stochastic: Stochastic = False,
     rotated: bool = False,
+    fp8: bool = False,
 ) -> Operand:
     """Quantise a matrix, whose last dimension is summed over, in blocks. See `quantize_blocks`.
 
-    `rotated`: after a random Hadamard transform along that dimension, which becomes a multiple of 16.
+    `rotated`: after a random Hadamard transform along that dimension, which becomes a multiple of 16. `fp8`:
+    as FP8 bytes.
     """
     if rotated:
         x = rotate(x)
+    if fp8 and format.dtype is not None:
+        passed = quantize_blocks(
+            x, format, grid, recipe, row, block_row, dtype=format.dtype, stochastic=stochastic
+        )
+        return Operand(passed.values, passed.scale.reciprocal()[:, 0, :, 0])
     unit_scale = torch.ones((), dtype=torch.float32, device=x.device)
     exact = isinstance(recipe, Microscaling) or (isinstance(recipe, BlockScaling) and recipe.power_of_two)
     dtype = torch.bfloat16 if exact else torch.float32
@@ -164,16 +163,31 @@ def to_block_operand(
     return Operand(quantized.dequantize(dtype), unit_scale)
 
 
+def without_bytes(operand: Operand) -> Operand:
+    """The operand as it is where there are no FP8 units: in bfloat16; in float32 for scales of blocks."""
+    values, inverse = operand
+    if not operand.is_fp8:
+        return operand
+    rows, columns = values.shape
+    if not inverse.dim() or inverse.shape in ((rows, 1), (1, columns)):
+        return Operand(values.bfloat16(), inverse)
+    return Operand(dequantized(values, inverse, torch.float32), torch.ones_like(inverse[0, 0]))
+
+
 def multiply(a: Operand, b: Operand, out_dtype: torch.dtype) -> Tensor:
     """a [m, k] times b [k, n] in `out_dtype`: accumulated in float32, rounded to BF16, scaled, rounded.
 
-    FP8 operands must not both be E5M2, which FP8 units do not multiply; see `can_multiply`.
+    On FP8 units the scales are applied to the sum in float32, and what is rounded first is the result. FP8
+    operands must not both be E5M2, which FP8 units do not multiply; see `can_multiply`.
     """
     if a.is_fp8 and b.is_fp8:
-        product = _multiply_on_units(a, b)
+        product = multiply_on_units(*a, *b.t(), out_dtype)
         if product is not None:
             return product.to(out_dtype)
-        a, b = (Operand(operand.values.bfloat16(), operand.inverse_scale) for operand in (a, b))
+    a, b = without_bytes(a), without_bytes(b)
+    if a.values.dtype != b.values.dtype:
+        # One was never in bytes: in bfloat16, if scales are powers of two. The other is then exact in it too.
+        a, b = (Operand(values.bfloat16(), inverse) for values, inverse in (a, b))
     # Scaled in float32: the unscaled product may be beyond float16, and BF16 would round the scale.
     product = _mm(a.values, b.values)
     if a.inverse_scale.dim() or b.inverse_scale.dim():
@@ -185,6 +199,11 @@ def multiply(a: Operand, b: Operand, out_dtype: torch.dtype) -> Tensor:
         # torch multiplies by a number in float32 and rounds once: the same bits in one pass instead of three.
         return product.mul_(inverse.item())
     return product.float().mul_(inverse).to(out_dtype)
+
+
+def ran_on_units(a: Operand, b: Operand, out_dtype: torch.dtype) -> bool:
+    """Return whether `multiply` has computed this product on FP8 units."""
+    return a.is_fp8 and b.is_fp8 and was_on_units(*a, *b.t(), out_dtype)
 
 
 def _can_scale_compiled(product: Tensor, a: Operand, b: Operand, out_dtype: torch.dtype) -> bool:
@@ -207,52 +226,3 @@ def _mm(a: Tensor, b: Tensor) -> Tensor:
         # Products of BF16 are exact in float32: the same sum, up to its order, with the same rounding.
         return torch.mm(a.float(), b.float()).bfloat16()
     return torch.mm(a, b)
-
-
-_unit_failure = ""
-"""The reason for which products on FP8 units were given up in this process."""
-
-
-def _multiply_on_units(a: Operand, b: Operand) -> Tensor | None:
-    """The product in bfloat16; None once torch's product of FP8 operands has failed on this machine.
-
-    A library may lack this product for a device that has the units: training must go on.
-    """
-    global _unit_failure
-    if _unit_failure:
-        return None
-    try:
-        return _scaled_mm(a, b)
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        _unit_failure = str(error)
-        warnings.warn(
-            "FP8 operands are multiplied as BF16 from now on, with the same numbers, because torch's product "
-            f"on FP8 units failed ({_unit_failure.splitlines()[0]}).",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-        return None
-
-
-def _scaled_mm(a: Operand, b: Operand) -> Tensor:
-    """FP8 units need a row-major, b column-major, and an inner size that is a multiple of 16."""
-    left, right = a.values, b.values
-    missing = -left.shape[1] % ALIGNMENT
-    if missing:
-        left = _pad_columns(left, missing)
-        right = _pad_columns(right.t(), missing).t()
-    product: Tensor = scaled_mm(
-        left.contiguous(),
-        right.t().contiguous().t(),
-        a.inverse_scale,
-        b.inverse_scale,
-        out_dtype=torch.bfloat16,
-    )
-    return product
-
-
-def _pad_columns(x: Tensor, missing: int) -> Tensor:
-    # torch cannot pad FP8 dtypes. Zero bytes are the value zero in every FP8 format.
-    return functional.pad(x.view(torch.uint8), (0, missing)).view(x.dtype)

@@ -8,10 +8,10 @@ from fp8scope_kernels import backends
 from fp8scope_kernels.matmul import (
     Operand,
     can_multiply,
-    has_fp8_units,
     to_block_operand,
     to_operand,
     to_operands_in_one_pass,
+    without_bytes,
 )
 from fp8scope_kernels.quantization import measure_now
 from fp8scope_kernels.random_stream import Draw, RandomStream
@@ -19,6 +19,7 @@ from fp8scope_kernels.recipes import Recipe, Role
 from fp8scope_kernels.sampling import accumulate_sample
 from fp8scope_kernels.scaling_state import ScalingState
 from fp8scope_kernels.statistics import Slot
+from fp8scope_kernels.unit_products import granularity_of, has_fp8_units, log_once, reason_for_size
 
 
 def quantize_matrix(
@@ -47,17 +48,22 @@ def quantize_matrix(
     if grid is not None:
         block_row = None if slot is None else slot.block_row
         operand = to_block_operand(
-            x, state.format, grid, recipe, row, block_row, stochastic=_drawn(stream, update)
-        )
+            x, state.format, grid, recipe, row, block_row,
+            stochastic=_drawn(stream, update), fp8=takes_fp8_operands(recipe, x),
+        )  # fmt: skip
         _sample(slot, x, operand)
         if not transpose:
             return operand, operand
-        if grid[0] == grid[1] and stream is None and not recipe.rotates(role):
+        turned_fp8 = takes_fp8_operands(recipe, x.t())
+        is_square = grid[0] == grid[1] and stream is None and not recipe.rotates(role)
+        if is_square and (operand.is_fp8 or not turned_fp8):
             # Square blocks are the same blocks in the transpose.
-            return operand, operand.t()
+            return operand, (operand if turned_fp8 else without_bytes(operand)).t()
         return operand, to_block_operand(
-            x.t(), state.format, grid, recipe, stochastic=_drawn(stream, update), rotated=recipe.rotates(role)
-        )
+            x.t(), state.format, grid, recipe,
+            stochastic=_drawn(stream, update), rotated=recipe.rotates(role),
+            fp8=turned_fp8,
+        )  # fmt: skip
     operand, turned = _quantize_whole(
         recipe, state, x, row, update=update, transpose=transpose, stochastic=_drawn(stream, update)
     )
@@ -66,11 +72,17 @@ def quantize_matrix(
 
 
 def takes_fp8_operands(recipe: Recipe, x: Tensor) -> bool:
-    """Return whether this recipe's products with one scale per tensor run on FP8 units of x's device."""
-    if not has_fp8_units(x.device):
+    """Return whether products of this recipe with the operand x [rows, k] run on FP8 units of its device."""
+    granularity = granularity_of(recipe)
+    if granularity is None or not has_fp8_units(x.device, granularity):
         return False
     forward, backward = (recipe.format_of(role, x.device) for role in ("input", "grad_output"))
-    return can_multiply(forward, forward) and can_multiply(forward, backward)
+    if not (can_multiply(forward, forward) and can_multiply(forward, backward)):
+        return False
+    reason = reason_for_size(granularity, *x.shape)
+    if reason:
+        log_once(f"{recipe.kind}, {reason}")
+    return not reason
 
 
 def _quantize_whole(
@@ -121,4 +133,4 @@ def _drawn(stream: RandomStream | None, update: bool) -> Draw | Literal[False]:
 def _sample(slot: Slot | None, x: Tensor, operand: Operand) -> None:
     sample = None if slot is None else slot.sample_row
     if sample is not None:
-        accumulate_sample(sample, x, operand.values, operand.inverse_scale)
+        accumulate_sample(sample, x, *without_bytes(operand))

@@ -15,7 +15,7 @@ from fp8scope_kernels.convert import (
 from fp8scope_kernels.linear import Fp8Linear
 
 OWN_ATTRIBUTES = (
-    "recipe", "slots", "number", "turn", "turn_back", "kept_weight",
+    "recipe", "slots", "number", "turn", "turn_back", "kept_weight", "on_units",
     "_recipe_text", "_precision", "_products", "_products_text",
 )  # fmt: skip
 """Attributes of an `Fp8Linear` that `nn.Linear` does not have."""

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from fp8scope_kernels.kept_weight import KeptWeight
-from fp8scope_kernels.linear_product import linear_product
+from fp8scope_kernels.linear_product import Product, linear_product
 from fp8scope_kernels.matmul import Operand, to_block_operand
 from fp8scope_kernels.operands import quantize_matrix
 from fp8scope_kernels.plain_tensors import PLAIN_TYPES, is_abstract
@@ -170,6 +170,11 @@ class LayerPart:
     def training(self) -> bool:
         training: bool = self.layer.training
         return training
+
+    @property
+    def on_units(self) -> dict[Product, bool]:
+        on_units: dict[Product, bool] = self.layer.on_units
+        return on_units
 
     def state_of(self, role: Role) -> ScalingState:
         state: ScalingState = self.layer.state_of(role)

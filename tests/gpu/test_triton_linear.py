@@ -38,7 +38,7 @@ RECIPES: dict[str, Recipe] = {
 @pytest.fixture(params=[False, True], ids=["values", "bytes"])
 def units(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
     """Both kinds of operands; torch has the product of FP8 matrices on a CPU too."""
-    monkeypatch.setattr(fp8scope_kernels.operands, "has_fp8_units", lambda device: request.param)
+    monkeypatch.setattr(fp8scope_kernels.operands, "has_fp8_units", lambda *_: request.param)
     yield request.param
 
 

@@ -9,11 +9,11 @@ from fp8scope_kernels.cpu import backend as cpu_backend
 from fp8scope_kernels.matmul import (
     Operand,
     can_multiply,
-    has_fp8_units,
     multiply,
     to_operand,
 )
 from fp8scope_kernels.torch_internals import has_bf16_units
+from fp8scope_kernels.unit_products import has_fp8_units
 
 FP8 = pytest.mark.parametrize("fp8", [False, True], ids=["values", "bytes"])
 

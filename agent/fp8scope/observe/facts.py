@@ -7,6 +7,7 @@ measures anyway: in the forward passes whose operations are counted, in the load
 import os
 import sys
 import weakref
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -54,9 +55,11 @@ class TrainingFacts:
         self._copies: dict[int, _Copy] = {}
         self._copied_bytes = 0
         self._compiled = False
+        self._models: list[weakref.ref[nn.Module]] = []
 
     def note_model(self, model: nn.Module) -> None:
         """A model is watched."""
+        self._models.append(weakref.ref(model))
         self._compiled |= any(
             module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
             for module in model.modules()
@@ -145,6 +148,8 @@ class TrainingFacts:
                     {"times": entry.times, "bytes": entry.nbytes, "shape": entry.shape} for entry in repeated
                 ][:MAX_REASONS],
             }
+        if units := _fp8_units(model for ref in self._models if (model := ref()) is not None):
+            facts["fp8_units"] = units
         if breaks := _graph_breaks():
             facts["graph_breaks"] = breaks
         if device is not None and kind not in ("", "cpu", "meta"):
@@ -164,6 +169,16 @@ class _Copy:
 
     def is_of(self, source: Tensor) -> bool:
         return self._source() is source and self._version == source._version
+
+
+def _fp8_units(models: Iterable[nn.Module]) -> dict[str, Any]:
+    """The products of FP8 layers, those that ran on FP8 units, and layers with others; empty without any."""
+    layers = {layer: name for model in models for name, layer in fp8_layers(model)}
+    ran = [on_unit for layer in layers for on_unit in layer.on_units.values()]
+    others = [name for layer, name in layers.items() if not all(layer.on_units.values())]
+    if not ran:
+        return {}
+    return {"products": len(ran), "on_units": sum(ran), "other_layers": others[:MAX_REASONS]}
 
 
 def _cpus() -> int:

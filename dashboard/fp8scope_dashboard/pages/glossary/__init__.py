@@ -56,6 +56,7 @@ TERM_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "time_other",
         "time_data",
         "mfu",
+        "fp8_units",
         "model_flops_per_second",
         "memory_reserved",
         "memory_peak",

@@ -110,6 +110,13 @@ STEP_TERMS: Final[Mapping[str, Term]] = {
         "Model FLOPs utilisation: model FLOP/s divided by the device's peak in dense BF16. FP8 runs use the "
         "same peak, so that both are comparable.",
     ),
+    "fp8_units": Term(
+        "On FP8 units",
+        "Products of FP8 layers that ran on FP8 units of the device in their last call: forward, gradient of "
+        "the input and gradient of the weight count one each. The others multiply the same numbers as BF16, "
+        "because the device has no units for the recipe's scales, a size does not fit, or torch's product "
+        "failed. The agent says so at the end of the run.",
+    ),
     "hardware_flops_per_second": Term(
         "Hardware FLOP/s",
         "Model FLOP/s with the operations that activation checkpointing repeats in the backward pass.",

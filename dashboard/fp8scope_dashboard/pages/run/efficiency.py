@@ -98,7 +98,22 @@ def recent_figures(run: Run) -> list[KeyFigure]:
     for name in ("gpu_ecc_uncorrected", "gpu_xid"):
         if _is_number(value := last.get(name)) and (value or name == "gpu_xid"):
             figures.append(KeyFigure(name, number(value)))
+    if units := _on_fp8_units(run):
+        figures.append(KeyFigure("fp8_units", units))
     return figures
+
+
+def _on_fp8_units(run: Run) -> str:
+    """The share of FP8 products that ran on FP8 units; empty on a CPU, or if the agent has not said it."""
+    training = run.environment.get("training")
+    if not isinstance(training, dict) or training.get("device") == "cpu":
+        return ""
+    facts = training.get("fp8_units")
+    if not isinstance(facts, dict):
+        return ""
+    whole, part = facts.get("products"), facts.get("on_units")
+    is_sound = isinstance(whole, int) and isinstance(part, int) and 0 <= part <= whole > 0
+    return f"{number(part)} of {number(whole)}" if is_sound else ""
 
 
 _MEANS: Final[dict[str, Callable[[float], str]]] = {

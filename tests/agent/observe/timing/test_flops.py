@@ -14,6 +14,7 @@ from fp8scope.guard import Guard
 from fp8scope.observe.timing import Measures
 from fp8scope.observe.timing.flops import MAX_COUNTED, FlopModel, shapes_of
 from fp8scope.observe.timing.peaks import BF16_PEAKS, bf16_peak
+from fp8scope_kernels import MXFP8, CurrentScaling, convert, operands
 
 
 class Attention(nn.Module):
@@ -353,3 +354,18 @@ def test_convolutions_are_products_of_the_training(measures: Measures) -> None:
     assert facts["attention"]["of"] == true_forward(model, torch.ones(2, 3, 6, 6))
     # Three products, six conversions of weights and biases, and those of activations.
     assert 3 <= facts["operations"] <= 12
+
+
+def test_products_on_fp8_units_are_counted_by_layer(
+    measures: Measures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch multiplies FP8 operands on a CPU, too, but not with scales of blocks, as the second layer has."""
+    monkeypatch.setattr(operands, "has_fp8_units", lambda device, kind: kind == "tensor")
+    model = nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 16), nn.Linear(16, 4))
+    convert(model, CurrentScaling(), include="0")
+    convert(model, MXFP8(), include="1")
+    measures.watch(model)
+    assert "fp8_units" not in measures.facts()
+    step_flops(measures, model, torch.ones(16, 16))
+    # The input of the model needs no gradient.
+    assert measures.facts()["fp8_units"] == {"products": 5, "on_units": 2, "other_layers": ["1"]}

@@ -112,6 +112,22 @@ def test_leaves_out_values_that_are_not_finite(admin: Visitor) -> None:
     assert recent_figures(run) == []
 
 
+@pytest.mark.parametrize(
+    ("training", "shown"),
+    [
+        ({"device": "cuda", "fp8_units": {"products": 36, "on_units": 24}}, "24 of 36"),
+        ({"device": "cpu", "fp8_units": {"products": 36, "on_units": 0}}, None),
+        ({"device": "cuda"}, None),
+        ({"device": "cuda", "fp8_units": {"products": 2, "on_units": 3}}, None),
+        ({"device": "cuda", "fp8_units": ["36"]}, None),
+        ("none", None),
+    ],
+)
+def test_shows_how_many_products_ran_on_fp8_units(training: object, shown: str | None) -> None:
+    figures = recent_figures(Run(environment={"training": training}))
+    assert [(figure.term, figure.value) for figure in figures] == ([("fp8_units", shown)] if shown else [])
+
+
 def test_leaves_out_steps_with_an_unknown_phase() -> None:
     seconds = np.ones((len(PHASES), 4))
     seconds[2, 1] = np.nan
