@@ -23,7 +23,15 @@ from fp8scope_kernels.triton import availability as triton_availability
 Backend = Literal["auto", "reference", "compiled", "triton"]
 BACKENDS: tuple[Backend, ...] = ("auto", "reference", "compiled", "triton")
 
-TritonKernel = Literal["measure", "observe", "quantize", "quantize_at_random", "quantize_blocks"]
+TritonKernel = Literal[
+    "measure",
+    "observe",
+    "quantize",
+    "quantize_at_random",
+    "quantize_blocks",
+    "delayed_scale",
+    "current_scale",
+]
 """The functions of triton/backend.py that launch kernels."""
 
 Result = TypeVar("Result")

@@ -25,6 +25,7 @@ from fp8scope_kernels.recipes import Block, BlockScaling, Microscaling, Nonfinit
 from fp8scope_kernels.reference import Extent, Stochastic
 from fp8scope_kernels.torch_internals import has_bf16_units
 from fp8scope_kernels.triton import backend as triton_backend
+from fp8scope_kernels.triton.backend import AmaxHistory, ChosenScale
 from fp8scope_kernels.unit_products import dequantized, multiply_on_units, was_on_units
 
 
@@ -84,7 +85,7 @@ def to_operand(
 
 def to_operands_in_one_pass(
     x: Tensor,
-    scale: Tensor,
+    scale: ChosenScale,
     format: Format,
     row: Tensor | None,
     *,
@@ -94,33 +95,35 @@ def to_operands_in_one_pass(
     measure: bool,
     transpose: bool,
     nonfinite: Nonfinite = "propagate",
+    history: AmaxHistory | None = None,
 ) -> tuple[Operand, Operand, Extent | None] | None:
     """`to_operand`, its transpose, and x's extent, from one pass over x; None if Triton failed.
 
     For tensors of the Triton or the compiled backend. The transpose is a view, except that with `transpose`
     and `fp8` Triton writes it out, because FP8 units need it contiguous. The extent is the given one, or
-    measured in the same pass with `measure`.
+    measured in the same pass with `measure`. With `history`, Triton adds the amax to it.
     """
     dtype = format.dtype if fp8 and format.dtype is not None else torch.bfloat16
+    chosen, inverse = scale
     if not backends.use_triton(x, "quantize"):
         if measure:
-            data, extent = quantize_and_measure(dtype, x, scale, format, row, nonfinite)
+            data, extent = quantize_and_measure(dtype, x, chosen, format, row, nonfinite)
         else:
-            data = quantize_now(dtype, x, scale, format, row, saturate, extent, nonfinite)
-        operand = Operand(data, scale.reciprocal())
+            data = quantize_now(dtype, x, chosen, format, row, saturate, extent, nonfinite)
+        operand = Operand(data, inverse)
         return operand, operand.t(), extent
     passed = backends.attempt_triton(
         "quantize",
         lambda: triton_backend.quantize(
-            dtype, x, scale, format, row,
+            dtype, x, chosen, format, row,
             saturate=saturate, extent=extent, measure=measure, transpose=transpose and fp8,
-            nonfinite=nonfinite,
+            nonfinite=nonfinite, history=history,
         ),
     )  # fmt: skip
     if passed is None:
         return None
-    operand = Operand(passed.data, scale.reciprocal())
-    turned = operand.t() if passed.transposed is None else Operand(passed.transposed, operand.inverse_scale)
+    operand = Operand(passed.data, inverse)
+    turned = operand.t() if passed.transposed is None else Operand(passed.transposed, inverse)
     if passed.amax is not None and passed.nonfinite is not None:
         extent = Extent(passed.amax, passed.nonfinite)
     return operand, turned, extent

@@ -16,9 +16,11 @@ from fp8scope_kernels.matmul import (
 from fp8scope_kernels.quantization import measure_now
 from fp8scope_kernels.random_stream import Draw, RandomStream
 from fp8scope_kernels.recipes import Recipe, Role
+from fp8scope_kernels.reference import Extent
 from fp8scope_kernels.sampling import accumulate_sample
 from fp8scope_kernels.scaling_state import ScalingState
 from fp8scope_kernels.statistics import Slot
+from fp8scope_kernels.triton.backend import ChosenScale
 from fp8scope_kernels.unit_products import granularity_of, has_fp8_units, log_once, reason_for_size
 
 
@@ -99,19 +101,18 @@ def _quantize_whole(
     saturate, nonfinite, fp8 = recipe.saturate, recipe.nonfinite, takes_fp8_operands(recipe, x)
     to_nearest = stochastic is False
     fused = to_nearest and (backends.use_triton(x, "quantize") or (saturate and backends.use_compiled(x)))
-    extent, scale = None, state.past_scale(update=update) if fused else None
-    measuring = scale is not None and update
-    if scale is None:
-        extent = measure_now(x)
-        scale = state.next_scale(extent.amax, update=update)
+    (scale, inverse), extent = _choose_scale(recipe, state, x, update=update, fused=fused)
+    measuring = extent is None and update
+    history = state.history_to_launch() if measuring else None
     passed = None
     if fused:
         passed = to_operands_in_one_pass(
-            x, scale, state.format, row,
+            x, ChosenScale(scale, inverse), state.format, row,
             saturate=saturate, extent=extent, fp8=fp8, measure=measuring, transpose=transpose,
-            nonfinite=nonfinite,
+            nonfinite=nonfinite, history=history,
         )  # fmt: skip
     if passed is None:
+        history = None
         extent = extent or measure_now(x)
         operand = to_operand(
             x, scale, state.format, row,
@@ -120,9 +121,26 @@ def _quantize_whole(
         )  # fmt: skip
         passed = operand, operand.t(), extent
     operand, turned, extent = passed
-    if measuring and extent is not None:
+    if measuring and history is not None:
+        state.remembered()
+    elif measuring and extent is not None:
         state.remember(extent.amax)
     return operand, turned
+
+
+def _choose_scale(
+    recipe: Recipe, state: ScalingState, x: Tensor, *, update: bool, fused: bool
+) -> tuple[ChosenScale, Extent | None]:
+    """The scale, and the extent of x if it depends on that."""
+    past = state.past_scale(update=update) if fused else None
+    if past is not None:
+        return past, None
+    launched = state.measure_and_scale(x, update=update) if fused else None
+    if launched is not None:
+        return launched
+    extent = measure_now(x)
+    scale = state.next_scale(extent.amax, update=update)
+    return ChosenScale(scale, scale.reciprocal()), extent
 
 
 def _drawn(stream: RandomStream | None, update: bool) -> Draw | Literal[False]:

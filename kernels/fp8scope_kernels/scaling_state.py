@@ -12,9 +12,12 @@ from torch import distributed as dist
 from fp8scope_kernels import backends, devices
 from fp8scope_kernels.cpu import backend as cpu_backend
 from fp8scope_kernels.formats import Format, in_encoding
-from fp8scope_kernels.plain_tensors import is_abstract
+from fp8scope_kernels.plain_tensors import is_abstract, readable
 from fp8scope_kernels.quantization import amax_to_scale
 from fp8scope_kernels.recipes import CurrentScaling, DelayedScaling, Recipe
+from fp8scope_kernels.reference import Extent
+from fp8scope_kernels.triton import backend as triton_backend
+from fp8scope_kernels.triton.backend import AmaxHistory, ChosenScale
 
 Group = Any
 """A `torch.distributed.ProcessGroup`."""
@@ -129,15 +132,57 @@ class ScalingState(nn.Module):
         if isinstance(self.recipe, DelayedScaling):
             self.calls = (scale != 0).long()
 
-    def past_scale(self, *, update: bool = True) -> Tensor | None:
+    def past_scale(self, *, update: bool = True) -> ChosenScale | None:
         """`next_scale` for a tensor not measured yet; None if the scale depends on the tensor itself.
 
         With it, one pass over the tensor can both cast and measure. With `update`, call `remember` next.
         """
+        recipe = self.recipe
         has_scale = self._started and not (self._unchecked or self._is_empty)
-        if not isinstance(self.recipe, DelayedScaling) or not has_scale:
+        if not isinstance(recipe, DelayedScaling) or not has_scale:
             return None
-        return self._past_scale(self.recipe, update)
+        if update and self._is_for_triton():
+            history, top = AmaxHistory(self._past(recipe), self.calls), self.format.max * 2.0**-recipe.margin
+            launched = backends.attempt_triton(
+                "delayed_scale",
+                lambda: triton_backend.delayed_scale(history, self.scale, recipe.interval, top),
+            )
+            if launched is not None:
+                return launched
+        scale = self._past_scale(recipe, update)
+        return ChosenScale(scale, scale.reciprocal())
+
+    def measure_and_scale(self, x: Tensor, *, update: bool = True) -> tuple[ChosenScale, Extent] | None:
+        """The extent of x and `next_scale` of its amax, by Triton; None where they are computed apart."""
+        recipe = self.recipe
+        if not isinstance(recipe, CurrentScaling) or self._group is not None:
+            return None
+        kernels: tuple[backends.TritonKernel, ...] = ("measure", "current_scale")
+        if not (all(backends.use_triton(x, kernel) for kernel in kernels) and x.numel()):
+            return None
+        x = readable(x)
+        self.materialize(x.device)
+        if self.scale.device != x.device:
+            return None
+        launched = backends.attempt_triton(
+            "current_scale",
+            lambda: triton_backend.measure_and_scale(
+                x,
+                self.format.max * 2.0**-recipe.margin,
+                power_of_two=recipe.power_of_two,
+                store=self.scale if update else None,
+            ),
+        )
+        return None if launched is None else (launched[1], Extent(*launched[0]))
+
+    def history_to_launch(self) -> AmaxHistory | None:
+        """The history to which the launch that measures a tensor can add its amax; then call `remembered`.
+
+        None where it must be added by `remember`.
+        """
+        if self._group is not None or not self._is_for_triton():
+            return None
+        return AmaxHistory(self.amax_history, self.calls)
 
     def remember(self, amax: Tensor) -> None:
         """Add the amax of the tensor just scaled to a delayed state's history, and count the call.
@@ -145,6 +190,13 @@ class ScalingState(nn.Module):
         An amax of 0 is neither added nor counted. On a GPU a call waits until one has been counted.
         """
         self._remember(self._over_ranks(amax))
+
+    def remembered(self) -> None:
+        """The amax of a state that has been started was added, and the call counted."""
+        if isinstance(self.recipe, DelayedScaling) and self.recipe.reduce_amax:
+            self._until_unreduced -= 1
+            if self._until_unreduced == 0:
+                self._check_reduced()
 
     def _remember(self, amax: Tensor) -> None:
         assert isinstance(self.recipe, DelayedScaling)
@@ -160,10 +212,7 @@ class ScalingState(nn.Module):
         if not self._started:
             # A call that is being captured into a graph has not been executed yet.
             self._started = not _is_capturing(history) and (is_abstract(amax) or bool(self.calls > 0))
-        if self.recipe.reduce_amax:
-            self._until_unreduced -= 1
-            if self._until_unreduced == 0:
-                self._check_reduced()
+        self.remembered()
 
     @contextmanager
     def over(self, group: Group | None) -> Iterator[None]:
@@ -203,8 +252,7 @@ class ScalingState(nn.Module):
         if not update:
             return old
         if self._is_for_compiled():
-            past = self.amax_history if recipe.amax_compute == "max" else self.amax_history[:1]
-            top = self.format.max * 2.0**-recipe.margin
+            past, top = self._past(recipe), self.format.max * 2.0**-recipe.margin
             return old.fill_(cpu_backend.past_scale(past, self.scale, self.calls, recipe.interval, top))
         past = self.amax_history.amax() if recipe.amax_compute == "max" else self.amax_history[0]
         scale = amax_to_scale(past, self.format, margin=recipe.margin, otherwise=old)
@@ -213,20 +261,28 @@ class ScalingState(nn.Module):
         self.scale.copy_(scale)
         return scale
 
-    def _is_for_compiled(self) -> bool:
-        """Return whether the compiled kernels can update this state.
+    def _past(self, recipe: DelayedScaling) -> Tensor:
+        """The part of the history that the next scale depends on."""
+        return self.amax_history if recipe.amax_compute == "max" else self.amax_history[:1]
 
-        A checkpoint may have replaced its buffers.
-        """
+    def _is_for_compiled(self) -> bool:
+        """Return whether the compiled kernels can update this state."""
+        return self._is_as_made() and backends.use_compiled(self.scale)
+
+    def _is_for_triton(self) -> bool:
+        """Return whether the Triton kernels can update this state."""
+        return self._is_as_made() and backends.use_triton(self.scale, "delayed_scale")
+
+    def _is_as_made(self) -> bool:
+        """Return whether kernels can read the buffers from memory. A checkpoint may have replaced them."""
         scale, history, calls = self.scale, self.amax_history, self.calls
-        made = (
+        return (
             history.dtype == scale.dtype == torch.float32
             and calls.dtype == torch.int64
-            and history.is_cpu
-            and calls.is_cpu
+            and history.device == calls.device == scale.device
             and type(history) is type(calls) is Tensor
+            and history.is_contiguous()
         )
-        return made and history.is_contiguous() and backends.use_compiled(scale)
 
     def _check(self, recipe: DelayedScaling, amax: Tensor) -> None:
         """Check a scale from a checkpoint against the first tensor that it is used for."""
@@ -271,7 +327,7 @@ class ScalingState(nn.Module):
         if all(prefix + name in state_dict for name in STATE):
             # Read from the checkpoint: the buffer may be on a device, or on the meta device.
             started = bool(state_dict[f"{prefix}calls"] > 0)
-            # History without a call count means a partially loaded checkpoint.
+            # AmaxHistory without a call count means a partially loaded checkpoint.
             if started or not bool(state_dict[f"{prefix}amax_history"].any()):
                 self._started = self._unchecked = started
                 self.status = "restored" if started else "fresh"

@@ -58,8 +58,10 @@ def test_kernels_import_torch_and_the_standard_library_only() -> None:
     import sys
 
     allowed = {"torch", "triton", "fp8scope_kernels", *sys.stdlib_module_names}
-    imported = {name for file in PACKAGES["fp8scope_kernels"].rglob("*.py") for _, name in imports(file)}
-    assert imported <= allowed
+    # An optional package, imported by the function that writes its files.
+    extra = {"serving_checkpoint.py": {"safetensors"}}
+    for file in PACKAGES["fp8scope_kernels"].rglob("*.py"):
+        assert {name for _, name in imports(file)} <= allowed | extra.get(file.name, set()), file
 
 
 def test_detects_a_violation(tmp_path: Path) -> None:

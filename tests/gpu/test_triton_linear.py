@@ -27,8 +27,10 @@ pytestmark = pytest.mark.gpu
 
 RECIPES: dict[str, Recipe] = {
     "delayed": DelayedScaling(history_length=2),
+    "a long history": DelayedScaling(history_length=600, amax_compute="most_recent"),
     "every other call, unsaturated": DelayedScaling(interval=2, saturate=False, margin=-3),
     "current": CurrentScaling(),
+    "powers of two": CurrentScaling(power_of_two=True, margin=1),
     "rows": RowwiseScaling(),
     "blocks": BlockScaling(),
     "MX": MXFP8(),
@@ -90,9 +92,11 @@ def test_delayed_scaling_reads_a_tensor_once(device: torch.device, monkeypatch: 
     passes: list[dict[str, object]] = []
     original = triton_backend._tiles
 
-    def noting(x: Tensor, scale: object, q: object, q_t: object, options: dict[str, object]) -> object:
+    def noting(
+        x: Tensor, scale: object, q: object, q_t: object, options: dict[str, object], *counted: object
+    ) -> object:
         passes.append(options)
-        return original(x, scale, q, q_t, options)  # type: ignore[arg-type]
+        return original(x, scale, q, q_t, options, *counted)  # type: ignore[arg-type]
 
     monkeypatch.setattr(triton_backend, "_tiles", noting)
     layer = Fp8Linear(32, 32, device=device, recipe=DelayedScaling())

@@ -205,7 +205,8 @@ def test_the_scale_does_not_depend_on_the_tensor() -> None:
     for value in (4.0, 2.0, 0.5, 16.0, 1.0):
         scale = twin.past_scale()
         assert scale is not None
-        assert scale.item() == state.next_scale(torch.tensor(value)).item()
+        assert scale.inverse == 1 / scale.scale
+        assert scale.scale.item() == state.next_scale(torch.tensor(value)).item()
         twin.remember(torch.tensor(value))
     assert torch.equal(state.amax_history, twin.amax_history)
     assert torch.equal(state.calls, twin.calls)

@@ -29,7 +29,25 @@ OBSERVED_TILE = 4096
 OBSERVING_PROGRAMS = 528
 """A few for each multiprocessor: every program ends with atomic operations on the same numbers."""
 MAX_BLOCK_HEIGHT = 128
-NO_SCALE = (torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max)
+SCALE_RANGE = (torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max)
+
+
+HISTORY_PART = 256
+"""Entries of an amax history that are read at a time."""
+
+
+class ChosenScale(NamedTuple):
+    """A scale and its inverse, float32 without dimensions, chosen on the device."""
+
+    scale: Tensor
+    inverse: Tensor
+
+
+class AmaxHistory(NamedTuple):
+    """The buffers of a delayed state: float32 [length], and the number of calls, int64."""
+
+    amaxes: Tensor
+    calls: Tensor
 
 
 class Quantized(NamedTuple):
@@ -53,6 +71,38 @@ def measure(x: Tensor) -> tuple[Tensor, Tensor]:
         partials, programs = _tiles(x, None, None, None, {**_NO_FORMAT, "MEASURE": True})
         _finish(x, partials, programs, amax, nonfinite, measured=False)
     return amax, nonfinite
+
+
+def measure_and_scale(
+    x: Tensor, top: float, *, power_of_two: bool, store: Tensor | None
+) -> tuple[tuple[Tensor, Tensor], ChosenScale]:
+    """`measure` of x, which is not empty, and the scale `top` / amax of `amax_to_scale`: two launches.
+
+    The scale is written to `store` (float32 without dimensions), too.
+    """
+    amax, nonfinite = _extent(x)
+    chosen = torch.empty(2, dtype=torch.float32, device=x.device)
+    partials, programs = _tiles(_readable(x), None, None, None, {**_NO_FORMAT, "MEASURE": True})
+    with _device(x):
+        _kernels().current_scale[(1,)](
+            partials, programs, amax, nonfinite, chosen if store is None else store, chosen, top,
+            **_SCALES, POWER_OF_TWO=power_of_two, HAS_SCALE=store is not None, enable_fp_fusion=False,
+        )  # fmt: skip
+    return (amax, nonfinite), ChosenScale(*chosen)
+
+
+def delayed_scale(history: AmaxHistory, scale: Tensor, interval: int, top: float) -> ChosenScale:
+    """The scale of a delayed state for its next call, `top` / max of the amaxes: one launch.
+
+    It is written to `scale`, float32 without dimensions, at every `interval`-th call.
+    """
+    chosen = torch.empty(2, dtype=torch.float32, device=scale.device)
+    with _device(scale):
+        _kernels().delayed_scale[(1,)](
+            history.amaxes, scale, history.calls, chosen, history.amaxes.numel(), interval, top,
+            **_SCALES, PART=HISTORY_PART, enable_fp_fusion=False,
+        )  # fmt: skip
+    return ChosenScale(*chosen)
 
 
 def observe(x: Tensor, row: Tensor) -> bool:
@@ -87,11 +137,13 @@ def quantize(
     measure: bool = False,
     transpose: bool = False,
     nonfinite: Nonfinite = "propagate",
+    history: AmaxHistory | None = None,
 ) -> Quantized:
     """q of x (floating, any shape) in `dtype`, the format's own or bfloat16; adds statistics to `row`.
 
     `extent`: the result of `measure`, if known. Otherwise the same pass measures x if there is a row, or with
     `measure`. `transpose` (of a matrix): write q transposed as well. `nonfinite`: what Inf becomes.
+    `history`: add the amax that is measured, and count the call.
     """
     _check_row(x, row)
     x = _readable(x)
@@ -115,9 +167,10 @@ def quantize(
             "MEASURE": measuring,
         }
         turned = None if transposed is None else transposed.view(bits)
-        partials, programs = _tiles(x, scale, data.view(bits), turned, options)
-    if row is not None or measuring:
-        _finish(x, partials, programs, amax, bad, scale, row, measured=not measuring)
+        counted = None if measuring or row is None else (row, amax, bad)
+        partials, programs = _tiles(x, scale, data.view(bits), turned, options, counted)
+    if measuring or (row is not None and not x.numel()):
+        _finish(x, partials, programs, amax, bad, scale, row, measured=not measuring, history=history)
     return Quantized(data, transposed, amax, bad)
 
 
@@ -205,9 +258,17 @@ def quantize_blocks(
 
 
 def _tiles(
-    x: Tensor, scale: Tensor | None, q: Tensor | None, q_t: Tensor | None, options: dict[str, Any]
+    x: Tensor,
+    scale: Tensor | None,
+    q: Tensor | None,
+    q_t: Tensor | None,
+    options: dict[str, Any],
+    counted: tuple[Tensor, Tensor | None, Tensor | None] | None = None,
 ) -> tuple[Tensor, int]:
-    """Launch the pass over x with one scale; returns the partials and the number of programs."""
+    """Launch the pass over x with one scale; returns the partials and the number of programs.
+
+    `counted`: the row to count in, and the extent of x, if it was measured before.
+    """
     matrix = x.reshape(1, -1) if x.dim() < 2 or (x.is_contiguous() and q_t is None) else x
     matrix = matrix.reshape(-1, matrix.shape[-1])
     rows, columns = matrix.shape
@@ -219,7 +280,8 @@ def _tiles(
         # Outputs that are not written still need an address; any will do.
         _kernels().quantize_tiles[(programs,)](
             matrix, partials if scale is None else scale, partials if q is None else q,
-            partials if q_t is None else q_t, partials, rows, columns, *matrix.stride(), across, tiles,
+            partials if q_t is None else q_t, partials, *(counted or (partials,) * 3),
+            rows, columns, *matrix.stride(), across, tiles,
             **options, HEIGHT=height, WIDTH=width, enable_fp_fusion=False,
         )  # fmt: skip
     return partials, programs
@@ -236,14 +298,20 @@ def _finish(
     block_row: Tensor | None = None,
     *,
     measured: bool,
+    history: AmaxHistory | None = None,
 ) -> None:
-    """Add up the partials (None for an empty tensor) into the rows and, unless `measured`, the extent."""
+    """Add up the partials (None for an empty tensor) into the rows and, unless `measured`, the extent.
+
+    With a `history`, add the amax to it.
+    """
     partials = _partials(x, 1)[0] if partials is None else partials
     with _device(x):
         _kernels().finish[(1,)](
             partials, programs, x.numel(), amax, nonfinite, partials if scale is None else scale,
             partials if row is None else row, partials if block_row is None else block_row,
+            *(history or (partials, partials)), 0 if history is None else history.amaxes.numel(),
             MEASURED=measured, HAS_ROW=row is not None, HAS_BLOCK_ROW=block_row is not None,
+            HAS_HISTORY=history is not None, PART=HISTORY_PART,
         )  # fmt: skip
 
 
@@ -262,8 +330,12 @@ def _partials(x: Tensor, tiles: int) -> tuple[Tensor, int]:
 
 
 def _extent(x: Tensor) -> tuple[Tensor, Tensor]:
-    zeros = torch.zeros(2, dtype=torch.float64, device=x.device)
-    return zeros[0].float(), zeros[1]
+    """Memory for an extent, which the last launch writes; zeros for an empty tensor, which has none."""
+    make = torch.empty if x.numel() else torch.zeros
+    return (
+        make((), dtype=torch.float32, device=x.device),
+        make((), dtype=torch.float64, device=x.device),
+    )
 
 
 def _readable(x: Tensor) -> Tensor:
@@ -308,6 +380,7 @@ def _format_bits(format: Format) -> dict[str, Any]:
     }
 
 
+_SCALES: dict[str, Any] = {"MIN_SCALE": SCALE_RANGE[0], "MAX_SCALE": SCALE_RANGE[1]}
 _NO_FORMAT: dict[str, Any] = {
     **dict.fromkeys(("MAX", "LIMIT", "NORMAL", "MANTISSA", "BIAS", "MAX_CODE", "BEYOND", "NAN"), 0),
     **dict.fromkeys(("SATURATE", "PROPAGATE", "BYTES", "CAST", "TRANSPOSE", "COUNT"), False),
@@ -325,7 +398,7 @@ def _beyond(format: Format, dtype: torch.dtype) -> int:
 
 def _scale_rule(recipe: Recipe, format: Format) -> dict[str, Any]:
     """Return how the kernel computes a block's scale: `amax_to_block_scale` in constants."""
-    smallest, largest = NO_SCALE
+    smallest, largest = SCALE_RANGE
     if isinstance(recipe, Microscaling) and recipe.rounding == "floor":
         power = 2.0**format.max_exponent
         return {"LARGEST": power, "MIN_SCALE": smallest, "MAX_SCALE": E8M0.max, "MODE": 2}

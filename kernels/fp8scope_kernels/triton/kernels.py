@@ -24,6 +24,7 @@ MAX_PROGRAMS = 2048
 PARTIALS = 6
 """Columns of `partials`: amax as bits, saturated, underflow, subnormal, nonfinite, saturated blocks."""
 
+_INF = tl.constexpr(0x7F800000)
 _MAX_PROGRAMS = tl.constexpr(MAX_PROGRAMS)
 _PARTIALS = tl.constexpr(PARTIALS)
 
@@ -87,6 +88,9 @@ def quantize_tiles(
     q: tl.tensor,
     q_t: tl.tensor,
     partials: tl.tensor,
+    statistics: tl.tensor,
+    known_amax: tl.tensor,
+    known_nonfinite: tl.tensor,
     rows: tl.tensor,
     columns: tl.tensor,
     row_stride: tl.tensor,
@@ -111,7 +115,11 @@ def quantize_tiles(
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
 ) -> None:
-    """One pass over x [rows, columns] with one scale: cast (and transpose), counters, amax, as requested."""
+    """One pass over x [rows, columns] with one scale: cast (and transpose), counters, amax, as requested.
+
+    Where x was measured before, counters are added to the row `statistics` at once, by atomics: sums of whole
+    numbers below 2^53 do not depend on their order. Else they go to `partials`.
+    """
     amax = tl.full((), 0, tl.int32)
     saturated = tl.full((), 0, tl.int64)
     small = tl.full((), 0, tl.int64)
@@ -140,8 +148,21 @@ def quantize_tiles(
             if COUNT:
                 small += widened(tl.sum(small_counts(wide, code, MANTISSA)))
                 saturated += tl.sum(is_saturated(wide, scaled, LIMIT)).to(tl.int64)
-    if COUNT or MEASURE:
+    if MEASURE:
         store_partials(partials, amax, saturated, small, nonfinite, tl.full((), 0, tl.int64))
+    elif COUNT:
+        tl.atomic_add(statistics + 3, saturated.to(tl.float64))
+        tl.atomic_add(statistics + 4, (small & 0xFFFFFFFF).to(tl.float64))
+        tl.atomic_add(statistics + 5, (small >> 32).to(tl.float64))
+        if tl.program_id(0) == 0:
+            # The launcher passes a size of 1 as a constant, which is no tensor.
+            size = tl.full((), rows, tl.float64) * columns
+            largest = tl.load(known_amax).to(tl.float64)
+            tl.store(statistics, tl.load(statistics) + size)
+            tl.store(statistics + 1, tl.maximum(tl.load(statistics + 1), largest))
+            tl.store(statistics + 2, tl.load(scale).to(tl.float64))
+            bad = tl.load(known_nonfinite).to(tl.float64)
+            tl.store(statistics + 6, tl.load(statistics + 6) + bad)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -293,14 +314,20 @@ def finish(
     scale: tl.tensor,
     row: tl.tensor,
     block_row: tl.tensor,
+    history: tl.tensor,
+    calls: tl.tensor,
+    length: tl.tensor,
     MEASURED: tl.constexpr,
     HAS_ROW: tl.constexpr,
     HAS_BLOCK_ROW: tl.constexpr,
+    HAS_HISTORY: tl.constexpr,
+    PART: tl.constexpr,
 ) -> None:
     """Add up the partials of one launch, in one program.
 
     Writes `amax` (float32) and `nonfinite` (float64), or reads them if they were MEASURED before. Accumulates
     into `row` and `block_row`, float64, as `StatisticsBuffer` describes; in the latter only saturated blocks.
+    With a history, `length` float32, adds the amax to it and counts the call, as `ScalingState.remember`.
     """
     program = tl.arange(0, _MAX_PROGRAMS)
     there = program < programs
@@ -325,3 +352,86 @@ def finish(
     if HAS_BLOCK_ROW:
         spoilt = tl.sum(tl.load(mine + 5, mask=there, other=0), 0)
         tl.store(block_row + 1, tl.load(block_row + 1) + spoilt.to(tl.float64))
+    # HAS_HISTORY is known when this is compiled, the amax when it runs.
+    if HAS_HISTORY:  # noqa: SIM102
+        if largest > 0:
+            parts = tl.cdiv(length, PART)
+            # From the end, so that nothing is overwritten before it has moved.
+            for part in range(0, parts):
+                at = (parts - 1 - part) * PART + tl.arange(0, PART)
+                moved = tl.load(history + at - 1, mask=(at > 0) & (at < length), other=0.0)
+                # Threads write where others read.
+                tl.debug_barrier()
+                tl.store(history + at, tl.where(at == 0, largest, moved), mask=at < length)
+                tl.debug_barrier()
+            tl.store(calls, tl.load(calls) + 1)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def delayed_scale(
+    history: tl.tensor,
+    scale: tl.tensor,
+    calls: tl.tensor,
+    chosen: tl.tensor,
+    length: tl.tensor,
+    interval: tl.tensor,
+    top: tl.tensor,
+    MIN_SCALE: tl.constexpr,
+    MAX_SCALE: tl.constexpr,
+    PART: tl.constexpr,
+) -> None:
+    """The scale of a delayed state from the first `length` of its history, in one program.
+
+    Writes it to `scale` at every `interval`-th call. `chosen`, float32 [2], takes the scale and its inverse.
+    """
+    used = tl.load(scale)
+    # The launcher passes an interval of 1 as a constant.
+    if tl.load(calls) % tl.full((), interval, tl.int64) == 0:
+        largest = tl.full((), 0, tl.int32)
+        for start in range(0, length, PART):
+            at = start + tl.arange(0, PART)
+            past = tl.load(history + at, mask=at < length, other=0.0)
+            # As bits, Inf and NaN are larger than every number.
+            largest = tl.maximum(largest, tl.max(past.to(tl.int32, bitcast=True)))
+        amax = largest.to(tl.float32, bitcast=True)
+        scaled = tl.minimum(tl.maximum(tl.div_rn(tl.full((), top, tl.float32), amax), MIN_SCALE), MAX_SCALE)
+        used = tl.where((largest > 0) & (largest < _INF), scaled, used)
+        tl.store(scale, used)
+    tl.store(chosen, used)
+    tl.store(chosen + 1, tl.div_rn(tl.full((), 1.0, tl.float32), used))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def current_scale(
+    partials: tl.tensor,
+    programs: tl.tensor,
+    amax: tl.tensor,
+    nonfinite: tl.tensor,
+    scale: tl.tensor,
+    chosen: tl.tensor,
+    top: tl.tensor,
+    MIN_SCALE: tl.constexpr,
+    MAX_SCALE: tl.constexpr,
+    POWER_OF_TWO: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+) -> None:
+    """Add up the partials of a measurement, as `finish` does, and choose the scale of its amax.
+
+    Writes `amax` (float32) and `nonfinite` (float64); to `chosen`, float32 [2], the scale and its inverse;
+    and the scale to `scale`.
+    """
+    program = tl.arange(0, _MAX_PROGRAMS)
+    there = program < programs
+    mine = partials + program * _PARTIALS
+    bits = tl.max(tl.load(mine, mask=there, other=0), 0)
+    largest = bits.to(tl.int32).to(tl.float32, bitcast=True)
+    tl.store(amax, largest)
+    tl.store(nonfinite, tl.sum(tl.load(mine + 4, mask=there, other=0), 0).to(tl.float64))
+    used = tl.minimum(tl.maximum(tl.div_rn(tl.full((), top, tl.float32), largest), MIN_SCALE), MAX_SCALE)
+    if POWER_OF_TWO:
+        used = (used.to(tl.int32, bitcast=True) & _INF).to(tl.float32, bitcast=True)
+    used = tl.where(largest > 0, used, 1.0)
+    tl.store(chosen, used)
+    tl.store(chosen + 1, tl.div_rn(tl.full((), 1.0, tl.float32), used))
+    if HAS_SCALE:
+        tl.store(scale, used)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fp8scope_kernels import (
     BLOCK_STATISTICS,
@@ -20,11 +21,19 @@ from fp8scope_kernels import (
     MXFP8,
     STATISTICS,
     BlockScaling,
+    CurrentScaling,
+    DelayedScaling,
+    Fp8Linear,
     RandomStream,
+    Recipe,
     RowwiseScaling,
     StatisticsBuffer,
+    backends,
+    observe,
+    operands,
 )
 from fp8scope_kernels.random_stream import Draw
+from fp8scope_kernels.recipes import Role
 from fp8scope_kernels.triton import availability as triton_availability
 from fp8scope_kernels.triton import backend as triton_backend
 
@@ -149,7 +158,14 @@ def test_one_scale_for_a_tensor(capability: int, recorder: Recorder) -> None:
     cast(wide.t(), FP8_WIDE, rows(0), nonfinite="clamp")
     cast(wide, BF16, None, saturate=False)
     cast(wide.half(), BF16, rows(0), extent=(torch.zeros(()), torch.zeros((), dtype=torch.float64)))
-    compile_all(recorder, capability, "quantize_tiles", "finish")
+    history = triton_backend.AmaxHistory(torch.zeros(600), torch.zeros((), dtype=torch.int64))
+    triton_backend.quantize(FP8, torch.zeros(1, 1), ONE, E4M3, rows(0), measure=True, history=history)
+    for power_of_two, store in ((True, ONE), (False, None)):
+        triton_backend.measure_and_scale(wide, 448.0, power_of_two=power_of_two, store=store)
+    for length, interval in ((600, 1), (1, 16)):
+        past = triton_backend.AmaxHistory(history.amaxes[:length], history.calls)
+        triton_backend.delayed_scale(past, ONE, interval, 448.0)
+    compile_all(recorder, capability, "quantize_tiles", "finish", "delayed_scale", "current_scale")
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
@@ -197,6 +213,8 @@ def test_every_kernel_is_compiled_here() -> None:
         "quantize_at_random_tiles",
         "quantize_block_tiles",
         "finish",
+        "delayed_scale",
+        "current_scale",
     }
     assert len(STATISTICS) == 7, "the kernels write to a row by number"
 
@@ -206,3 +224,48 @@ def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
     """What was compiled before must not answer for a kernel that no longer compiles."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
     yield
+
+
+class DeviceOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the operations of torch that launch a kernel: all but those that make tensors and views."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        is_memory = func._schema.name in ("aten::empty", "aten::new_empty", "aten::empty_like")
+        is_view = any(value.alias_info is not None for value in func._schema.returns) and not any(
+            argument.alias_info is not None and argument.alias_info.is_write
+            for argument in func._schema.arguments
+        )
+        if not (is_memory or is_view):
+            self.names.append(func._schema.name)
+        return result
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [DelayedScaling(), DelayedScaling(interval=4, amax_compute="most_recent"), CurrentScaling()],
+    ids=str,
+)
+@pytest.mark.parametrize("role", ["input", "grad_output"])
+def test_a_tensor_takes_three_launches(
+    recipe: Recipe, role: Role, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scale, history, cast, transpose, inverse and counters of a tensor with one scale, on FP8 units."""
+    monkeypatch.setattr(backends, "use_triton", lambda x, kernel: True)
+    monkeypatch.setattr(operands, "has_fp8_units", lambda *_: True)
+    layer = Fp8Linear(64, 48, recipe=recipe)
+    observe(torch.nn.Sequential(layer), StatisticsBuffer())
+    state = layer.state_of(role)
+    if isinstance(recipe, DelayedScaling):
+        # The first call looks at its own tensor.
+        state.calls.fill_(1)
+        state._started = True
+    x = torch.zeros(32, 64, dtype=BF16)
+    with DeviceOperations() as operations:
+        layer.quantize(role, x, update=True, transpose=True)
+    assert len(recorder.launches) == 3
+    assert operations.names == []
