@@ -9,23 +9,24 @@ import torch
 from torch import Tensor
 
 from fp8scope_kernels.formats import DATA_FORMATS
+from fp8scope_kernels.graph_objects import fake_of, operator
 from fp8scope_kernels.quantization import check_arguments, measure_now, quantize_now
 from fp8scope_kernels.reference import Extent
 
 
-@torch.library.custom_op("fp8scope::measure", mutates_args=())
+@operator("measure")
 def measure_op(x: Tensor) -> tuple[Tensor, Tensor]:
     """`measure`: amax (float32) and the number of non-finite elements (float64), both without dimensions."""
     amax, nonfinite = measure_now(x)
     return amax, nonfinite.double()
 
 
-@measure_op.register_fake
+@fake_of("measure")
 def _(x: Tensor) -> tuple[Tensor, Tensor]:
     return x.new_empty((), dtype=torch.float32), x.new_empty((), dtype=torch.float64)
 
 
-@torch.library.custom_op("fp8scope::quantize", mutates_args=("row",))
+@operator("quantize", mutates_args=("row",))
 def quantize_op(
     x: Tensor,
     scale: Tensor,
@@ -46,7 +47,7 @@ def quantize_op(
     return quantize_now(dtype, x, scale, to, row, saturate, extent, "clamp" if clamp else "propagate")
 
 
-@quantize_op.register_fake
+@fake_of("quantize")
 def _(
     x: Tensor,
     scale: Tensor,

@@ -45,7 +45,7 @@ def measure(x: Tensor) -> Extent:
     tensors. A tensor without numbers (on the meta device, under FakeTensorMode) has an extent without them.
     """
     if torch.compiler.is_compiling():
-        return Extent(*torch.ops.fp8scope.measure(x))
+        return Extent(*torch.ops.fp8scope.measure(x.detach()))
     return measure_now(x)
 
 
@@ -174,6 +174,8 @@ def _quantize(
     if DATA_FORMATS.get(format.name) != format:
         raise ValueError(f"Compiled code supports the formats {', '.join(DATA_FORMATS)}, not {format}.")
     clamp = nonfinite == "clamp"
+    # As in eager code, q has no gradient.
+    x, scale, row = x.detach(), scale.detach(), None if row is None else row.detach()
     q: Tensor = torch.ops.fp8scope.quantize(x, scale, format.name, dtype, row, saturate, *extent, clamp)
     return q
 

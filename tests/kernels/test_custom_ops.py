@@ -69,3 +69,17 @@ def test_a_custom_format_is_refused() -> None:
     )
     with pytest.raises(Exception, match="Compiled code supports the formats"):
         compiled(torch.ones(4))
+
+
+def test_the_result_has_no_gradient_in_compiled_code_either() -> None:
+    x = torch.randn(8, 16).requires_grad_()
+
+    def quantized(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return quantize_values(x, torch.tensor(2.0), E4M3), measure(x).amax, (3 * x).sum()
+
+    for call in (quantized, torch.compile(quantized, backend="aot_eager", fullgraph=True)):
+        q, amax, loss = call(x)
+        assert not q.requires_grad and not amax.requires_grad
+        x.grad = None
+        loss.backward()  # type: ignore[no-untyped-call]
+        assert x.grad is not None and torch.equal(x.grad, torch.full_like(x, 3.0))
