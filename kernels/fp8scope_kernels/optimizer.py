@@ -1,20 +1,22 @@
 """AdamW with its state in 8 and 16 bits: the optimizer of FP8-LM, at the levels of MS-AMP.
 
-After Peng et al., "FP8-LM: Training FP8 Large Language Models" (2023). Every stored tensor has its own scale.
-Bytes per parameter, in addition to the model's weights:
+After Peng et al., "FP8-LM: Training FP8 Large Language Models" (2023). Bytes per parameter, in addition to
+the model's weights:
 
-| level | first moment | second moment | master weight       | bytes       | gradients (`gradients`)   |
-|-------|--------------|---------------|---------------------|-------------|---------------------------|
-| O1    | float32      | float32       | float32 (see below) | 8 or 12     | reduced in FP8            |
-| O2    | E4M3         | FP16          | FP16                | 5           | reduced in FP8            |
-| O3    | E4M3         | FP16          | FP16                | 5 / ranks   | reduced in FP8            |
+| level | first moment | second moment | master weight       | bytes        | gradients (`gradients`)   |
+|-------|--------------|---------------|---------------------|--------------|---------------------------|
+| O1    | float32      | float32       | float32 (see below) | 8 or 12      | reduced in FP8            |
+| O2    | E4M3         | FP16          | FP16                | 5.02         | reduced in FP8            |
+| O3    | E4M3         | FP16          | FP16                | 5.02 / ranks | reduced in FP8            |
 
-O1 is plain AdamW here; it keeps master weights only for parameters that are not float32. At O3 one rank holds
-the state of each tensor, and sends the other ranks the new weight in the FP16 that it stores.
+Scales: one for each 256 elements of the first moment (4 / 256 bytes), one for each other tensor. O1 is plain
+AdamW here; it keeps master weights only for parameters that are not float32. At O3 one rank holds the state
+of each tensor, and sends the other ranks the new weight in the FP16 that it stores.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal, overload
 
 import torch
@@ -24,22 +26,40 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from fp8scope_kernels.distributed import Group
-from fp8scope_kernels.formats import E4M3, Format
-from fp8scope_kernels.plain_tensors import can_branch_on
-from fp8scope_kernels.quantization import amax_to_scale, measure, quantize
-from fp8scope_kernels.reference import Extent, infinite_to_nan_
+from fp8scope_kernels.optimizer_storage import FORMAT_OF, FP16, BucketLayout, JoinedState, layout_of
 from fp8scope_kernels.statistics import Slot, StatisticsBuffer
 
 Level = Literal["O1", "O2", "O3"]
 LEVELS: tuple[Level, ...] = ("O1", "O2", "O3")
 
-FP16 = Format(name="FP16", exponent_bits=5, mantissa_bits=10, bias=15, specials="ieee", dtype=torch.float16)
+MAX_BETA2 = 1 - FP16.epsilon / 2
+"""The second moment decays by 1 - beta2 per step, and is rounded to nearest.
 
-FORMAT_OF: dict[str, Format] = {"exp_avg": E4M3, "exp_avg_sq": FP16, "master": FP16}
-"""The format of each tensor of the state at O2 and O3."""
+A change of less than half a unit in its last place would be lost. The first moment is rounded at random.
+"""
 
-MAX_BETAS = (1 - E4M3.epsilon / 2, 1 - FP16.epsilon / 2)
-"""A moment decays by 1 - beta per step. A change of less than half a unit in the last place would be lost."""
+BUCKET_ELEMENTS = 2**20
+"""A bucket is full with so many. It bounds the memory of a step, which holds a bucket several times."""
+
+
+@dataclass(kw_only=True)
+class Bucket:
+    """Parameters that are updated together, with their numbers in the optimizer."""
+
+    group: dict[str, Any]
+    step: int
+    parameters: list[Tensor] = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
+    elements: int = 0
+
+    def add(self, number: int, parameter: Tensor) -> None:
+        self.parameters.append(parameter)
+        self.numbers.append(number)
+        self.elements += parameter.numel()
+
+    @property
+    def gradients(self) -> list[Tensor]:
+        return [parameter.grad for parameter in self.parameters if parameter.grad is not None]
 
 
 class Fp8AdamW(Optimizer):
@@ -49,6 +69,13 @@ class Fp8AdamW(Optimizer):
     floating dtype. They are set from the master weights, which overwrites any other change to a weight after
     the first step. A second moment that FP16 would flush to zero is stored as the smallest FP16 number,
     because dividing by zero would make its parameter jump.
+
+    The first moment is rounded at random, so that it decays at the right rate with any beta1. The numbers
+    drawn are a function of the parameter's place, the element and the step: they take nothing from torch's
+    generators, and are equal on all ranks and in a resumed training.
+
+    `foreach`: update many small parameters with the same few operators. Both ways give the same bits; False
+    takes less memory. `lr` may be a tensor, which is read at every step.
 
     FP16 has 11 significant bits: an update below 2^-12 of its weight is lost, where float32 would add it up.
 
@@ -61,22 +88,33 @@ class Fp8AdamW(Optimizer):
     def __init__(
         self,
         params: ParamsT,
-        lr: float = 1e-3,
+        lr: float | Tensor = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
         *,
         level: Level = "O2",
         group: Group | None = None,
+        foreach: bool = True,
     ) -> None:
         if level not in LEVELS:
             raise ValueError(f"level must be one of {', '.join(LEVELS)}, got {level!r}.")
-        self.level, self.group = level, group
+        self.level, self.group, self.foreach = level, group, foreach
         self._owner: dict[Tensor, int] = {}
         self._slots: dict[Tensor, dict[str, Slot]] = {}
+        self._joined: dict[int, tuple[list[int], dict[str, JoinedState]]] = {}
+        """By the number of each parameter, its bucket of the last step and the state of that."""
         grouped = level == "O3" and dist.is_available() and dist.is_initialized()
         self._rank, self._ranks = (dist.get_rank(group), dist.get_world_size(group)) if grouped else (0, 1)
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The attributes of a copy, which binds no rows of a buffer."""
+        own = ("level", "group", "foreach", "_owner", "_rank", "_ranks")
+        return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__({"_slots": {}, "_joined": {}, **state})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As for any optimizer, but at O3 only before the first step, which distributes the parameters.
@@ -123,72 +161,156 @@ class Fp8AdamW(Optimizer):
         # The state is used after the step, also if the step runs in inference mode.
         with torch.inference_mode(False), torch.no_grad():
             self._assign()
-            for group in self.param_groups:
-                for parameter in group["params"]:
-                    if self._owner.get(parameter, self._rank) == self._rank:
-                        self._update(parameter, group)
+            # Before anything is counted or changed.
+            if any(p.grad is not None and p.grad.layout != torch.strided for p in self._parameters()):
+                raise ValueError("A gradient is sparse; use a dense one (nn.Embedding(sparse=False)).")
+            for bucket in self._buckets():
+                self._update(bucket)
             if self._ranks > 1:
                 for rank in range(self._ranks):
                     self._send_weights(rank)
         return loss
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """As for any optimizer; tensors keep the dtypes of the saved state."""
+        """As for any optimizer; tensors keep the dtypes of the saved state.
+
+        States of other levels, of torch's AdamW, and of versions with one scale for a whole first moment are
+        loaded too.
+        """
         super().load_state_dict(dict(state_dict))
         # torch has cast the state to the dtype of the parameters.
         for index, parameter in enumerate(self._parameters()):
-            for key, value in state_dict["state"].get(index, {}).items():
+            saved = state_dict["state"].get(index, {})
+            for key, value in saved.items():
                 if isinstance(value, Tensor):
                     self.state[parameter][key] = value.to(parameter.device, copy=True)
+            if saved:
+                with torch.inference_mode(False), torch.no_grad():
+                    self._convert(index, parameter, self.state[parameter])
 
-    def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
-        state = self.state[parameter]
-        if not state:
-            self._start(parameter, state)
-        if parameter.grad is None:
-            return
-        if parameter.grad.layout != torch.strided:
-            raise ValueError("A gradient is sparse; use a dense one (nn.Embedding(sparse=False)).")
-        state["step"] += 1
-        beta1, beta2 = group["betas"]
-        grad = parameter.grad.float()
-        exp_avg = _load(state, "exp_avg").lerp_(grad, 1 - beta1)
-        exp_avg_sq = _load(state, "exp_avg_sq").mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-        weight = _load(state, "master") if "master" in state else parameter
-        root = exp_avg_sq.sqrt().div_(math.sqrt(1 - beta2 ** state["step"])).add_(group["eps"])
-        weight.mul_(1 - group["lr"] * group["weight_decay"])
-        weight.addcdiv_(exp_avg, root, value=-group["lr"] / (1 - beta1 ** state["step"]))
-        self._store(parameter, "exp_avg", exp_avg)
-        self._store(parameter, "exp_avg_sq", exp_avg_sq)
-        if "master" in state:
-            self._store(parameter, "master", weight)
-            parameter.copy_(_load(state, "master"))
+    def _buckets(self) -> Iterator[Bucket]:
+        """The parameters with a gradient that this rank owns, whose arithmetic and dtypes are the same.
 
-    def _start(self, parameter: Tensor, state: dict[str, Any]) -> None:
-        state["step"] = 0
-        zeros = torch.zeros_like(parameter, dtype=torch.float32, memory_format=torch.contiguous_format)
-        for key in ("exp_avg", "exp_avg_sq"):
-            self._store(parameter, key, zeros.clone(), count=False)
-        if self.level != "O1" or parameter.dtype != torch.float32:
-            self._store(parameter, "master", parameter.detach().to(torch.float32, copy=True), count=False)
+        Their steps are counted, and their state is made if there is none.
+        """
+        buckets: dict[tuple[Any, ...], Bucket] = {}
+        pairs = ((group, parameter) for group in self.param_groups for parameter in group["params"])
+        for number, (group, parameter) in enumerate(pairs):
+            if self._owner.get(parameter, self._rank) != self._rank:
+                continue
+            state = self.state[parameter]
+            if not state:
+                self._start(number, parameter, state)
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            state["step"] += 1
+            dtypes = (parameter.dtype, gradient.dtype, "master" in state)
+            key = (id(group), state["step"], parameter.device, *dtypes)
+            bucket = buckets.get(key)
+            full = bucket is not None and bucket.elements + parameter.numel() > BUCKET_ELEMENTS
+            if bucket is not None and (full or not self.foreach):
+                yield buckets.pop(key)
+                bucket = None
+            if bucket is None:
+                bucket = buckets[key] = Bucket(group=group, step=state["step"])
+            bucket.add(number, parameter)
+        yield from buckets.values()
 
-    def _store(self, parameter: Tensor, key: str, value: Tensor, *, count: bool = True) -> None:
-        """Store `value` (float32): unchanged at O1, else quantised with its own scale, and counted."""
-        state = self.state[parameter]
+    def _update(self, bucket: Bucket) -> None:
         if self.level == "O1":
-            state[key] = value
+            self._update_in_place(bucket)
             return
-        slots = self._slots.get(parameter) if count else None
-        format, extent = FORMAT_OF[key], measure(value)
-        scale = amax_to_scale(extent.amax, format)
-        row = slots[key].row if slots else None
-        if format is FP16:
-            data = _to_fp16(value, scale, extent, row)
-        else:
-            data = quantize(value, scale, format, row, extent=extent).data
-        if key == "exp_avg_sq":
-            data.masked_fill_((data == 0) & (value > 0), format.smallest_subnormal)
-        state[key], state[f"{key}_scale"] = data, scale
+        layout, stored = _layout(bucket.parameters), self._joined_of(bucket)
+        beta1, beta2 = bucket.group["betas"]
+        gradient = layout.join(bucket.gradients).float()
+        values = {key: stored[key].load() for key in FORMAT_OF}
+        exp_avg, exp_avg_sq, weight = (values[key] for key in ("exp_avg", "exp_avg_sq", "master"))
+        exp_avg.lerp_(gradient, 1 - beta1)
+        exp_avg_sq.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        settings = _Settings.of(bucket)
+        root = exp_avg_sq.sqrt().div_(settings.correction).add_(settings.eps)
+        if layout.padding is not None:
+            # With eps = 0, what fills up the rows would be NaN.
+            root.masked_fill_(layout.padding, 1.0)
+        weight.mul_(settings.remaining).addcdiv_(exp_avg, root, value=-settings.step_size)
+        slots = [self._slots.get(parameter, {}) for parameter in bucket.parameters] if self._slots else []
+        for key, value in values.items():
+            stored[key].store(value, bucket.numbers, bucket.step, [of_keys.get(key) for of_keys in slots])
+        weights = layout.split(stored["master"].load(), bucket.parameters)
+        torch._foreach_copy_(bucket.parameters, weights)
+
+    def _joined_of(self, bucket: Bucket) -> dict[str, JoinedState]:
+        """The state of a bucket, joined: that of its last step, if nothing was exchanged since."""
+        states = [self.state[parameter] for parameter in bucket.parameters]
+        numbers, stored = self._joined.get(bucket.numbers[0], ([], {}))
+        if numbers == bucket.numbers and all(
+            state[key] is codes and state[f"{key}_scale"] is scale
+            for key, joined in stored.items()
+            for state, (codes, scale) in zip(states, joined.parts, strict=True)
+        ):
+            return stored
+        layout, stored = _layout(bucket.parameters), {}
+        for key in FORMAT_OF:
+            stored[key] = JoinedState.of(
+                layout, key, [(state[key], state[f"{key}_scale"]) for state in states]
+            )
+            _keep(states, stored[key])
+        # The memory of their former buckets is freed when none of its parameters is left there.
+        self._joined.update(dict.fromkeys(bucket.numbers, (bucket.numbers, stored)))
+        return stored
+
+    def _update_in_place(self, bucket: Bucket) -> None:
+        """The update at O1, whose state is float32."""
+        states = [self.state[parameter] for parameter in bucket.parameters]
+        exp_avg, exp_avg_sq = ([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq"))
+        has_master = "master" in states[0]
+        weights = [state["master"] for state in states] if has_master else bucket.parameters
+        gradients = [gradient.float() for gradient in bucket.gradients]
+        beta1, beta2 = bucket.group["betas"]
+        settings = _Settings.of(bucket)
+        torch._foreach_lerp_(exp_avg, gradients, 1 - beta1)
+        torch._foreach_mul_(exp_avg_sq, beta2)
+        torch._foreach_addcmul_(exp_avg_sq, gradients, gradients, 1 - beta2)
+        roots = torch._foreach_sqrt(exp_avg_sq)
+        torch._foreach_div_(roots, settings.correction)
+        torch._foreach_add_(roots, settings.eps)
+        torch._foreach_mul_(weights, settings.remaining)
+        torch._foreach_addcdiv_(weights, exp_avg, roots, -settings.step_size)
+        if has_master:
+            torch._foreach_copy_(bucket.parameters, weights)
+
+    def _start(self, number: int, parameter: Tensor, state: dict[str, Any]) -> None:
+        state["step"] = 0
+        for key in ("exp_avg", "exp_avg_sq"):
+            state[key] = torch.zeros_like(
+                parameter, dtype=torch.float32, memory_format=torch.contiguous_format
+            )
+        self._convert(number, parameter, state)
+
+    def _convert(self, number: int, parameter: Tensor, state: dict[str, Any]) -> None:
+        """Bring a state, new or of another level or of torch's AdamW, into the formats of this level."""
+        layout, stored_low = _layout([parameter]), "exp_avg_scale" in state
+        state["step"] = int(state["step"])
+        if stored_low and not state["exp_avg_scale"].dim():
+            # Earlier versions had one scale for a whole first moment.
+            state["exp_avg_scale"] = state["exp_avg_scale"].repeat(*layout.rows)
+        if self.level == "O1":
+            for key in FORMAT_OF if stored_low else ("exp_avg", "exp_avg_sq"):
+                if stored_low:
+                    stored = JoinedState.of(layout, key, [(state[key], state.pop(f"{key}_scale"))])
+                    (state[key],) = layout.split(stored.load(), [parameter])
+                state[key] = state[key].float()
+            if parameter.dtype != torch.float32:
+                state.setdefault("master", parameter.detach().float())
+        elif not stored_low:
+            for key, format in FORMAT_OF.items():
+                values = layout.join([state.get(key, parameter.detach())]).float()
+                scale = values.new_ones(*layout.rows if key == "exp_avg" else (1,))
+                codes = torch.empty_like(values, dtype=format.dtype)
+                stored = JoinedState.split(layout, key, codes, scale, [parameter])
+                stored.store(values, [number], state["step"])
+                _keep([state], stored)
 
     def _assign(self) -> None:
         """At O3, assign tensors to ranks: the largest first, each to the rank with the fewest elements."""
@@ -226,43 +348,48 @@ class Fp8AdamW(Optimizer):
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
 
-def _to_fp16(value: Tensor, scale: Tensor, extent: Extent, row: Tensor | None) -> Tensor:
-    """`quantize` for FP16, which the kernels do not support, in plain torch."""
-    scaled = value * scale
-    clamped = scaled.clamp(-FP16.max, FP16.max)
-    if not (can_branch_on(value) and bool(extent.nonfinite == 0)):
-        # As in FP8: a non-finite element stays visible, and makes the weight NaN.
-        infinite_to_nan_(clamped, value)
-    data = clamped.half()
-    if row is not None:
-        magnitude, vanished = data.abs(), data == 0
-        row[0] += value.numel()
-        row[1] = torch.maximum(row[1], extent.amax)
-        row[2] = scale
-        row[3] += ((scaled.abs() > FP16.limit) & torch.isfinite(value)).sum()
-        row[4] += (vanished & (value != 0)).sum()
-        row[5] += (~vanished & (magnitude < FP16.smallest_normal)).sum()
-        row[6] += extent.nonfinite
-    return data
+@dataclass(frozen=True, kw_only=True)
+class _Settings:
+    """The numbers of an update. `correction`: of the root; `remaining`: what decay leaves of a weight."""
+
+    correction: float
+    eps: float
+    remaining: float
+    step_size: float
+
+    @classmethod
+    def of(cls, bucket: Bucket) -> "_Settings":
+        group, (beta1, beta2) = bucket.group, bucket.group["betas"]
+        lr = float(group["lr"])
+        return cls(
+            correction=math.sqrt(1 - beta2**bucket.step),
+            eps=group["eps"],
+            remaining=1 - lr * group["weight_decay"],
+            step_size=lr / (1 - beta1**bucket.step),
+        )
 
 
-def _load(state: dict[str, Any], key: str) -> Tensor:
-    """A tensor stored by `_store` as float32: the tensor itself at O1, else a new one."""
-    value: Tensor = state[key]
-    scale: Tensor | None = state.get(f"{key}_scale")
-    return value if scale is None else value.float().mul_(scale.reciprocal())
+def _layout(parameters: list[Tensor]) -> BucketLayout:
+    return layout_of(tuple(parameter.numel() for parameter in parameters), parameters[0].device)
+
+
+def _keep(states: list[dict[str, Any]], stored: JoinedState) -> None:
+    """Make the parts of a bucket the state of its parameters."""
+    key = stored.key
+    for state, (codes, scale) in zip(states, stored.parts, strict=True):
+        state[key], state[f"{key}_scale"] = codes, scale
 
 
 def _check(group: dict[str, Any], level: Level) -> None:
-    (beta1, beta2) = betas = group["betas"]
+    betas = group["betas"]
     if group["lr"] < 0 or group["eps"] < 0 or group["weight_decay"] < 0:
         raise ValueError("lr, eps and weight_decay must not be negative.")
     if not all(0 <= beta < 1 for beta in betas):
         raise ValueError(f"betas must be from 0 to less than 1, got {betas}.")
-    if level != "O1" and (beta1 > MAX_BETAS[0] or beta2 > MAX_BETAS[1]):
+    if level != "O1" and betas[1] > MAX_BETA2:
         raise ValueError(
-            f"At {level} betas can be at most {MAX_BETAS[0]:g} and {MAX_BETAS[1]:.6f}, got {betas}: "
-            "with these, a stored moment would be too coarse to decay. Use level='O1', or smaller betas."
+            f"At {level} the second of the betas can be at most {MAX_BETA2:.6f}, got {betas}: with it, the "
+            "stored second moment would be too coarse to decay. Use level='O1', or a smaller one."
         )
     for parameter in group["params"]:
         if hasattr(parameter, "placements"):

@@ -34,11 +34,15 @@ Words = tuple[Tensor, Tensor, Tensor, Tensor]
 class Draw(NamedTuple):
     """The random words of one call.
 
-    `state`: int64 [2], the seed and the number of the call, on the device. `rank`: of this process.
+    `state`: int64 [2], the seed and the number of the call, on the device. `rank`: of this process. `groups`:
+    contiguous int64 [2, n] for several streams at once: for each GROUP elements their number in their stream,
+    and its rank. The tensor must have GROUP elements for each. `offset` is added to every word, modulo 2^32.
     """
 
     state: Tensor
     rank: int
+    groups: Tensor | None = None
+    offset: int = 0
 
     def words(self, size: int) -> Tensor:
         """One word for each element: int64 [size], from 0 to 2^32 - 1, on the state's device."""
@@ -46,11 +50,16 @@ class Draw(NamedTuple):
         counter = torch.arange(groups * COUNTERS, device=self.state.device)
         seed, call = self.state[0], self.state[1]
         zero = torch.zeros_like(counter)
+        rank = zero + self.rank
+        if self.groups is not None:
+            numbers, rank = self.groups.repeat_interleave(COUNTERS, dim=1)
+            counter = numbers * COUNTERS + counter % COUNTERS
         drawn = philox(
-            (counter & WORD, counter >> 32, zero + (call & WORD), zero + self.rank),
+            (counter & WORD, counter >> 32, zero + (call & WORD), rank),
             (seed & WORD, (seed >> 32) & WORD),
         )
-        return torch.stack(drawn).view(4, groups, COUNTERS).transpose(0, 1).reshape(-1)[:size]
+        words = torch.stack(drawn).view(4, groups, COUNTERS).transpose(0, 1).reshape(-1)[:size]
+        return (words + self.offset) & WORD if self.offset else words
 
     def chances(self, like: Tensor) -> Tensor:
         """Uniform multiples of 2^-24 in [0, 1), one for each element of `like`: float32, its shape."""

@@ -22,7 +22,7 @@ ORDERS = {
         triton backends reference quantization custom_ops block_quantization hadamard sampling fp6 weight_only
         smooth_swiglu scaling_state recomputation plain_state unit_products matmul operands kept_weight
         linear_product linear_operators tensor_parallel linear convert revert serving_checkpoint observers
-        distributed dcp_planner gradient_reduction optimizer
+        distributed dcp_planner gradient_reduction optimizer_storage optimizer
     """,
     "fp8scope": """
         credentials config guard scalars metadata arguments process observe step recording unrecorded delivery

@@ -5,8 +5,11 @@ import torch
 from kernels.helpers.optimizer_training import make_model, train
 from torch import nn
 
-from fp8scope_kernels import E4M3, STATISTICS, StatisticsBuffer
-from fp8scope_kernels.optimizer import FP16, Fp8AdamW
+from fp8scope_kernels import E4M3, STATISTICS, StatisticsBuffer, quantize_blocks, set_backend
+from fp8scope_kernels.backends import Backend
+from fp8scope_kernels.optimizer import Fp8AdamW
+from fp8scope_kernels.optimizer_storage import FP16, GOLDEN_RATIO, SCALING, SEED
+from fp8scope_kernels.random_stream import Draw
 
 
 def test_it_works() -> None:
@@ -27,14 +30,51 @@ def test_it_works() -> None:
         for key, format in (("exp_avg", E4M3), ("exp_avg_sq", FP16), ("master", FP16)):
             row = rows[f"{name}.{key}"]
             assert row["numel"] == parameter.numel()
-            assert row["scale"] == state[f"{key}_scale"].item()
-            assert row["amax"] * row["scale"] == pytest.approx(format.max, rel=1e-6)
+            # Of a first moment the median of the blocks, the lower of the middle two.
+            scales = sorted(state[f"{key}_scale"].view(-1).tolist())
+            assert row["scale"] == scales[(len(scales) - 1) // 2]
+            assert row["amax"] * scales[0] == pytest.approx(format.max, rel=1e-6)
             # Though amax times the scale, both rounded, may be a last place above the maximum.
             assert row["saturated"] == 0
             assert row["nonfinite"] == 0
     # Small first moments are flushed, as the counter says.
     moment = optimizer.state[model.get_parameter("0.weight")]["exp_avg"].float()
     assert rows["0.weight.exp_avg"]["underflow"] == (moment == 0).sum().item()
+
+
+@pytest.mark.usefixtures("automatic_backend")
+@pytest.mark.parametrize("backend", ["compiled", "reference"])
+def test_first_moments_are_counted_and_rounded_as_by_the_kernels(backend: Backend) -> None:
+    """Tensors of one bucket: each as `quantize_blocks` counts and rounds it alone, with its own words."""
+    sizes = (700, 1, 0, 256, 300)
+    random = torch.Generator().manual_seed(0)
+    parameters = [nn.Parameter(torch.zeros(size)) for size in sizes]
+    gradients = [
+        torch.randn(size, generator=random) * 2.0 ** torch.randint(-30, 1, (size,), generator=random)
+        for size in sizes
+    ]
+    gradients[0][5], gradients[0][6], gradients[4][:] = torch.nan, -torch.inf, 0.0
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient
+    buffer = StatisticsBuffer()
+    optimizer = Fp8AdamW(parameters, betas=(0.5, 0.99))
+    optimizer.observe(buffer, [(f"p{i}", parameter) for i, parameter in enumerate(parameters)])
+    set_backend(backend)
+    optimizer.step()
+    for number, parameter in enumerate(parameters):
+        row = torch.zeros(len(STATISTICS), dtype=torch.float64)
+        moment = torch.zeros(sizes[number]).lerp_(gradients[number], 0.5).view(1, -1)
+        words = Draw(torch.tensor([SEED, 0]), number, offset=GOLDEN_RATIO)
+        blocks = quantize_blocks(
+            moment, E4M3, (1, 256), SCALING, row, dtype=torch.float8_e4m3fn, stochastic=words
+        )
+        state = optimizer.state[parameter]
+        assert torch.equal(state["exp_avg"].view(torch.uint8), blocks.values.view(-1).view(torch.uint8))
+        assert buffer.data[3 * number, :2].tolist() == row[:2].tolist()
+        assert buffer.data[3 * number, 3:].tolist() == row[3:].tolist()
+        if sizes[number]:
+            assert torch.equal(state["exp_avg_scale"], blocks.scale.view(-1))
+            assert buffer.data[3 * number, 2] == row[2]
 
 
 def test_fp16_is_counted_by_the_definitions() -> None:
@@ -62,6 +102,16 @@ def test_observing_changes_no_number() -> None:
     optimizer = Fp8AdamW(watched.parameters())
     optimizer.observe(StatisticsBuffer(), watched.named_parameters())
     assert train(plain, Fp8AdamW(plain.parameters()), 5) == train(watched, optimizer, 5)
+
+
+def test_a_parameter_that_comes_later_is_not_counted() -> None:
+    first, second = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(300))
+    first.grad, second.grad = torch.ones(3), torch.ones(300)
+    buffer, optimizer = StatisticsBuffer(), Fp8AdamW([first])
+    optimizer.observe(buffer, [("first", first)])
+    optimizer.add_param_group({"params": [second]})
+    optimizer.step()
+    assert buffer.data[:, 0].tolist() == [3.0, 3.0, 3.0]
 
 
 def test_o1_has_nothing_to_observe() -> None:

@@ -8,7 +8,8 @@ from kernels.helpers.optimizer_training import one
 from torch import nn
 
 from fp8scope_kernels import amax_to_scale
-from fp8scope_kernels.optimizer import FP16, LEVELS, Level
+from fp8scope_kernels.optimizer import LEVELS, Level
+from fp8scope_kernels.optimizer_storage import FP16
 
 levels = pytest.mark.parametrize("level", LEVELS)
 

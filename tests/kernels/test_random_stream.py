@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fp8scope_kernels import (
     DATA_FORMATS,
     E4M3,
+    BlockScaling,
     CurrentScaling,
     DelayedScaling,
     Fp8Linear,
@@ -22,8 +23,10 @@ from fp8scope_kernels import (
     convert,
     plain_state_dict,
     quantize,
+    quantize_blocks,
     quantize_values,
     random_stream,
+    reference,
     round_stochastically,
     seed_rounding,
 )
@@ -68,6 +71,23 @@ def test_each_element_has_its_word(seed: int, call: int, rank: int) -> None:
     stream.state[1] = call
     words = Draw(stream.state, rank).words(1000)
     assert words.tolist() == [one_word(seed, call, rank, element) for element in range(1000)]
+
+
+@pytest.mark.usefixtures("width")
+def test_streams_take_turns_in_one_call() -> None:
+    """Each 256 elements have words of their own stream, in eager torch and with all vectors."""
+    state, turns = torch.tensor([3, 5]), [(0, 7), (2, 0), (1, 7), (2**30, 1)]
+    draw = Draw(state, 0, torch.tensor(turns).T.contiguous(), offset=2**31 + 12345)
+    elements = [(number, rank, i) for number, rank in turns for i in (0, 63, 64, 255)]
+    words = draw.words(1024).view(4, 256)[:, [0, 63, 64, 255]].flatten()
+    expected_words = [one_word(3, 5, rank, 256 * number + i) + 2**31 + 12345 for number, rank, i in elements]
+    assert words.tolist() == [word % 2**32 for word in expected_words]
+    x = torch.randn(4, 256, generator=torch.Generator().manual_seed(0))
+    settings: dict[str, Any] = {"dtype": torch.float8_e4m3fn, "stochastic": draw}
+    scaling = BlockScaling(power_of_two=False)
+    compiled = quantize_blocks(x, E4M3, (1, 256), scaling, **settings)
+    expected = reference.quantize_blocks(x, E4M3, (1, 256), scaling, None, None, **settings)
+    assert torch.equal(compiled.values.view(torch.uint8), expected.values.view(torch.uint8))
 
 
 def test_every_call_takes_the_next_words() -> None:

@@ -35,7 +35,7 @@ from fp8scope_kernels import (
     quantize_values,
     set_backend,
 )
-from fp8scope_kernels.optimizer import FP16
+from fp8scope_kernels.optimizer_storage import FP16
 
 SATURATED = STATISTICS.index("saturated")
 SATURATED_BLOCKS = BLOCK_STATISTICS.index("saturated_blocks")

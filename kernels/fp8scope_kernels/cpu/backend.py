@@ -58,7 +58,14 @@ class _Counts(ctypes.Structure):
 
 
 class _Draw(ctypes.Structure):
-    _fields_ = (("key", ctypes.c_uint32 * 2), ("call", ctypes.c_uint32), ("rank", ctypes.c_uint32))
+    _fields_ = (
+        ("key", ctypes.c_uint32 * 2),
+        ("call", ctypes.c_uint32),
+        ("rank", ctypes.c_uint32),
+        ("offset", ctypes.c_uint32),
+        ("groups", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
+    )
 
 
 class _Row(ctypes.Structure):
@@ -422,7 +429,9 @@ def _reference(draw: Draw | None) -> Any:
     if draw is None:
         return None
     seed, call = draw.state.tolist()
-    words = _Draw((ctypes.c_uint32 * 2)(seed & WORD, (seed >> 32) & WORD), call & WORD, draw.rank)
+    streams = (None, 0) if draw.groups is None else (_pointer(draw.groups), draw.groups.shape[1])
+    key = (ctypes.c_uint32 * 2)(seed & WORD, (seed >> 32) & WORD)
+    words = _Draw(key, call & WORD, draw.rank, draw.offset & WORD, *streams)
     return ctypes.byref(words)
 
 

@@ -72,8 +72,9 @@ def test_the_bytes_of_each_level(
     per_element = {name: {kind: size / ELEMENTS for kind, size in account[name].items()} for name in expected}
     assert per_element == expected
     scales = [name for name in account if name.endswith("_scale")]
-    # A scale for each of three tensors of the state of three parameters.
-    assert sum(account[name]["float32"] for name in scales) == (0 if level == "O1" else 3 * 3 * 4)
+    # A float32 scale for each of the blocks of three first moments, and for each other tensor.
+    blocks = sum(-(-parameter.numel() // 256) for parameter in model.parameters())
+    assert sum(account[name]["float32"] for name in scales) == (0 if level == "O1" else 4 * (blocks + 2 * 3))
     stored = [
         value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)
     ]

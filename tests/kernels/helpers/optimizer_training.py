@@ -26,7 +26,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, first:
     return losses
 
 
-def one(values: list[float], grad: list[float], **options: Any) -> tuple[nn.Parameter, Fp8AdamW]:
+def one(values: list[Any], grad: list[Any], **options: Any) -> tuple[nn.Parameter, Fp8AdamW]:
     parameter = nn.Parameter(torch.tensor(values))
     parameter.grad = torch.tensor(grad)
     return parameter, Fp8AdamW([parameter], **options)

@@ -9,9 +9,12 @@ namespace {
 constexpr int64_t COUNTERS = 64;         // of a group, in the order of their words
 constexpr int64_t WORDS = 4 * COUNTERS;  // of a group
 
-// The words of one call: backend.py declares the same structure.
+// The words of one call: backend.py declares the same structure. With `groups`, several streams take turns: the number
+// of each group in its stream, and after all these its rank in place of `rank`. `offset` is added to every word.
 struct Draw {
-  uint32_t key[2], call, rank;
+  uint32_t key[2], call, rank, offset;
+  const int64_t* groups;
+  int64_t count;
 };
 
 // Lanes of 64 bits hold words in their lower halves. The upper halves are arbitrary.
@@ -34,14 +37,15 @@ INLINED inline Wide product(const Wide& a, uint32_t factor) {
 
 // The words of a group: word w of counter c at to[w * COUNTERS + c].
 void draw_group(const Draw& draw, int64_t group, uint32_t* __restrict to) {
-  const uint64_t first = uint64_t(group) * COUNTERS;
+  const uint64_t first = uint64_t(draw.groups ? draw.groups[group] : group) * COUNTERS;
+  const uint32_t rank = draw.groups ? uint32_t(draw.groups[draw.count + group]) : draw.rank;
   for (int64_t lane = 0; lane < COUNTERS; lane += FLIGHT * LANES64) {
     Wide a[FLIGHT], b[FLIGHT], c[FLIGHT], d[FLIGHT];
     // Vectors take turns: one has the even counters, the next the odd ones, so that their halves fit together.
     for (int64_t i = 0; i < FLIGHT; i++) {
       for (int64_t j = 0; j < LANES64; j++)
         a[i][j] = uint32_t(first) + lane + (i & ~int64_t(1)) * LANES64 + 2 * j + (i & 1);
-      b[i] = Wide{} + (first >> 32), c[i] = Wide{} + draw.call, d[i] = Wide{} + draw.rank;
+      b[i] = Wide{} + (first >> 32), c[i] = Wide{} + draw.call, d[i] = Wide{} + rank;
     }
     uint32_t left_key = draw.key[0], right_key = draw.key[1];
 #pragma GCC unroll 10
@@ -71,6 +75,8 @@ struct Words {
   const uint32_t* draw(const Draw& draw, int64_t first, int64_t n) {
     const int64_t group = first / WORDS;
     for (int64_t i = group; i * WORDS < first + n; i++) draw_group(draw, i, drawn + (i - group) * WORDS);
+    if (draw.offset)
+      for (int64_t i = first % WORDS; i < first % WORDS + n; i++) drawn[i] += draw.offset;
     return drawn + first % WORDS;
   }
 };

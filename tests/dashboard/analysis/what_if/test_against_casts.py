@@ -17,7 +17,7 @@ from fp8scope_dashboard.analysis.what_if.formats import FORMATS, NumberFormat, f
 from fp8scope_dashboard.analysis.what_if.tensor_scaling import scale_from_amax, tensor_effect
 from fp8scope_kernels import reference
 from fp8scope_kernels.formats import DATA_FORMATS
-from fp8scope_kernels.optimizer import FP16
+from fp8scope_kernels.optimizer_storage import FP16
 from fp8scope_kernels.sampling import exponent_histogram
 
 ROWS, COLUMNS = 32, 256
