@@ -9,7 +9,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -68,13 +68,16 @@ class DemoTrainer:
 
     Args:
         recipe: of the FP8 layers, by default that of the plan's precision.
+        make_model: makes the model from the plan's shape, for another than the demo's.
     """
 
-    def __init__(self, plan: Plan, recipe: Recipe | None = None) -> None:
+    def __init__(
+        self, plan: Plan, recipe: Recipe | None = None, make_model: Callable[[Shape], ByteGpt] = ByteGpt
+    ) -> None:
         self.plan = plan
         self.corpus = data.load(plan.shape.context, plan.windows, plan.data_seed)
         torch.manual_seed(plan.seed)
-        self.model = ByteGpt(plan.shape)
+        self.model = make_model(plan.shape)
         if recipe is None and plan.precision == "fp8":
             recipe = DelayedScaling()
         if recipe is not None:

@@ -26,6 +26,15 @@ class Movement:
     change: float
 
 
+@dataclass(frozen=True)
+class Trend:
+    """A change from the first block of a series to its last, its standard error and degrees of freedom."""
+
+    change: float
+    error: float
+    freedom: int
+
+
 def movement(x: NDArray[np.float64], difference: NDArray[np.float64]) -> Movement | None:
     """The movement of a difference float64[n] in its recent half; None if it shows none.
 
@@ -35,15 +44,21 @@ def movement(x: NDArray[np.float64], difference: NDArray[np.float64]) -> Movemen
     first = len(difference) // 2
     if len(difference) - first < 2 * MOVING_BLOCKS:
         return None
-    blocks = np.array([block.mean() for block in np.array_split(difference[first:], MOVING_BLOCKS)])
+    recent = trend(difference[first:])
+    if abs(recent.change) <= upper_quantile(0.5 * MOVING_LEVEL, recent.freedom) * recent.error:
+        return None
+    return Movement(float(x[first]), recent.change)
+
+
+def trend(values: NDArray[np.float64]) -> Trend:
+    """The linear trend of the means of MOVING_BLOCKS blocks of values, float64[n], n >= MOVING_BLOCKS."""
+    blocks = np.array([block.mean() for block in np.array_split(values, MOVING_BLOCKS)])
     offsets = np.arange(MOVING_BLOCKS) - 0.5 * (MOVING_BLOCKS - 1)
     slope = float(offsets @ blocks / (offsets @ offsets))
     rest = blocks - blocks.mean() - slope * offsets
     freedom = MOVING_BLOCKS - 2
     error = math.sqrt(float(rest @ rest) / freedom / float(offsets @ offsets))
-    if abs(slope) <= upper_quantile(0.5 * MOVING_LEVEL, freedom) * error:
-        return None
-    return Movement(float(x[first]), slope * (MOVING_BLOCKS - 1))
+    return Trend(slope * (MOVING_BLOCKS - 1), error * (MOVING_BLOCKS - 1), freedom)
 
 
 def steps_needed(delta: float, half: float, tolerance: float, points: int, gap: float) -> int | None:
