@@ -61,6 +61,8 @@ class Settings:
     """See `fp8scope.attach`."""
     flight_steps: int = 256
     """Steps that the flight recorder keeps; 0: none. See docs/incidents.md."""
+    expert_tensors: int = 2048
+    """The most rows of single experts' tensors of a model; beyond it, those of a layer have common rows."""
     device_file: Path | None = None
     """A file in which the cluster writes what it measures of each device; see docs/agent.md."""
     trace_steps: tuple[int, ...] = ()
@@ -136,6 +138,7 @@ def settings_from(
         console=check_console(console or env.get("FP8SCOPE_CONSOLE") or "rank0", "console"),
         device_file=_usable(Path(device_file)) if (device_file := env.get("FP8SCOPE_DEVICE_FILE")) else None,
         trace_steps=_step_numbers(env.get("FP8SCOPE_TRACE_STEPS", ""), "FP8SCOPE_TRACE_STEPS"),
+        expert_tensors=int(_number(env, "FP8SCOPE_EXPERT_TENSORS", 2048, low=0, high=1_000_000)),
         flight_steps=int(_number(env, "FP8SCOPE_FLIGHT_STEPS", 256, low=0, high=1 << 16)),
     )
 

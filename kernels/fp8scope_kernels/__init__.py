@@ -13,6 +13,11 @@ from fp8scope_kernels.convert import (
     plan_conversion,
 )
 from fp8scope_kernels.distributed import keep_scaling_out_of_ddp, sync_amaxes, sync_amaxes_after
+from fp8scope_kernels.experts.grouped_linear import Fp8GroupedLinear
+from fp8scope_kernels.experts.observers import EXPERT_TENSORS, observe_experts
+from fp8scope_kernels.experts.products import ExpertProducts, fp8_experts
+from fp8scope_kernels.experts.states import ExpertStates
+from fp8scope_kernels.experts.statistics import ExpertSlots
 from fp8scope_kernels.formats import (
     DATA_FORMATS,
     E2M1,
@@ -111,6 +116,7 @@ __all__ = [
     "E5M2FNUZ",
     "E8M0",
     "ENCODINGS",
+    "EXPERT_TENSORS",
     "EXPONENT_BINS",
     "FORMATS",
     "MAX_EXPONENT",
@@ -128,12 +134,16 @@ __all__ = [
     "CurrentScaling",
     "DelayedScaling",
     "Encoding",
+    "ExpertProducts",
+    "ExpertSlots",
+    "ExpertStates",
     "Extent",
     "Format",
     "Fp6Linear",
     "Fp6Weight",
     "Fp8AdamW",
     "Fp8GradientReducer",
+    "Fp8GroupedLinear",
     "Fp8Linear",
     "Fp8Tensor",
     "HighPrecisionObserver",
@@ -159,6 +169,7 @@ __all__ = [
     "convert",
     "exponent_bin",
     "exponent_histogram",
+    "fp8_experts",
     "fp8_layers",
     "get_backend",
     "in_encoding",
@@ -168,6 +179,7 @@ __all__ = [
     "measure",
     "observable_layers",
     "observe",
+    "observe_experts",
     "observe_layer",
     "plain_state_dict",
     "plan_conversion",

@@ -1,4 +1,4 @@
-"""Replace a model's linear layers by FP8 layers, in place."""
+"""Replace a model's linear layers by FP8 layers, and the products of its experts, in place."""
 
 import logging
 import warnings
@@ -8,6 +8,15 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
+from fp8scope_kernels.experts.grouped_linear import Fp8GroupedLinear
+from fp8scope_kernels.experts.modules import (
+    UNKNOWN,
+    Fp8Experts,
+    are_known_experts,
+    expert_weights,
+    make_fp8,
+    reason_of_experts,
+)
 from fp8scope_kernels.linear import Fp8Linear
 from fp8scope_kernels.plain_tensors import PLAIN_TYPES
 from fp8scope_kernels.random_stream import seed_rounding
@@ -89,11 +98,15 @@ def convert(
 ) -> ConversionReport:
     """Replace the `nn.Linear` modules inside `model` by `Fp8Linear`, in place, sharing their parameters.
 
+    Modules with the weights of experts as 3-D parameters stay the same objects, and compute their products in
+    FP8: those of Transformers, and others that are called like experts (`experts/modules.py`).
+
     Optimizers and the state_dict keys of the parameters stay valid. These modules stay in high precision:
 
     - modules that are not exactly an `nn.Linear`: embeddings, norms, attention's own projections;
     - layers that their parent never calls (`READ_DIRECTLY`; a warning names them);
     - layers whose sizes are not multiples of 16;
+    - modules with 3-D weights that are not known to be experts, unless `include` names them;
     - layers whose weight is a tensor of another class, as torchao's, or is held by FSDP (a warning names
       them). Layers that tensor parallelism has sharded are converted;
     - the output head, recognised by a weight shared with an embedding, and outside of repeated blocks by its
@@ -120,6 +133,9 @@ def convert(
             parent, _, child = path.rpartition(".")
             setattr(model.get_submodule(parent), child, replacements[module])
             seed_rounding(replacements[module], path=path)
+    for entry, module in plan:
+        if entry.converted and not isinstance(module, nn.Linear):
+            make_fp8(module, recipe, entry.name)
     _disable_fast_path(list(model.modules()))
     _warn_left(entries)
     _log_left(entries)
@@ -143,6 +159,10 @@ def plan_conversion(
     plan: list[tuple[Conversion, nn.Module]] = []
     for name, module in modules.items():
         if next(module.parameters(recurse=False), None) is None:
+            continue
+        if not isinstance(module, nn.Linear | Fp8Experts | Fp8GroupedLinear) and expert_weights(module):
+            reason = reason_of_experts(module) or _reason_experts_not_selected(name, module, include, exclude)
+            plan.append((Conversion(name, type(module).__name__, reason is None, reason or ""), module))
             continue
         reason = READ_BY_PARENT if module in unreachable else _reason_not_convertible(name, module)
         if reason is None and sharded and is_dtensor(getattr(module, "weight", None)):
@@ -309,7 +329,7 @@ def matches(selection: Selection, name: str, module: nn.Module) -> bool:
 
 def _reason_not_convertible(name: str, module: nn.Module) -> str | None:
     """Return why this module cannot become an `Fp8Linear`, or None."""
-    if isinstance(module, Fp8Linear):
+    if isinstance(module, Fp8Linear | Fp8Experts | Fp8GroupedLinear):
         return ALREADY
     if not isinstance(module, nn.Linear):
         return NOT_LINEAR
@@ -329,6 +349,17 @@ def _reason_not_convertible(name: str, module: nn.Module) -> str | None:
 
 def _misaligned(module: nn.Linear) -> bool:
     return bool(module.in_features % ALIGNMENT or module.out_features % ALIGNMENT)
+
+
+def _reason_experts_not_selected(
+    name: str, module: nn.Module, include: Selection | None, exclude: Selection | None
+) -> str | None:
+    """Return why these convertible 3-D weights are not selected, or None."""
+    if exclude is not None and matches(exclude, name, module):
+        return "excluded"
+    if include is not None:
+        return None if matches(include, name, module) else "not included"
+    return None if are_known_experts(name, module) else UNKNOWN
 
 
 def _reason_not_selected(

@@ -37,7 +37,12 @@ def sync_amaxes(model: nn.Module, group: Group | None = None) -> int:
 
     Does nothing without a process group of at least two ranks. Does not wait on a GPU.
     """
-    states = [module for module in model.modules() if isinstance(module, ScalingState) and _reduces(module)]
+    states = [
+        state
+        for module in model.modules()
+        if isinstance(module, ScalingState) and _reduces(module)
+        for state in module.states()
+    ]
     if not states or not _has_peers(group):
         return 0
     # One stack for each length, so that the number of launches does not grow with the model.

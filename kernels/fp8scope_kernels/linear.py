@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from fp8scope_kernels.graph_objects import GraphObject, register
 from fp8scope_kernels.kept_weight import KeptWeight
-from fp8scope_kernels.linear_product import PRODUCTS, Product, linear_product, names_of, text_of
+from fp8scope_kernels.linear_product import Product, check_products, linear_product, names_of, text_of
 from fp8scope_kernels.matmul import Operand
 from fp8scope_kernels.operands import quantize_matrix
 from fp8scope_kernels.random_stream import RandomStream, ignore_stream, stream_of
@@ -21,8 +21,6 @@ from fp8scope_kernels.statistics import Slot
 from fp8scope_kernels.tensor_parallel import is_dtensor, sharded_linear
 
 Precision = Literal["fp8", "bf16"]
-
-ALL_PRODUCTS = frozenset(PRODUCTS)
 
 
 class Fp8Linear(nn.Linear, GraphObject):
@@ -127,7 +125,7 @@ class Fp8Linear(nn.Linear, GraphObject):
 
     @products.setter
     def products(self, value: Collection[Product] | None) -> None:
-        self._products = _check_products(value)
+        self._products = check_products(value)
         self._products_text = names_of(self._products)
 
     @property
@@ -223,17 +221,6 @@ class Fp8Linear(nn.Linear, GraphObject):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, recipe={self.recipe.kind}, precision={self._precision}"
-
-
-def _check_products(products: Any) -> frozenset[Product] | None:
-    """The products to compute in FP8, or None for all. Raises ValueError for an unknown name."""
-    if products is None:
-        return None
-    names = frozenset((products,) if isinstance(products, str) else products)
-    if not names <= ALL_PRODUCTS:
-        unknown = ", ".join(sorted(repr(name) for name in names - ALL_PRODUCTS))
-        raise ValueError(f"products must be among {', '.join(PRODUCTS)}, got {unknown}.")
-    return names
 
 
 def _do_nothing(module: nn.Module, args: Any) -> None:

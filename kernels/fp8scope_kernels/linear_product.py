@@ -124,6 +124,17 @@ def names_of(products: frozenset[Product] | None) -> str:
     return ",".join(PRODUCTS if products is None else [name for name in PRODUCTS if name in products])
 
 
+def check_products(products: Any) -> frozenset[Product] | None:
+    """The products to compute in FP8, or None for all. Raises ValueError for an unknown name."""
+    if products is None:
+        return None
+    names = frozenset((products,) if isinstance(products, str) else products)
+    unknown = ", ".join(sorted(repr(name) for name in names.difference(PRODUCTS)))
+    if unknown:
+        raise ValueError(f"products must be among {', '.join(PRODUCTS)}, got {unknown}.")
+    return names
+
+
 @lru_cache(maxsize=64)
 def text_of(recipe: Recipe) -> str:
     """The recipe as an argument of an operator."""

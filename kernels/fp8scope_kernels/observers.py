@@ -16,6 +16,8 @@ from torch.utils.hooks import unserializable_hook
 from fp8scope_kernels import backends, devices
 from fp8scope_kernels.convert import candidate_layers, fp8_layers
 from fp8scope_kernels.cpu import backend as cpu_backend
+from fp8scope_kernels.experts.observers import EXPERT_TENSORS, observe_experts, tensors_of_experts
+from fp8scope_kernels.experts.products import ExpertProducts, fp8_experts
 from fp8scope_kernels.formats import Format
 from fp8scope_kernels.graph_objects import GraphObject, fake_of, look_up, operator, register
 from fp8scope_kernels.hooks import register_forward_hook, register_tensor_hook, remove_hooks
@@ -32,7 +34,7 @@ SCALE, NONFINITE = STATISTICS.index("scale"), STATISTICS.index("nonfinite")
 NOT_SEEN = (-1, 0, 0, 0)
 
 
-def observe(model: nn.Module, buffer: StatisticsBuffer) -> int:
+def observe(model: nn.Module, buffer: StatisticsBuffer, *, expert_tensors: int = EXPERT_TENSORS) -> int:
     """Bind the model's tensors to rows of `buffer`; returns the number of tensors.
 
     Observes the input, weight and grad_output of every `Fp8Linear`, and of the `candidate_layers` that could
@@ -40,17 +42,25 @@ def observe(model: nn.Module, buffer: StatisticsBuffer) -> int:
     `nonfinite` are counted, `scale` is 1, and nothing saturates or underflows. Names are
     `<module path>.<input|weight|grad_output>`. A second call, after modules were added, binds the new ones
     and keeps the rows of the others. Raises ValueError if a layer is on another device than the buffer.
+
+    Of FP8 experts, three rows for all experts of each layer are bound, and three rows for each expert
+    (`<path>.expert_3.input`) if those of the whole model are at most `expert_tensors`.
     """
     layers = observable_layers(model)
-    for path, layer in layers:
-        if layer.weight.device != buffer.device:
+    experts = list(fp8_experts(model))
+    devices_of = [(path, layer.weight.device) for path, layer in layers]
+    devices_of += [(path, products.device) for path, products in experts]
+    for path, device in devices_of:
+        if device != buffer.device:
             raise ValueError(
-                f"{path or 'the model'} is on {layer.weight.device}, but the statistics buffer is on "
-                f"{buffer.device}; make one buffer per device."
+                f"{path or 'the model'} is on {device}, but the statistics buffer is on {buffer.device}; "
+                "make one buffer per device."
             )
     for path, layer in layers:
         observe_layer(path, layer, buffer)
-    return len(ROLES) * len(layers)
+    singly = tensors_of_experts(experts) <= expert_tensors
+    rows = sum(observe_experts(path, products, buffer, singly=singly) for path, products in experts)
+    return len(ROLES) * len(layers) + rows
 
 
 def observe_layer(path: str, layer: nn.Linear, buffer: StatisticsBuffer) -> None:
@@ -69,7 +79,7 @@ def observable_layers(model: nn.Module) -> list[tuple[str, nn.Linear]]:
 def unobserve(model: nn.Module) -> None:
     """Undo `observe`: unbind FP8 layers and remove the hooks of the others."""
     for module in model.modules():
-        if isinstance(module, Fp8Linear):
+        if isinstance(module, Fp8Linear | ExpertProducts):
             module.slots.clear()
         else:
             remove_hooks(module._forward_hooks, HighPrecisionObserver)

@@ -11,7 +11,8 @@ from fp8scope_kernels.recipes import ROLES
 from fp8scope_kernels.scaling_state import STATE
 
 SCALING_KEY = re.compile(
-    rf"(^|\.)scaling\.(({'|'.join(ROLES)})\.({'|'.join(STATE)}|_extra_state)|rounding\.state)$"
+    rf"(^|\.)(scaling|fp8_scaling\.\w+)\."
+    rf"(({'|'.join(ROLES)})\.({'|'.join(STATE)}|_extra_state)|rounding\.state)$"
 )
 """Keys of the scaling state of `Fp8Linear` layers, of this version and older ones, and of random rounding."""
 
@@ -33,4 +34,7 @@ def plain_state_dict(model: nn.Module | Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_scaling(path: str) -> bool:
     """Return whether this is the path of scaling states, or of the container that has them."""
-    return re.search(rf"(^|\.)scaling\.({'|'.join(ROLES)}|rounding)$", path) is not None
+    of_tensor = rf"(^|\.)(scaling|fp8_scaling\.\w+)\.({'|'.join(ROLES)}|rounding)$"
+    return (
+        re.search(of_tensor, path) is not None or re.search(r"(^|\.)fp8_scaling(\.\w+)?$", path) is not None
+    )

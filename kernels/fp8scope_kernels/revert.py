@@ -8,10 +8,10 @@ from fp8scope_kernels.convert import (
     Conversion,
     ConversionReport,
     Selection,
-    fp8_layers,
     matches,
     restore_fast_path,
 )
+from fp8scope_kernels.experts.modules import Fp8Experts, make_plain
 from fp8scope_kernels.linear import Fp8Linear
 
 OWN_ATTRIBUTES = (
@@ -20,12 +20,12 @@ OWN_ATTRIBUTES = (
 )  # fmt: skip
 """Attributes of an `Fp8Linear` that `nn.Linear` does not have."""
 
-SUBCLASS = "a subclass of Fp8Linear, which may compute something else"
+SUBCLASS = "a subclass of {}, which may compute something else"
 NOT_SELECTED = "not included"
 
 
 def revert(model: nn.Module, include: Selection | None = None) -> ConversionReport:
-    """Make every `Fp8Linear` of `model` an `nn.Linear` again, in place.
+    """Make every `Fp8Linear` of `model` an `nn.Linear` again, in place, and experts what they were.
 
     `include` selects some, as in `convert`. The layers stay the same objects, with their parameters, hooks
     and mode, so that tied layers, optimizers, FSDP2 and compiled blocks go on with them (compiled code is
@@ -37,15 +37,14 @@ def revert(model: nn.Module, include: Selection | None = None) -> ConversionRepo
     `Fp8Linear` stay. Entries of the report are the FP8 layers; `converted` names those that are linear now.
     """
     entries = []
-    for path, layer in list(fp8_layers(model)):
-        plain = _plain_class(type(layer))
+    for path, layer in list(model.named_modules()):
+        if not isinstance(layer, Fp8Linear | Fp8Experts):
+            continue
         if include is not None and not matches(include, path, layer):
             reason = NOT_SELECTED
-        elif plain is None:
-            reason = SUBCLASS
         else:
-            reason = ""
-            _make_plain(layer, plain)
+            base = Fp8Linear if isinstance(layer, Fp8Linear) else Fp8Experts
+            reason = "" if _make_plain(layer) else SUBCLASS.format(base.__name__)
         entries.append(Conversion(path, type(layer).__name__, not reason, reason, precision="high"))
     restore_fast_path(model)
     return ConversionReport(tuple(entries))
@@ -67,9 +66,16 @@ def _plain_class(kind: type[Fp8Linear]) -> type[nn.Module] | None:
     return None
 
 
-def _make_plain(layer: Fp8Linear, kind: Any) -> None:
+def _make_plain(layer: Any) -> bool:
+    """Give a layer the class that it had. False if that is unknown."""
+    if isinstance(layer, Fp8Experts):
+        return make_plain(layer)
+    kind = _plain_class(type(layer))
+    if kind is None:
+        return False
     layer.slots.clear()
     del layer.scaling
     for name in OWN_ATTRIBUTES:
         layer.__dict__.pop(name, None)
     layer.__class__ = kind
+    return True

@@ -1,5 +1,6 @@
 """The scaling state of one tensor: what a recipe keeps between calls."""
 
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,6 +30,9 @@ fit the next tensor."""
 
 STATE = ("scale", "amax_history", "calls")
 """The buffers of a delayed state."""
+
+CONTAINER = re.compile(r"(^|\.)(?:fp8_)?scaling\.")
+"""The name of what contains a layer's states, in their paths."""
 
 STALE_FACTOR = 16.0
 """A restored scale is stale if it maps amax to more than this factor above or below its target."""
@@ -324,14 +328,11 @@ class ScalingState(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
         # Loading copies nothing to the meta device, unless it assigns.
         self._is_empty = self._has_meta()
-        if all(prefix + name in state_dict for name in STATE):
-            # Read from the checkpoint: the buffer may be on a device, or on the meta device.
-            started = bool(state_dict[f"{prefix}calls"] > 0)
-            # AmaxHistory without a call count means a partially loaded checkpoint.
-            if started or not bool(state_dict[f"{prefix}amax_history"].any()):
-                self._started = self._unchecked = started
-                self.status = "restored" if started else "fresh"
-                return
+        # Read from the checkpoint: the buffer may be on a device, or on the meta device.
+        if all(prefix + name in state_dict for name in STATE) and self._accept(
+            state_dict[f"{prefix}calls"], state_dict[f"{prefix}amax_history"]
+        ):
+            return
         if not any(prefix + name in state_dict for name in STATE):
             # A checkpoint from before `convert` is complete. One with a part of the state is damaged.
             missing_keys: list[str] = args[2]
@@ -344,6 +345,15 @@ class ScalingState(nn.Module):
             RuntimeWarning,
             stacklevel=2,
         )
+
+    def _accept(self, calls: Tensor, history: Tensor) -> bool:
+        """Note that these buffers were loaded. False if they are only a part: a history without a call."""
+        started = bool(calls > 0)
+        if not started and bool(history.any()):
+            return False
+        self._started = self._unchecked = started
+        self.status = "restored" if started else "fresh"
+        return True
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ScalingState":
         """Move with the model, but keep the dtypes: BF16 would round a scale.
@@ -409,6 +419,10 @@ class ScalingState(nn.Module):
         for buffer in self.buffers():
             buffer.zero_()
 
+    def states(self) -> list["ScalingState"]:
+        """The states of single tensors in this module: itself."""
+        return [self]
+
     def extra_repr(self) -> str:
         return f"{self.recipe.kind}, {self.format.name}"
 
@@ -435,7 +449,7 @@ def _is_capturing(like: Tensor) -> bool:
 def scaling_status(model: nn.Module) -> dict[str, Status]:
     """The status of every scaling state in the model, by the name of its tensor (`<module>.<role>`)."""
     return {
-        name.replace("scaling.", ""): module.status
+        CONTAINER.sub(r"\1", name): module.status
         for name, module in model.named_modules()
         if isinstance(module, ScalingState)
     }

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from fp8scope_kernels.block_quantization import quantize_blocks
 from fp8scope_kernels.convert import fp8_layers
+from fp8scope_kernels.experts.grouped_linear import Fp8GroupedLinear
+from fp8scope_kernels.experts.modules import Fp8Experts
 from fp8scope_kernels.formats import E4M3
 from fp8scope_kernels.linear import Fp8Linear
 from fp8scope_kernels.plain_state import plain_state_dict
@@ -32,8 +34,9 @@ def save_fp8_checkpoint(
     Weights of FP8 layers are stored as the layers multiply them: E4M3 values, and their scales. Of
     `DelayedScaling`, the scale of the last call; the input then has a static scale, likewise. Others take the
     scales of the weights as they are, and activations are quantised when the server runs: per tensor
-    (`CurrentScaling`), per token (`RowwiseScaling`) or in groups of 128 (`BlockScaling`). All other tensors
-    keep their dtype. `config`: the model's own configuration, to which `quantization_config` is added.
+    (`CurrentScaling`), per token (`RowwiseScaling`) or in groups of 128 (`BlockScaling`). All other tensors,
+    those of experts too, keep their dtype. `config`: the model's own configuration, to which
+    `quantization_config` is added.
 
     Raises ValueError where layers have different recipes, or one that servers do not read (MXFP8, four bits,
     E5M2 or FNUZ weights, `precision = 'bf16'`), and for a model without FP8 layers; ImportError without the
@@ -93,7 +96,8 @@ def _quantization_config(model: nn.Module, layers: Mapping[str, Fp8Linear]) -> d
     left = [
         path
         for path, module in model.named_modules()
-        if isinstance(module, nn.Linear) and not isinstance(module, Fp8Linear)
+        if (isinstance(module, nn.Linear) and not isinstance(module, Fp8Linear))
+        or isinstance(module, Fp8Experts | Fp8GroupedLinear)
     ]
     return {
         "quant_method": "compressed-tensors",

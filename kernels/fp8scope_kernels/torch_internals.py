@@ -33,6 +33,7 @@ __all__ = [
     "is_functional",
     "is_functorch_wrapped_tensor",
     "is_traced",
+    "scaled_grouped_mm",
     "scaled_mm",
     "torch_library_path",
 ]
@@ -45,6 +46,9 @@ R = TypeVar("R")
 
 scaled_mm = torch._scaled_mm
 """The product of two FP8 matrices. There is no public function for it before torch 2.10."""
+
+scaled_grouped_mm: Callable[..., Any] | None = getattr(torch, "_scaled_grouped_mm", None)
+"""The product of FP8 matrices of many groups, with scales of rows and columns. torch before 2.8 has none."""
 
 torch_library_path: str = torch._C.__file__
 """The library that Python loads torch from. It is linked with torch's OpenMP runtime."""

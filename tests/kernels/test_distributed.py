@@ -10,7 +10,7 @@ from kernels.helpers.scaling_ranks import batch, make_model, scales, train
 from torch import Tensor
 from torch import distributed as dist
 
-from fp8scope_kernels import E4M3, DelayedScaling, ScalingState
+from fp8scope_kernels import E4M3, DelayedScaling, ExpertStates, ScalingState
 from fp8scope_kernels.distributed import sync_amaxes, sync_amaxes_after
 from fp8scope_kernels.recipes import recipe_from_dict
 
@@ -68,7 +68,7 @@ def job_collectives(rank: int, size: int) -> list[Any]:
     finally:
         dist.all_reduce = original
     alone = [dist.new_group([0]), dist.new_group([1])][rank]
-    return [taken, calls, scales(model), sync_amaxes(model, alone), expert(rank)]
+    return [taken, calls, scales(model), sync_amaxes(model, alone), expert(rank), experts(rank)]
 
 
 def expert(rank: int) -> list[Any]:
@@ -80,8 +80,17 @@ def expert(rank: int) -> list[Any]:
     return [state.amax_history.tolist(), state.calls.item(), state.scale.item()]
 
 
+def experts(rank: int) -> list[Any]:
+    """The same of the second of three experts, whose states are in common buffers."""
+    states = ExpertStates(DelayedScaling(history_length=2, reduce_amax=True), E4M3, 3)
+    for step, amax in enumerate((64.0, 1.0, 2.0, 4.0)):
+        states.of(1).next_scale(torch.tensor(0.0 if rank and step else amax))
+        assert sync_amaxes(states) == 3
+    return [states.amax_history.tolist(), states.calls.tolist(), states.scale.tolist()]
+
+
 def test_one_all_reduce_takes_all_tensors() -> None:
-    for taken, calls, synced, alone, tokens in run_ranks(job_collectives, 2):
+    for taken, calls, synced, alone, tokens, of_experts in run_ranks(job_collectives, 2):
         assert taken == 6
         assert calls == [6 * (5 + 1)]
         assert synced["0.input"] == pytest.approx(448.0 / batch(0, 0).abs().max().item(), rel=1e-6)
@@ -89,6 +98,8 @@ def test_one_all_reduce_takes_all_tensors() -> None:
         assert alone == 0
         # What both have seen at first leaves the history also where nothing follows it.
         assert tokens == [[4.0, 2.0], 4, 448.0 / 2]
+        assert [values[1] for values in of_experts] == tokens
+        assert not any(torch.tensor(values)[[0, 2]].any() for values in of_experts)
 
 
 def test_a_single_process_has_nothing_to_do() -> None:

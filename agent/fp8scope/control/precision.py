@@ -2,7 +2,7 @@
 
 | layer                 | `bf16`                                                                          |
 |-----------------------|---------------------------------------------------------------------------------|
-| `Fp8Linear`           | BF16 products (its `precision`)                                                 |
+| `Fp8Linear`, experts  | BF16 products (their `precision`)                                               |
 | torchao Float8Linear  | a configuration without casts: products in the precision of the operands        |
 | Transformer Engine    | not possible per layer: its autocast decides for all layers inside it           |
 """
@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias, cast
 from torch import nn
 
 from fp8scope.observe.tensors.base import path_of
-from fp8scope_kernels import PRODUCTS, Fp8Linear, Product
+from fp8scope_kernels import PRODUCTS, ExpertProducts, Fp8Linear, Product, fp8_experts
 
 Precision = Literal["fp8", "bf16"]
 Pattern: TypeAlias = str | re.Pattern[str]
@@ -48,9 +48,16 @@ class MatchedLayers:
 
 def fp8_layers_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield the layers that can be switched, with their paths (without the names of wrappers)."""
-    for path, module in model.named_modules():
+    for path, module in _modules_of(model):
         if _why_not(module) == "":
-            yield path_of(path), module
+            yield path, module
+
+
+def _modules_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules with their paths; those of experts' products are the paths of their tensors."""
+    experts: dict[nn.Module, str] = {products: path for path, products in fp8_experts(model)}
+    for path, module in model.named_modules():
+        yield path_of(experts.get(module, path)), module
 
 
 def find(models: Sequence[nn.Module], patterns: Pattern | Sequence[Pattern]) -> MatchedLayers:
@@ -62,8 +69,7 @@ def find(models: Sequence[nn.Module], patterns: Pattern | Sequence[Pattern]) -> 
     layers: list[tuple[str, nn.Module]] = []
     problems: list[str] = []
     for model in models:
-        for raw, module in model.named_modules():
-            path = path_of(raw)
+        for path, module in _modules_of(model):
             if not any(_matches(pattern, path) for pattern in wanted):
                 continue
             problem = _why_not(module)
@@ -79,14 +85,14 @@ def find(models: Sequence[nn.Module], patterns: Pattern | Sequence[Pattern]) -> 
 
 def precision_of(layer: nn.Module) -> Precision:
     """Return the precision in which the layer computes now."""
-    if isinstance(layer, Fp8Linear):
+    if isinstance(layer, Fp8Linear | ExpertProducts):
         return layer.precision
     return "bf16" if _casts(layer.config) == frozenset() else "fp8"
 
 
 def set_precision(layer: nn.Module, precision: Precision) -> None:
     """Switch a layer from `fp8_layers_of`. Switching back to `fp8` resets the scaling state, if any."""
-    if isinstance(layer, Fp8Linear):
+    if isinstance(layer, Fp8Linear | ExpertProducts):
         layer.precision = precision
     else:
         _set_torchao(layer, () if precision == "bf16" else None)
@@ -94,14 +100,14 @@ def set_precision(layer: nn.Module, precision: Precision) -> None:
 
 def products_of(layer: nn.Module) -> frozenset[Product]:
     """Return the products that the layer computes in FP8 when none is switched off."""
-    if isinstance(layer, Fp8Linear):
+    if isinstance(layer, Fp8Linear | ExpertProducts):
         return frozenset(PRODUCTS)
     return _casts(_configurations.get(layer, layer.config))
 
 
 def set_products(layer: nn.Module, products: Collection[Product] | None) -> None:
     """Compute these products of a layer in FP8, the others in high precision; None restores the original."""
-    if isinstance(layer, Fp8Linear):
+    if isinstance(layer, Fp8Linear | ExpertProducts):
         layer.products = products
     else:
         _set_torchao(layer, products)
@@ -135,7 +141,7 @@ def _casts(config: Any) -> frozenset[Product]:
 
 def _why_not(module: nn.Module) -> str | None:
     """Return "" if the module can be switched, the reason if it cannot, None if nobody expects it to."""
-    if isinstance(module, Fp8Linear):
+    if isinstance(module, Fp8Linear | ExpertProducts):
         return ""
     kind = type(module)
     if kind.__name__ == "Float8Linear" and kind.__module__.startswith("torchao."):

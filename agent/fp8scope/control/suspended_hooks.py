@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from fp8scope.observe.tensors.switched_hooks import held
-from fp8scope_kernels import Fp8Linear
+from fp8scope_kernels import ExpertProducts, Fp8Linear
 
 OURS = ("fp8scope.", "fp8scope_kernels.")
 _MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -37,7 +37,7 @@ def without_hooks(models: Sequence[nn.Module], optimizers: Sequence[Optimizer] =
         (layer, layer.slots)
         for model in models
         for layer in model.modules()
-        if isinstance(layer, Fp8Linear) and layer.slots
+        if isinstance(layer, Fp8Linear | ExpertProducts) and layer.slots
     ]
     listeners = _listeners()
     suspended_listeners = list(listeners)

@@ -41,9 +41,9 @@ def converter(recipe: "Recipe | None") -> Convert | None:
 
     def convert(model: "torch.nn.Module") -> None:
         from fp8scope_kernels import convert as convert_layers
-        from fp8scope_kernels import fp8_layers
+        from fp8scope_kernels import fp8_experts, fp8_layers
 
-        if any(True for _ in fp8_layers(model)):
+        if any(True for layers in (fp8_layers(model), fp8_experts(model)) for _ in layers):
             return
         report = convert_layers(model, recipe)
         logger.info("%d layers compute in FP8 now (%s).", len(report.converted), type(recipe).__name__)

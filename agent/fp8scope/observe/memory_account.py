@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fp8scope.observe.tensors.base import local
-from fp8scope_kernels import fp8_layers
+from fp8scope_kernels import fp8_experts, fp8_layers
 
 MAX_KEYS = 16
 """The most kinds of tensors of an optimizer's state; the rest count as `others`."""
@@ -35,6 +35,8 @@ def memory_account(
         buffers |= {id(buffer): buffer for buffer in model.buffers()}
         for _, layer in fp8_layers(model):
             scaling |= {id(buffer) for buffer in layer.scaling.buffers()}
+        for _, products in fp8_experts(model):
+            scaling |= {id(buffer) for buffer in products.buffers()}
     weights: dict[str, int] = {}
     gradients: dict[str, int] = {}
     for parameter in parameters.values():

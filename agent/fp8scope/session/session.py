@@ -170,7 +170,13 @@ class Session:
         self.steps.measures.watch(model, optimizer)
         if every is not None:
             collector.every = whole_steps(every)
-        how = Watching(shadow=shadow, readiness=readiness, include=include, scaler=scaler)
+        how = Watching(
+            shadow=shadow,
+            readiness=readiness,
+            include=include,
+            scaler=scaler,
+            expert_tensors=self.settings.expert_tensors,
+        )
         count = collector.watch(model, optimizer, how)
         wants_fp8 = document["precision"] == "fp8" or shadow is not None or readiness
         if count == 0 and wants_fp8:

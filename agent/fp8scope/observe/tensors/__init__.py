@@ -17,13 +17,14 @@ from fp8scope.observe.tensors.base import OnError, TensorSource, unwrapped
 from fp8scope.observe.tensors.buffers import SAMPLED_STATISTICS, StatisticsTable, StatisticsTables
 from fp8scope.observe.tensors.experts import Routers, note_load
 from fp8scope.observe.tensors.exponents import ExponentLayers
+from fp8scope.observe.tensors.fp8_experts import ExpertLayers
 from fp8scope.observe.tensors.layers import Fp8Layers, HighPrecisionLayers
 from fp8scope.observe.tensors.optimizer_state import OptimizerState
 from fp8scope.observe.tensors.reduced_gradients import ReducedGradients
 from fp8scope.observe.tensors.shadow import ShadowLayers
 from fp8scope.observe.tensors.torchao import Float8Layers
 from fp8scope.observe.tensors.transformer_engine import TransformerEngineLayers
-from fp8scope_kernels import Recipe
+from fp8scope_kernels import EXPERT_TENSORS, Recipe
 from fp8scope_kernels.convert import Selection
 
 __all__ = [
@@ -46,6 +47,7 @@ class Watching:
     readiness: bool = False
     include: Selection | None = None
     scaler: Any = None
+    expert_tensors: int = EXPERT_TENSORS
 
 
 def sources_of(
@@ -54,6 +56,7 @@ def sources_of(
     """Yield the constructors of the sources for this model. Each may fail without the others."""
     model = unwrapped(model)
     yield lambda: Fp8Layers(model, tables)
+    yield lambda: ExpertLayers(model, tables, how.expert_tensors)
     yield lambda: Float8Layers(model, tables, on_error)
     yield lambda: TransformerEngineLayers(model, tables, on_error)
     shadow = how.shadow

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fp8scope.observe.tensors.layers import is_foreign
-from fp8scope_kernels import fp8_layers
+from fp8scope_kernels import fp8_experts, fp8_layers
 from fp8scope_kernels.torch_internals import break_graph
 
 MAX_COUNTED = 8
@@ -173,7 +173,7 @@ def training_precision(model: nn.Module, counter: FlopCounter | None) -> str:
     Without a `counter` the products are hidden in compiled graphs. Then it is what autocast says around the
     model, else the dtype of weights that are all narrower than float32; empty if neither tells it.
     """
-    if any(True for _ in fp8_layers(model)):
+    if any(True for layers in (fp8_layers(model), fp8_experts(model)) for _ in layers):
         return "fp8"
     if counter is not None:
         return counter.precision
