@@ -22,6 +22,7 @@ from fp8scope.evaluation.scores import EvaluationError, ItemScores, TaskResult, 
 from fp8scope.process.open_runs import current_run
 from fp8scope_kernels import devices
 from fp8scope_kernels.convert import Selection
+from fp8scope_kernels.experts.products import experts_in_bf16
 
 if TYPE_CHECKING:
     from fp8scope.run import Run
@@ -183,7 +184,8 @@ class _ColumnPasses:
             result.weight_bytes = built.weight_bytes
             result.model_bytes = model_bytes(self._model, self._plan, built.weight_bytes)
             self.guard.begin()
-            with replaced_forwards(built.forwards), torch.no_grad():
+            # Experts have one precision in all columns: BF16, not that of the training.
+            with replaced_forwards(built.forwards), experts_in_bf16(self._model), torch.no_grad():
                 began = self._now()
                 returned = self._evaluate(self._model)
                 result.seconds = self._now() - began

@@ -13,6 +13,7 @@ from torch.nn import functional
 from fp8scope import EvaluationError, ItemScores, evaluate_matrix
 from fp8scope.config import Settings
 from fp8scope.evaluation.columns import PRECISIONS, fp8_bytes
+from fp8scope.evaluation.layers import THREE_DIMENSIONS
 from fp8scope.evaluation.matrix import EvaluationMatrix
 from fp8scope.recording.registration import blank_registration
 from fp8scope.run import Run
@@ -21,6 +22,7 @@ from fp8scope_kernels import (
     BlockScaling,
     CurrentScaling,
     DelayedScaling,
+    Fp8GroupedLinear,
     Fp8Linear,
     convert,
     quantize_fp6,
@@ -163,6 +165,35 @@ def test_what_stays_is_counted_with_its_reason() -> None:
     assert left["its weight has NaN or Inf elements"] == (1, 32 * 64 + 64)
     assert left["its weights have three dimensions, as those of experts do"] == (1, 2 * 32 * 32)
     assert left["output head, by its name"] == (1, 48 * 32)
+
+
+class Mixture(nn.Module):
+    """A linear layer, and experts in FP8."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(32, 32)
+        self.experts = Fp8GroupedLinear(2, 32, 32, recipe=DelayedScaling())
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.experts(self.up(x), torch.tensor([3, 8]))
+        return output
+
+
+def test_experts_in_fp8_are_evaluated_in_bf16() -> None:
+    torch.manual_seed(0)
+    model, x = Mixture(), torch.randn(8, 32)
+    model(x)
+    twin, before = copy.deepcopy(model), copy.deepcopy(model.state_dict())
+    twin.experts.precision = "bf16"
+    own, expected = (
+        evaluate_matrix(m, lambda m: m(x).float().sum(1), precisions=["mxfp8"]) for m in (model, twin)
+    )
+    assert [group.reason for group in own.plan.left] == [THREE_DIMENSIONS]
+    for column, other in zip(own.columns, expected.columns, strict=True):
+        assert column.scores["evaluation"].items == other.scores["evaluation"].items
+    assert model.experts.precision == "fp8"
+    assert all(torch.equal(value, model.state_dict()[name]) for name, value in before.items())
 
 
 def facts(group: Any) -> tuple[str, int, int]:
