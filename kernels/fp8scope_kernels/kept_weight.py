@@ -40,6 +40,11 @@ class KeptWeight:
         self._state: _State | None = None
         self._operands: Operands | None = None
         self._is_turned = self._is_counted = False
+        self._parts: dict[int, KeptWeight] = {}
+
+    def part(self, index: int) -> "KeptWeight":
+        """The operands of one expert's weight, which is a part of a tensor of weights."""
+        return self._parts.setdefault(index, KeptWeight())
 
     def operands(
         self, weight: Tensor, make: Callable[..., Operands], *, update: bool, transpose: bool
@@ -76,7 +81,7 @@ def _state_of(weight: Tensor) -> _State | None:
 
 @contextmanager
 def keep_weights(model: nn.Module) -> Iterator[None]:
-    """Within the block, each FP8 layer of `model` quantises its weight once, and its later calls reuse it.
+    """Within the block, FP8 layers and experts of `model` quantise a weight once, and later calls reuse it.
 
     Put it around code that does not change weights: the micro-batches of one step, before
     `optimizer.step()`, or an evaluation. Results have the same bits, except with `DelayedScaling`: its weight

@@ -6,6 +6,7 @@ order, so that the bits are the same. Experts without tokens take no part.
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal, cast
 
 import torch
@@ -15,6 +16,7 @@ from torch.nn import functional
 from fp8scope_kernels.experts.passes import Span, backward_pass, forward_pass, saved_operands
 from fp8scope_kernels.experts.states import ExpertStates
 from fp8scope_kernels.experts.statistics import ExpertCounts, ExpertSlots
+from fp8scope_kernels.kept_weight import KeptWeight
 from fp8scope_kernels.linear_product import (
     SECOND_DERIVATIVE,
     Gradients,
@@ -57,6 +59,9 @@ class ExpertProducts(nn.Module):
     `on_units` says of each product whether that of the last expert was computed on FP8 units.
     `slots`: the rows of the statistics of each of the three tensors, see `ExpertSlots`.
     """
+
+    kept_weight: KeptWeight | None = None
+    """The operands of the experts' weights that calls share; see `keep_weights`."""
 
     def __init__(
         self,
@@ -172,7 +177,7 @@ class ExpertProducts(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy is another model: its tensors must not count in this model's rows.
-        return {**self.__dict__, "slots": {}, "_counts": {}}
+        return {**self.__dict__, "slots": {}, "_counts": {}, "kept_weight": None}
 
     def extra_repr(self) -> str:
         return f"{self.shape}, recipe={self.recipe.kind}, precision={self._precision}"
@@ -226,6 +231,14 @@ class _Expert:
 
     def quantize(self, role: Role, x: Tensor, *, update: bool, transpose: bool) -> tuple[Operand, Operand]:
         """As `Fp8Linear.quantize`."""
+        shared = self._products.kept_weight
+        # A copy, such as one in another dtype, does not show by its version that the parameter has changed.
+        if role == "weight" and shared is not None and isinstance(x._base, nn.Parameter):
+            make = partial(self._quantize, role, x)
+            return shared.part(self._index).operands(x, make, update=update, transpose=transpose)
+        return self._quantize(role, x, update=update, transpose=transpose)
+
+    def _quantize(self, role: Role, x: Tensor, *, update: bool, transpose: bool) -> tuple[Operand, Operand]:
         products = self._products
         at_random = role == "grad_output" and products.recipe.stochastic_gradients
         slot = products.count(role, self._index) if update else None

@@ -23,6 +23,7 @@ from fp8scope_kernels import (
     Recipe,
     RowwiseScaling,
     StatisticsBuffer,
+    keep_weights,
     observe,
     plain_state_dict,
     scaling_status,
@@ -391,3 +392,31 @@ def test_a_graph_breaks_at_the_layer() -> None:
             assert torch.equal(torch.compile(double, backend="eager")(x, torch.tensor(ENDS)), expected)
     with pytest.raises(RuntimeError, match="graph"):
         torch.jit.trace(layer, (batch(0).detach(), torch.tensor(ENDS)))  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize("recipe", [CurrentScaling(), BlockScaling()], ids=str)
+def test_a_weight_is_quantised_once_for_micro_batches(recipe: Recipe) -> None:
+    layer, other = make(recipe), make(recipe)
+    buffer, others = StatisticsBuffer(), StatisticsBuffer()
+    observe(nn.ModuleDict({"own": layer}), buffer)
+    observe(nn.ModuleDict({"own": other}), others)
+    outputs: list[Tensor] = []
+    with keep_weights(layer):
+        for seed in range(3):
+            x = torch.randn(TOKENS, INPUTS, generator=torch.Generator().manual_seed(seed))
+            for experts in (layer, other):
+                outputs.append(experts(x, torch.tensor(ENDS)))
+                outputs[-1].square().sum().backward()  # type: ignore[no-untyped-call]
+            assert torch.equal(*outputs[-2:])
+        with torch.no_grad():
+            layer.weight[2].mul_(2.0)
+        assert not torch.equal(layer(x, torch.tensor(ENDS)), outputs[-1])
+    assert layer.weight.grad is not None and other.weight.grad is not None
+    assert torch.equal(layer.weight.grad, other.weight.grad)
+    names = [tensor.name for tensor in buffer.catalogue]
+    for expert in (0, 2, 3):
+        row = names.index(f"own.expert_{expert}.weight")
+        # The change has all experts quantised again: they share the version of one tensor.
+        assert buffer.data[row, NUMEL] == 2 * INPUTS * OUTPUTS
+        assert others.data[row, NUMEL] == 3 * INPUTS * OUTPUTS
+    assert layer.scaling.kept_weight is None
