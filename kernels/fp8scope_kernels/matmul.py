@@ -200,7 +200,9 @@ def multiply(a: Operand, b: Operand, out_dtype: torch.dtype) -> Tensor:
     inverse = a.inverse_scale * b.inverse_scale
     if can_branch_on(product) and product.dtype == out_dtype:
         # torch multiplies by a number in float32 and rounds once: the same bits in one pass instead of three.
-        return product.mul_(inverse.item())
+        # Operands in blocks have a scale of 1.
+        factor = inverse.item()
+        return product if factor == 1.0 else product.mul_(factor)
     return product.float().mul_(inverse).to(out_dtype)
 
 
