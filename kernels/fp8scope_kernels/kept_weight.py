@@ -96,7 +96,7 @@ def keep_weights(model: nn.Module) -> Iterator[None]:
     layers: list[Any] = [module for module in model.modules() if getattr(module, NAME, module) is None]
     for layer in layers:
         setattr(layer, NAME, KeptWeight())
-    # FSDP2 has weights in tensors whose version stays as they are gathered anew.
+    # The version of a weight stays while FSDP2 gathers other numbers into it.
     hook = register_optimizer_step_post_hook(partial(_drop_all, layers))
     try:
         yield

@@ -36,7 +36,7 @@ Types: Any = functional.ScalingType
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every test tries each kind anew, and takes FP8 operands on the CPU until a kind is given up."""
+    """Every test tries each kind again, and takes FP8 operands on the CPU until a kind is given up."""
     for name, empty in (("_reasons", {}), ("_lost", set()), ("_logged", set())):
         monkeypatch.setattr(unit_products, name, empty)
     monkeypatch.setattr(

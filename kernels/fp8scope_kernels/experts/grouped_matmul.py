@@ -144,7 +144,7 @@ def _on_units(left: Sequence[Operand], right: Sequence[Operand], sizes: Sequence
     arguments = _arguments_of_units(left, right, sizes)
     try:
         product: Tensor = scaled_grouped_mm(*arguments, out_dtype=torch.bfloat16)
-        if product.device not in _compared and not _is_right(product[: sizes[0]], left[0], right[0]):
+        if product.device not in _compared and not _are_right(product, left, right, sizes):
             raise RuntimeError("its numbers are wrong")
     except torch.OutOfMemoryError:
         raise
@@ -161,6 +161,13 @@ def _has_scales_of_lines(operand: Operand) -> bool:
     """Return whether an operand has one scale, or one for each row or column."""
     rows, columns = operand.values.shape
     return not operand.inverse_scale.dim() or operand.inverse_scale.shape in ((rows, 1), (1, columns))
+
+
+def _are_right(
+    product: Tensor, left: Sequence[Operand], right: Sequence[Operand], sizes: Sequence[int]
+) -> bool:
+    """Return whether the product of every expert is right: one with another's scales may be wrong alone."""
+    return all(map(_is_right, torch.split(product, list(sizes)), left, right))
 
 
 def _is_right(product: Tensor, left: Operand, right: Operand) -> bool:

@@ -152,17 +152,21 @@ def test_what_units_get(by_rows: bool) -> None:
         assert ((exact - expected).abs() <= 2**-8 * exact.abs() + 2**-16 * exact.abs().amax()).all()
 
 
-def test_a_product_on_units_is_compared_before_it_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A product of a library with wrong numbers is given up."""
+@pytest.mark.parametrize("wrong", [(2.0, 2.0), (1.0, 2.0)], ids=["all", "the last expert"])
+def test_a_product_on_units_is_compared_before_it_is_trusted(
+    wrong: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A product of a library with wrong numbers is given up, also if they are those of one expert."""
     monkeypatch.setattr(grouped_matmul, "_unit_failure", "")
     monkeypatch.setattr(grouped_matmul, "_compared", set())
-    factor = 1.0
+    factors = 1.0, 1.0
 
     def scaled(a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, ends: Tensor, **_: Any) -> Tensor:
         assert len(ends) == 2
         weights = b.float() * b_scale[:, None, :]
         rows = a.float() * a_scale[:, None]
-        return factor * torch.cat((rows[:16] @ weights[0], rows[16:] @ weights[1])).bfloat16()
+        parts = rows[:16] @ weights[0] * factors[0], rows[16:] @ weights[1] * factors[1]
+        return torch.cat(parts).bfloat16()
 
     monkeypatch.setattr(grouped_matmul, "scaled_grouped_mm", scaled)
     left = [fp8(16, WIDTH, torch.tensor(0.5)), fp8(3, WIDTH, torch.tensor(2.0))]
@@ -171,7 +175,7 @@ def test_a_product_on_units_is_compared_before_it_is_trusted(monkeypatch: pytest
     exact = torch.cat([multiply(a, b, torch.float32) for a, b in values])
     own = grouped_matmul.multiply_tokens(left, right, torch.float32)
     assert own is not None and ((own - exact).abs() <= 2**-7 * exact.abs() + 1e-3).all()
-    factor = 2.0
+    factors = wrong
     monkeypatch.setattr(grouped_matmul, "_compared", set())
     with pytest.warns(RuntimeWarning, match="its numbers are wrong"):
         again = grouped_matmul.multiply_tokens(left, right, torch.float32)
