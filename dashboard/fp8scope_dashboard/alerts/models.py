@@ -128,8 +128,8 @@ class AlertState(models.TextChoices):
 class Alert(models.Model):
     """One alert with its evidence. lifecycle.py has its states, and the only functions that change them."""
 
-    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="events")
-    rule = models.ForeignKey(Rule, null=True, on_delete=models.SET_NULL, related_name="events")
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="alerts")
+    rule = models.ForeignKey(Rule, null=True, on_delete=models.SET_NULL, related_name="alerts")
     kind = models.CharField(max_length=32, choices=RuleKind.choices)
     severity = models.CharField(max_length=16, choices=Severity.choices)
     state = models.CharField(max_length=16, choices=AlertState.choices, default=AlertState.OPEN)

@@ -125,7 +125,7 @@ def told_onsets(run: Run, statistic: str, limit: float) -> dict[str, TensorOnset
     """
     told: dict[str, TensorOnset] = {}
     # The events of the alerts' app, which is above this one.
-    for evidence in run.events.filter(evidence__first__has_key=RANKED).values_list("evidence", flat=True):
+    for evidence in run.alerts.filter(evidence__first__has_key=RANKED).values_list("evidence", flat=True):
         for entry in (evidence["first"], *evidence.get("tensors", [])):
             if entry.get(RANKED) == [statistic, limit]:
                 onset = TensorOnset(int(entry["onset_step"]), int(entry["after_step"]))

@@ -111,7 +111,7 @@ def curve_of(run: Run) -> RunLoss:
 
 def told_rises(run: Run) -> list[int]:
     """The steps from which on the loss rises, or leaves its baseline, as alerts of the run say."""
-    told = run.events.filter(kind__in=RISES).values_list("onset_step", flat=True)
+    told = run.alerts.filter(kind__in=RISES).values_list("onset_step", flat=True)
     return sorted(set(told.order_by("onset_step")[:MAX_TOLD]))
 
 

@@ -179,7 +179,7 @@ def undiagnosed_runs() -> list[UUID]:
         Run.objects.select_related("comparison", "diagnosis")
         .filter(project__in=projects, precision="fp8")
         # The events of the alerts' app, which is above this one.
-        .filter(Q(comparison__verdict__in=IN_TROUBLE) | Q(state=RunState.FAILED) | Q(events__state="open"))
+        .filter(Q(comparison__verdict__in=IN_TROUBLE) | Q(state=RunState.FAILED) | Q(alerts__state="open"))
         .order_by("-heartbeat_at")
         .distinct()
     )

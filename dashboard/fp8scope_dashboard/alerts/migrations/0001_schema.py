@@ -295,7 +295,7 @@ class Migration(migrations.Migration):
                 (
                     "run",
                     models.ForeignKey(
-                        on_delete=django.db.models.deletion.CASCADE, related_name="events", to="runs.run"
+                        on_delete=django.db.models.deletion.CASCADE, related_name="alerts", to="runs.run"
                     ),
                 ),
                 (
@@ -303,7 +303,7 @@ class Migration(migrations.Migration):
                     models.ForeignKey(
                         null=True,
                         on_delete=django.db.models.deletion.SET_NULL,
-                        related_name="events",
+                        related_name="alerts",
                         to="alerts.rule",
                     ),
                 ),

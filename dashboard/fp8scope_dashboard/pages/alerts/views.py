@@ -82,7 +82,7 @@ def alerts(request: HttpRequest, project: Project) -> HttpResponse:
         "groupings": [(key, label, chosen.address(chosen.state, by=key)) for key, label in GROUPINGS.items()],
         "severities": Severity.choices,
         "kinds": [(kind, RuleKind(kind).label) for kind in kinds],
-        "runs": Run.objects.filter(events__in=of_project).distinct().order_by("-created_at")[:MAX_RUNS],
+        "runs": Run.objects.filter(alerts__in=of_project).distinct().order_by("-created_at")[:MAX_RUNS],
         "only": Run.objects.filter(project=project, pk=chosen.run).first() if chosen.run else None,
         "total": of_project.count(),
         "open_matching": _in_state(matching, AlertState.OPEN).count(),

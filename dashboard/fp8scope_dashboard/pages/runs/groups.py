@@ -163,8 +163,8 @@ def _key(by: str) -> Any:
 
 def _alerts(keyed: Any, by: str, keys: Sequence[str | None]) -> dict[str | None, int]:
     """Open alerts by group."""
-    troubled = _of_groups(keyed.filter(events__state="open").order_by(), by, keys)
-    return dict(troubled.values_list("group_key").annotate(Count("events")))
+    troubled = _of_groups(keyed.filter(alerts__state="open").order_by(), by, keys)
+    return dict(troubled.values_list("group_key").annotate(Count("alerts")))
 
 
 def _group(listing: Listing, keyed: Any, row: Mapping[str, Any], alerts: dict[str | None, int]) -> RunGroup:

@@ -58,8 +58,8 @@ class RenderedRows:
 
 
 def _open_alerts(runs: Sequence[Run]) -> Mapping[UUID, int]:
-    events = Alert.objects.filter(run__in=runs, state=AlertState.OPEN).order_by()
-    return dict(events.values_list("run_id").annotate(Count("id")))
+    opened = Alert.objects.filter(run__in=runs, state=AlertState.OPEN).order_by()
+    return dict(opened.values_list("run_id").annotate(Count("id")))
 
 
 def _baselines_among(project: Project, groups: Collection[str]) -> set[str]:

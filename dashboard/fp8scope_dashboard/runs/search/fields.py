@@ -161,15 +161,15 @@ def _delta(operator: Operator, value: str) -> Q:
 
 def _alerts(operator: Operator, value: str) -> Q:
     """Open alerts: whether there are any, of which severity, or how many."""
-    runs = Run.objects.filter(events__state="open")
+    runs = Run.objects.filter(alerts__state="open")
     kind = value.lower()
     if operator == ":" and kind in SEVERITIES:
-        return Q(pk__in=runs.filter(events__severity=kind).order_by().values("pk"))
+        return Q(pk__in=runs.filter(alerts__severity=kind).order_by().values("pk"))
     if operator == ":" and kind in ("yes", "no"):
         some = Q(pk__in=runs.order_by().values("pk"))
         return some if kind == "yes" else ~some
     count = whole_number_of(value)
-    counted = runs.order_by().values("pk").annotate(open=Count("events"))
+    counted = runs.order_by().values("pk").annotate(open=Count("alerts"))
     if operator in ("<", "<="):
         return ~_alerts(">=" if operator == "<" else ">", value)
     if count <= 0 and operator != ">":
