@@ -409,13 +409,19 @@ class Run:
     def trace_steps(self, *steps: int) -> None:
         """Trace these steps by torch's profiler, and link each trace to the run's page. At most 16.
 
-        A trace is a file beside the run's spool, which Perfetto (ui.perfetto.dev) opens. Tracing slows its
-        step down. Where a step is not measured, the next measured one is traced. FP8SCOPE_TRACE_STEPS sets
-        the same. Called again, it replaces the steps that have not come yet.
+        A trace is a file beside the run's spool, which Perfetto (ui.perfetto.dev) opens. The run's page
+        shows the time of the last one by layer and by kind of operator. Tracing slows its step down. Where a
+        step is not measured, the next measured one is traced. FP8SCOPE_TRACE_STEPS sets the same. Called
+        again, it replaces the steps that have not come yet.
         """
         with self.guard.shield("choosing steps to trace"):
             self._steps.traces = StepTraces(
-                [int(number) for number in steps], self.guard, self._trace_path, self._trace_kept
+                [int(number) for number in steps],
+                self.guard,
+                self._trace_path,
+                self._trace_kept,
+                lambda: self._steps.measures.models,
+                self.session.note_step_times,
             )
 
     def _trace_path(self, step: int) -> Path:

@@ -387,6 +387,13 @@ class Session:
                 "environment", {**self.registration.document["environment"], "training": facts}
             )
 
+    def note_step_times(self, step: int, table: dict[str, Any]) -> None:
+        """Add the time table of a traced step to the environment; only the first rank does."""
+        if self.writers.origin.rank:
+            return
+        environment = self.registration.document["environment"]
+        self.registration.set("environment", {**environment, "step_times": {"step": step, **table}})
+
     def _end_steps(self) -> None:
         """Record the step that is complete but open."""
         steps, alerts = self.steps, self.alerts

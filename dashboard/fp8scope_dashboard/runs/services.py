@@ -30,8 +30,8 @@ MAX_SUMMARY = 1 << 20
 # Packages of which all processes of a run should have the same version.
 VERSIONED = ("torch", "torchao", "transformer_engine", "triton", "fp8scope", "cuda", "cudnn", "driver")
 MAX_VERSIONS = 8
-# What the agent adds to the environment at the end of an attempt.
-OF_THE_END = ("training", "advice")
+# What the agent adds to the environment while it trains, and at the end of an attempt.
+OF_THE_END = ("training", "advice", "step_times")
 
 
 class RunConflictError(Exception):

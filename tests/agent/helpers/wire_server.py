@@ -136,7 +136,9 @@ class WireServer:
         new = run not in self.runs
         # What was registered first stays, what it left open is filled in; the configuration is added to.
         first = self.runs.setdefault(run, StoredRun(registration=document)).registration
-        first["environment"] = {**document.get("environment", {}), **first.get("environment", {})}
+        sent, stored = document.get("environment", {}), first.get("environment", {})
+        latest = {name: sent[name] for name in ("training", "advice", "step_times") if name in sent}
+        first["environment"] = {**sent, **stored, **latest}
         for name in ("config", "summary"):
             first[name] = {**first.get(name, {}), **document.get(name, {})}
         if first.get("precision", "unknown") == "unknown":

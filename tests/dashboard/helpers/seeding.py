@@ -20,6 +20,28 @@ BLOCKS = 6
 LAYERS = ("attention.query_key_value", "attention.out", "mlp.up", "mlp.down")
 ROLES = ("input", "grad_output")
 TENSORS = [f"blocks.{block}.{layer}.{role}" for block in range(BLOCKS) for layer in LAYERS for role in ROLES]
+STEP_TIMES = {
+    "step": 40,
+    "device": "accelerator",
+    "layers": [
+        {"path": path, "module": module, "count": count, "launches": 31 * count, "recomputed": 0.0}
+        | dict(zip(("forward", "backward", "products", "attention", "casts", "other"), seconds, strict=True))
+        for path, module, count, seconds in (
+            ("blocks.*.mlp.up", "Fp8Linear", 4, (4.1e-3, 8.3e-3, 9.2e-3, 0.0, 3.1e-3, 1e-4)),
+            (
+                "blocks.*.attention.qkv_projection_with_a_long_name",
+                "Fp8Linear",
+                4,
+                (3e-3, 6e-3, 7e-3, 0, 2e-3, 0),
+            ),
+            ("blocks.*.attention", "CausalSelfAttention", 4, (2e-3, 5e-3, 0.0, 6.5e-3, 0.0, 5e-4)),
+            ("optimizer", "", 1, (1.4e-3, 0.0, 0.0, 0.0, 0.0, 1.4e-3)),
+            ("", "", 1, (2e-4, 3e-4, 0.0, 0.0, 0.0, 5e-4)),
+        )
+    ],
+    "held": {"float8_e4m3fn": 48 << 20, "float32": 4096, "input": 64 << 20},
+}
+
 ADVICE = {
     "steps": 145,
     "step_seconds": 0.04,
@@ -115,7 +137,7 @@ def _fp8(
         recipe=recipe,
         total_steps=steps,
         config={"layers": BLOCKS, "width": 256, "batch": 16},
-        environment={"python": "3.11", "gpu": None, "advice": ADVICE},
+        environment={"python": "3.11", "gpu": None, "advice": ADVICE, "step_times": STEP_TIMES},
         tags=["nightly"],
     )
     loss = losses(steps, 1) + np.random.default_rng(9).normal(0.0, 0.004, steps)

@@ -67,6 +67,7 @@ TERM_GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "gpu_ecc_uncorrected",
         "gpu_xid",
     ),
+    "step_times": ("step_times", "step_times_casts", "step_times_held"),
     "advice": ("advice", "advice_evidence", "advice_gain", "advice_change", "advice_gained"),
 }
 """Terms that one button explains together."""

@@ -176,6 +176,24 @@ STEP_TERMS: Final[Mapping[str, Term]] = {
         "documentation.",
     ),
     "tokens_per_second": Term("Tokens per second", "Tokens of the step divided by the time within the step."),
+    "step_times": Term(
+        "Time by layer",
+        "The time of the operators of one traced step on the first rank: of the accelerator's kernels, or on "
+        "a CPU of the host. Layers whose paths differ by numbers only are one row. An operator of the "
+        "backward pass belongs to the layer whose forward operator made it.",
+        "A traced step is slower than others: compare the rows, not their sum with other steps. What "
+        "torch.compile has compiled belongs to no layer.",
+    ),
+    "step_times_casts": Term(
+        "Casts and scales",
+        "Of FP8 layers all but their matrix products: casts, scales, transposes, counters, and the layer's "
+        "own time on the host.",
+    ),
+    "step_times_held": Term(
+        "Kept for the backward pass",
+        "Bytes that FP8 layers save in the forward pass: casts of their operands, transposed. A layer in "
+        "high precision saves its input. Layers whose activations are recomputed or offloaded do not count.",
+    ),
     "advice": Term(
         "Advice",
         "When the run ends, the agent checks the last steps of the first rank against twelve practices of "

@@ -25,6 +25,7 @@ from fp8scope_dashboard.pages.run.efficiency import recent_figures
 from fp8scope_dashboard.pages.run.onset_facts import last_line
 from fp8scope_dashboard.pages.run.ranks import ranks_of
 from fp8scope_dashboard.pages.run.related import offered_groups, offered_runs, related_runs_of
+from fp8scope_dashboard.pages.run.step_times import step_times_of
 from fp8scope_dashboard.pages.run.summary import HOW_TO_SET_BASELINE, summarise
 from fp8scope_dashboard.pages.run.traces import traces_of
 from fp8scope_dashboard.pages.run.training_state import training_state_of
@@ -157,6 +158,7 @@ def _efficiency(run: Run, query: QueryDict, user: User) -> dict[str, Any]:
         "efficiency": recent_figures(run),
         "anatomy": anatomy_of(run),
         "stored": training_state_of(run),
+        "step_times": step_times_of(run),
         "traces": traces_of(run),
         "scalars": names,
         **range_of(query),

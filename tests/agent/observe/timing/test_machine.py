@@ -28,7 +28,7 @@ from fp8scope.run import Run
 
 def test_it_works(server: WireServer, settings: Settings) -> None:
     model = nn.Linear(4, 4)
-    # A budget makes steps this short light: of these only the loss is taken, and the sample waits for another.
+    # A budget makes steps this short light: only their loss is taken, and the sample waits for another.
     run = Run(replace(settings, overhead=None), blank_registration("machine"))
     run.watch(model)
     deadline = time.monotonic() + 60

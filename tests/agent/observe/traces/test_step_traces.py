@@ -73,7 +73,7 @@ def test_a_profile_of_the_script_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_large_trace_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fp8scope.observe.traces.MAX_TRACE_BYTES", 10)
+    monkeypatch.setattr("fp8scope.observe.traces.step_traces.MAX_TRACE_BYTES", 10)
     traces, written = traced(list(range(1, 100)), tmp_path)
     assert len(traces._waiting) == MAX_TRACES
     traces.begins(1)
