@@ -85,6 +85,18 @@ def restore(argv: list[str]) -> int:
     return command
 
 
+def verify(argv: list[str]) -> int:
+    """Check a certificate without a server: its signature, and the verdict computed again from its curves."""
+    command: int = importlib.import_module("fp8scope_dashboard.certification").verify(argv)
+    return command
+
+
+def certify_file(argv: list[str]) -> int:
+    """Certify runs whose losses are in a CSV or Parquet file, signed with a key of your own."""
+    command: int = importlib.import_module("fp8scope_dashboard.certification").certify_file(argv)
+    return command
+
+
 class StageLine:
     """The stage of the start: a line rewritten on a terminal; elsewhere only the first stage is printed."""
 
@@ -179,7 +191,15 @@ def _print_ready(supervisor: Supervisor) -> None:
     print("\n".join(["", *lines, "Ctrl-C stops it.", ""]), flush=True)
 
 
-COMMANDS = {"up": up, "demo": demo, "admin": admin, "backup": backup, "restore": restore}
+COMMANDS = {
+    "up": up,
+    "demo": demo,
+    "admin": admin,
+    "backup": backup,
+    "restore": restore,
+    "verify": verify,
+    "certify-file": certify_file,
+}
 
 
 def main(argv: list[str]) -> int:

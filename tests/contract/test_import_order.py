@@ -31,8 +31,8 @@ ORDERS = {
     """,
     "fp8scope_dashboard": """
         process_setup preload embedded settings statistics text db notifications accounts audit wire runs
-        receipts telemetry evaluations ingest analysis diagnosis alerts control shared_reports monitoring
-        exports edge api pages urls asgi celery apps servers administration demo cli
+        receipts telemetry evaluations ingest analysis diagnosis certificates alerts control shared_reports
+        monitoring exports edge pages api urls asgi celery apps servers administration demo certification cli
     """,
 }
 # Inside of these folders of the dashboard the order is held, too.
@@ -44,7 +44,8 @@ INNER_ORDERS = {
     "fp8scope_dashboard.pages": """
         apps request_reads access address_values formatting badges glossary configuration_differences
         undo_offer storage_notice early_head finders saved_views settled charts live progress middleware
-        tensors readiness scores panels run compare fleet runs alerts reports project templatetags urls
+        tensors readiness scores panels run compare certificate fleet runs alerts reports project
+        templatetags urls
     """,
 }
 

@@ -99,7 +99,7 @@ def the_margin_of_one_comparison(person: Person) -> None:
         person.at_run(person.data.seeds[0])
         summary = person.page.locator("summary", has_text="Margin ±0.25")
         person.click(summary)
-        person.page.get_by_label("Margin of this comparison (%)").fill("1.5")
+        person.page.get_by_label("Margin of this comparison (% or nats)").fill("1.5")
         person.click(person.page.get_by_role("button", name="Judge by it"))
         expect(person.page.locator("summary", has_text=re.compile(r"Margin ±1\.5"))).to_be_visible()
     margins = dict(Run.objects.values_list("group", "margin").distinct())

@@ -45,6 +45,16 @@ BUILT_IN: dict[str, Command] = {
         "advise": ("advise", "advise", "Say how a recorded training could be faster, from twelve practices."),
         "bisect": ("bisect", "main", "Rank the matrix products of a training script by their FP8 error."),
         "evaluate": ("evaluate", "main", "Evaluate checkpoints in BF16, FP8, FP6, INT8, INT4 and NVFP4."),
+        "certify": (
+            "certify",
+            "certify",
+            "Write the signed verdict on two groups of runs.",
+        ),
+        "check": (
+            "certify",
+            "check",
+            "Exit with 0 if FP8 is equivalent or better, else with 1 or 3.",
+        ),
         "replay": ("replay", "main", "Run a step of an incident again, in FP8 and in BF16."),
         "report": ("report", "report", "Write the post-mortem of a run or of an incident."),
         "doctor": (

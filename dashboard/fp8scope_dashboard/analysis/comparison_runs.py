@@ -191,5 +191,7 @@ def _inputs(run: Run, project: Project, stored: Mapping[str, _Stored]) -> str:
     arms = [stored.get(arm, _Stored()) for arm in sorted({run.group or str(run.id), run.baseline} - {""})]
     rows, evaluations = sum(arm.rows for arm in arms), sum(arm.evaluations for arm in arms)
     states = hashlib.sha256(repr([arm.states for arm in arms]).encode()).hexdigest()[:16]
-    margin = project.margin if run.margin is None else run.margin
-    return f"{VERSION} {rows} rows, {evaluations} scores, {margin:g}, {project.alpha:g}, {states}"
+    margin = f"{project.margin if run.margin is None else run.margin:g}"
+    if run.margin_nats is not None:
+        margin = f"{run.margin_nats:g} nats"
+    return f"{VERSION} {rows} rows, {evaluations} scores, {margin}, {project.alpha:g}, {states}"

@@ -54,12 +54,19 @@ def compare(run_id: UUID) -> Comparison | None:
     with progress(run.id, "comparison", expected_seconds=latest.seconds if latest else 0.0) as report:
         report("Reading the losses", 0.0)
         mine, others = read_arms([reading.id for reading in arm], [reading.id for reading in baseline])
-        ours = [_planned(reading.curve, member) for reading, member in zip(mine, arm, strict=True)]
-        theirs = [_planned(reading.curve, member) for reading, member in zip(others, baseline, strict=True)]
+        ours, theirs = (
+            [planned_curve(reading.curve, member) for reading, member in zip(readings, runs, strict=True)]
+            for readings, runs in ((mine, arm), (others, baseline))
+        )
         report("Comparing the losses", 0.7)
         prior = project_prior(run)
         result = compare_losses(
-            ours, theirs, margin=run.equivalence_margin, alpha=run.project.alpha, prior=prior
+            ours,
+            theirs,
+            margin=run.equivalence_margin,
+            margin_nats=run.margin_nats,
+            alpha=run.project.alpha,
+            prior=prior,
         )
         judgement = conclude(result.verdict, coverage_of_loss(arm, baseline, ours, theirs, result))
         report("Computing costs and savings", 0.9)
@@ -111,6 +118,7 @@ def _own_differences(
         [ours[i] for i in healthy],
         theirs,
         margin=arm[0].equivalence_margin,
+        margin_nats=arm[0].margin_nats,
         alpha=arm[0].project.alpha,
         prior=prior,
     )
@@ -118,8 +126,8 @@ def _own_differences(
     return [*others, *(replace(run, left=True) for i, run in enumerate(named) if i not in healthy)]
 
 
-def _planned(curve: LossCurve, run: Run) -> LossCurve:
-    """The curve with its run's name and the end of its schedule."""
+def planned_curve(curve: LossCurve, run: Run) -> LossCurve:
+    """Return the curve with its run's name and the end of its schedule."""
     planned = run.total_steps
     if not planned and run.state == RunState.FINISHED and len(curve):
         planned = int(curve.steps[-1])

@@ -15,13 +15,12 @@ from fp8scope_dashboard.analysis.coverage import (
     Judgement,
     Plan,
     Standing,
-    cadence,
     conclude,
     is_dead,
-    missing_steps,
     standing_of,
 )
-from fp8scope_dashboard.analysis.losses.alignment import Axis, LossCurve
+from fp8scope_dashboard.analysis.loss_coverage import RunStanding, coverage_of_arms
+from fp8scope_dashboard.analysis.losses.alignment import LossCurve
 from fp8scope_dashboard.analysis.losses.result import LossComparison
 from fp8scope_dashboard.analysis.models import Comparison, EvaluationComparison
 from fp8scope_dashboard.runs.models import Run, RunState
@@ -41,48 +40,20 @@ def coverage_of_loss(
         baseline: the runs of the baseline group; `theirs` are their losses.
         result: of their comparison, in this order.
     """
-    run, basis = arm[0], result.basis
     reached = comparison_runs.reached_steps([*arm, *baseline])
-    used = [baseline[i] for i in basis.baselines] if basis else []
-    arm_used = [arm[i] for i in basis.runs] if basis else [run]
-    gaps = {member.id: cadence(curve.steps.tolist()) for member, curve in zip(baseline, theirs, strict=True)}
-    own = cadence(ours[0].steps.tolist())
-    step_gap = max(basis.step_gap if basis else 1.0, own)
-    furthest = [reached[member.id] for member in used]
-    missing, logged = missing_steps(ours[0].steps.tolist(), run.rows_dropped)
-    used_curves = zip(used, [theirs[i] for i in basis.baselines] if basis else [], strict=True)
-    lacking = [missing_steps(curve.steps.tolist(), member.rows_dropped)[0] for member, curve in used_curves]
-    coverage = Coverage(
-        standing=standing_of(run.state, reached[run.id], run.total_steps, own),
-        reached=reached[run.id],
-        cadence=own,
-        waits=any(used_curve.state == RunState.RUNNING for used_curve in (*arm_used, *(used or baseline))),
-        baseline=BaselineArm(
-            tuple(_standing(member, reached, gaps[member.id]) for member in used),
-            max((step for step in furthest if step is not None), default=None),
-            len(baseline) - len(used) if basis else 0,
-            max(lacking, default=0),
-        ),
-        missing=missing,
-        logged=logged,
+    return coverage_of_arms(
+        [standing_facts(run, reached) for run in arm],
+        [standing_facts(run, reached) for run in baseline],
+        ours,
+        theirs,
+        result,
     )
-    if run.total_steps:
-        judged = None if basis is None else float(basis.step)
-        return replace(
-            coverage, judged=judged, planned=float(run.total_steps), plan="total_steps", gap=step_gap
-        )
-    if basis is None:
-        return coverage
-    planned = max(_end(curve, result.aligned_on) for curve in (ours[0], *theirs))
-    if result.aligned_on == "steps":
-        planned = max(planned, *(float(member.total_steps or 0) for member in baseline))
-    return replace(
-        coverage,
-        judged=basis.end,
-        planned=planned,
-        plan="longest_run",
-        unit=result.aligned_on,
-        gap=max(basis.gap, step_gap) if result.aligned_on == "steps" else basis.gap,
+
+
+def standing_facts(run: Run, reached: Mapping[UUID, int | None]) -> RunStanding:
+    """Return what a coverage needs of a stored run; `reached` is `comparison_runs.reached_steps`."""
+    return RunStanding(
+        state=run.state, reached=reached[run.id], planned=run.total_steps, dropped=run.rows_dropped
     )
 
 
@@ -166,8 +137,3 @@ def _without_coverage(run: Run, measured: str) -> Judgement:
 
 def _standing(run: Run, reached: Mapping[UUID, int | None], gap: float = 1.0) -> Standing:
     return standing_of(run.state, reached[run.id], run.total_steps, gap)
-
-
-def _end(curve: LossCurve, axis: Axis) -> float:
-    x = curve.tokens if axis == "tokens" else curve.steps
-    return float(x[-1]) if x is not None and len(x) else 0.0

@@ -9,6 +9,7 @@ from ninja import NinjaAPI
 from ninja.errors import HttpError, ValidationError
 
 from fp8scope_dashboard.api.auth import ADMINISTRATOR
+from fp8scope_dashboard.api.certificates import router as certificates
 from fp8scope_dashboard.api.control import router as control
 from fp8scope_dashboard.api.diagnosis import router as diagnosis
 from fp8scope_dashboard.api.errors import refusal_of
@@ -30,6 +31,7 @@ api = NinjaAPI(
 )
 api.add_router("", runs)
 api.add_router("", diagnosis)
+api.add_router("", certificates)
 api.add_router("", ingest)
 api.add_router("", exports)
 api.add_router("", control)

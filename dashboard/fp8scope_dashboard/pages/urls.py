@@ -6,6 +6,7 @@ from django.urls.converters import StringConverter, register_converter
 from fp8scope_dashboard.pages import progress
 from fp8scope_dashboard.pages.alerts import channels, rules
 from fp8scope_dashboard.pages.alerts import views as alerts
+from fp8scope_dashboard.pages.certificate import views as certificates
 from fp8scope_dashboard.pages.compare import views as compare
 from fp8scope_dashboard.pages.fleet import views as fleet
 from fp8scope_dashboard.pages.live import views as events
@@ -29,6 +30,10 @@ class CompareFigure(StringConverter):
     regex = "loss|delta|tensors"
 
 
+class CertificateForm(StringConverter):
+    regex = "html|json"
+
+
 class ChoiceField(StringConverter):
     regex = "baseline|group"
 
@@ -43,6 +48,7 @@ class MapForm(StringConverter):
 
 register_converter(MapForm, "map_form")
 register_converter(AlertAction, "alert_action")
+register_converter(CertificateForm, "certificate_form")
 register_converter(ChoiceField, "choice_field")
 register_converter(CompareFigure, "compare_figure")
 
@@ -71,6 +77,7 @@ urlpatterns: list[URLPattern] = [
     path(RUN + "data/", data.run_data, name="run_data"),
     path(RUN + "data/delete", data.run_delete, name="run_delete"),
     path(RUN + "data/run.<slug:form>", data.run_export, name="run_export"),
+    path(RUN + "certificate.<certificate_form:form>", certificates.certificate, name="certificate"),
     path(RUN + "diagnosis/", diagnosis_views.diagnosis, name="diagnosis"),
     path(RUN + "events", events.run_events, name="run_events"),
     path(RUN + "readiness/", readiness.readiness, name="readiness"),

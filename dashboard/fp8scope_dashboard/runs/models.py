@@ -110,6 +110,8 @@ class Run(models.Model):
     colour = models.PositiveSmallIntegerField(null=True, blank=True)
     # A member's choice for the comparison of this run and its seeds; None: the project's margin.
     margin = models.FloatField(null=True, blank=True)
+    # The same in the unit of the loss, in its place.
+    margin_nats = models.FloatField(null=True, blank=True)
 
     objects: ClassVar[models.Manager["Run"]] = KeptRuns()
     with_deleted: ClassVar[models.Manager["Run"]] = models.Manager()
@@ -148,7 +150,14 @@ class Run(models.Model):
 
     @property
     def equivalence_margin(self) -> float:
-        """The relative difference of the loss below which this run counts as equivalent to its baseline."""
+        """The relative difference of the loss below which this run counts as equivalent to its baseline.
+
+        A margin in nats becomes one at the baseline's last compared loss; before there is one, the project's.
+        """
+        if self.margin_nats is not None:
+            comparison = getattr(self, "comparison", None)
+            level = None if comparison is None else comparison.result.get("baseline_loss")
+            return min(self.margin_nats / abs(level), 1.0) if level else self.project.margin
         return self.project.margin if self.margin is None else self.margin
 
     @property

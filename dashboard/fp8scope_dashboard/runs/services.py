@@ -76,7 +76,7 @@ def register(
                 **_derived(fields),
                 **_default_baseline(project, fields),
             }
-            defaults["margin"] = _margin_of_seeds(project, defaults)
+            defaults |= _margin_of_seeds(project, defaults)
             run, created = Run.with_deleted.get_or_create(id=run_id, defaults=defaults)
     if run.project_id != project.pk:
         raise RunConflictError
@@ -111,13 +111,13 @@ def _default_baseline(project: Project, fields: Mapping[str, Any]) -> dict[str, 
     return {"baseline": default} if default and takes_it and fields.get("group") != default else {}
 
 
-def _margin_of_seeds(project: Project, fields: Mapping[str, Any]) -> float | None:
+def _margin_of_seeds(project: Project, fields: Mapping[str, Any]) -> dict[str, Any]:
     """The margin that a member has chosen for the seeds of a new run, so that they share a verdict."""
     group, baseline = fields.get("group"), fields.get("baseline")
     if not group or not baseline:
-        return None
+        return {}
     seeds = Run.objects.filter(project=project, group=group, baseline=baseline).order_by("-created_at")
-    return seeds.values_list("margin", flat=True).first()
+    return dict(seeds.values("margin", "margin_nats").first() or {})
 
 
 def _complete(run: Run, fields: Mapping[str, Any], replace_tags: bool) -> bool:

@@ -86,6 +86,7 @@ class LossFacts:
     Attributes:
         relative: differences are fractions of the baseline's loss; otherwise in the unit of the loss.
         arms: the interval is over seeds, at `level`; otherwise it is the anytime-valid one of a pair.
+        margin_nats: the margin in the unit of the loss, where it was chosen so.
         source: of the spread between seeds: own, project or public.
         moving: since when, on `axis`, an undecided difference moves, and by how much it has changed.
         wanders: the interval is outside the tolerance, which lasting wandering of seeds may explain.
@@ -115,10 +116,19 @@ class LossFacts:
     onset: int | None = None
     decided: int | None = None
     points: int = 0
+    margin_nats: float | None = None
 
     def amount(self, value: float) -> str:
         """A difference as per cent, or as a number: only the script knows the unit of its loss."""
         return percent(value) if self.relative else number(value)
+
+    @property
+    def chosen_margin(self) -> str:
+        """The margin as it was chosen: per cent, or nats with what these are at the baseline's loss."""
+        if self.margin_nats is None:
+            return f"±{self.amount(self.margin)}"
+        share = f" (±{percent(self.margin)})" if self.relative else ""
+        return f"±{number(self.margin_nats)} nats{share}"
 
 
 def loss(facts: LossFacts) -> str:
@@ -150,7 +160,7 @@ def _conclusion(facts: LossFacts) -> str:
         if facts.tolerance > facts.margin:
             allowed = (
                 f"±{facts.amount(facts.tolerance)}, {rounded(facts.tolerance / facts.margin, 2)} times the "
-                f"margin of ±{facts.amount(facts.margin)}, for which more seeds are needed"
+                f"margin of {facts.chosen_margin}, for which more seeds are needed"
             )
         unseen = f"A difference below {facts.amount(facts.detectable)} could have gone unseen"
         return f"inside {allowed}, so the two are equivalent. {unseen}"
@@ -179,7 +189,7 @@ def _conclusion(facts: LossFacts) -> str:
 
 def _allowed(facts: LossFacts) -> str:
     if facts.tolerance <= facts.margin:
-        return f"the margin of ±{facts.amount(facts.margin)}"
+        return f"the margin of {facts.chosen_margin}"
     whose = {"own": "the baseline's seeds", "project": "the project's seed groups"}
     source = whose.get(facts.source, "public runs")
     return f"±{facts.amount(facts.tolerance)}, which two seeds can differ by (spread of {source})"

@@ -231,6 +231,6 @@ def test_reports_an_unreachable_database_without_its_password() -> None:
 def test_all_commands_are_entry_points() -> None:
     text = (Path(__file__).parents[3] / "pyproject.toml").read_text()
     table = text.split('[project.entry-points."fp8scope.commands"]')[1].split("[")[0]
-    assert dict(re.findall(r'(\w+) = "fp8scope_dashboard.cli:(\w+)"', table)) == {
-        name: name for name in COMMANDS
+    assert dict(re.findall(r'([\w-]+) = "fp8scope_dashboard.cli:(\w+)"', table)) == {
+        name: name.replace("-", "_") for name in COMMANDS
     }

@@ -76,3 +76,34 @@ def test_refuses_other_numbers(project: Project, margin: float) -> None:
         choose_margin(run, margin)
     with pytest.raises(MarginError, match="no baseline"):
         choose_margin(make_run(project, "b"), 0.01)
+
+
+def test_a_margin_in_nats_is_that_of_the_loss(arm: list[Run]) -> None:
+    """FP8 is .02 nats above a baseline of 2."""
+    assert choose_margin(arm[0], 0.05, in_nats=True) == 2
+    after = compare(arm[0].pk)
+    assert after is not None and after.verdict == "equivalent" and after.result["margin_nats"] == 0.05
+    assert after.result["margin"] == pytest.approx(0.05 / after.result["baseline_loss"])
+    choose_margin(arm[0], 0.005, in_nats=True)
+    again = compare(arm[0].pk)
+    assert again is not None and again.verdict == "worse" and "±0.005 nats" in again.result["explanation"]
+
+
+def test_other_judgements_have_it_at_the_loss_of_the_baseline(project: Project, arm: list[Run]) -> None:
+    choose_margin(arm[0], 0.01, in_nats=True)
+    assert Run.objects.get(pk=arm[0].pk).equivalence_margin == project.margin
+    compare(arm[0].pk)
+    assert Run.objects.get(pk=arm[0].pk).equivalence_margin == pytest.approx(0.005, rel=0.01)
+    # A choice in per cent takes its place, and the other way round.
+    choose_margin(arm[0], 0.02)
+    assert Run.objects.filter(margin=0.02, margin_nats=None).count() == 2
+    choose_margin(arm[0], 0.01, in_nats=True)
+    fields = {"name": "fp8 new", "group": "fp8", "baseline": "bf16", "precision": "fp8"}
+    run, _ = register(uuid.uuid4(), project, fields)
+    assert (run.margin, run.margin_nats) == (None, 0.01)
+
+
+@pytest.mark.parametrize("margin", [0.0, -0.01, 101.0, float("nan"), float("inf")])
+def test_a_margin_in_nats_is_bounded(arm: list[Run], margin: float) -> None:
+    with pytest.raises(MarginError, match="nats"):
+        choose_margin(arm[0], margin, in_nats=True)

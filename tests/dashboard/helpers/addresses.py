@@ -73,7 +73,7 @@ class Addresses:
         arguments |= {"token_id": self.token.pk, "channel_id": self.channel.pk, "slug": self.slug}
         arguments |= {
             "name": "bisect" if page == "report_figure" else "loss",
-            "form": "csv",
+            "form": "json" if page == "certificate" else "csv",
             "kind": "webhook",
             "field": "baseline",
             "trial_id": self.trial.pk,

@@ -21,7 +21,7 @@ SEPARATOR: Final = "|"
 """Between the path of a module and the name of its class, in the name of a range."""
 MAX_MODULES: Final = 20_000
 _NODES: Final = 3
-"""How far the product of a layer is from its output, in nodes of the autograd graph."""
+"""The largest distance of a layer's product from its output, in nodes of the autograd graph."""
 
 
 class LayerRanges:

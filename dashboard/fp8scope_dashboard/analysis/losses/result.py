@@ -60,6 +60,7 @@ class LossComparison:
         interval: one run in an arm: anytime-valid interval of this pair's delta; several: over seeds.
         noise_interval: within-pair noise of delta in the window (HAC), without the price of looking;
             bootstrap_interval: the same by the stationary bootstrap.
+        margin_nats: the margin in the unit of the loss, where it was chosen so; `margin` is that in `unit`.
         tolerance: the largest delta that counts as no difference: the margin, or the spread of the seeds.
         judged_margin: of 'equivalent', the margin within which the two surely are, that its badge names: the
             margin, or twice the margin where the evidence suffices for that only. None of other verdicts.
@@ -84,6 +85,7 @@ class LossComparison:
     method_version: int = METHOD_VERSION
     unit: str = "relative"
     margin: float = 0.0
+    margin_nats: float | None = None
     tolerance: float | None = None
     judged_margin: float | None = None
     delta: float | None = None

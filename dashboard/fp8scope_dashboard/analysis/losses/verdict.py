@@ -48,6 +48,7 @@ def compare_losses(
     *,
     margin: float,
     alpha: float,
+    margin_nats: float | None = None,
     window_fraction: float = WINDOW_FRACTION,
     prior: Prior = PUBLIC,
 ) -> LossComparison:
@@ -58,6 +59,7 @@ def compare_losses(
         baselines: the runs of the baseline group.
         margin: relative difference that counts as none, > 0 (nats, where the loss is near 0).
         alpha: probability of a wrong 'worse' or 'better' over a whole run, 0 < alpha <= 0.5.
+        margin_nats: the margin in the unit of the loss, in place of `margin`, > 0.
         window_fraction: least part of the common range, at its end, whose mean loss is compared.
         prior: of the spread between seeds, from `seeds.pooled_prior`.
 
@@ -68,7 +70,15 @@ def compare_losses(
         raise ValueError("Nothing to compare: give at least one run.")
     runs, baselines = [clean(curve) for curve in runs], [clean(curve) for curve in baselines]
     logged = sum(1 for curve in baselines if len(curve))
-    nothing = LossComparison(verdict="cannot_tell", explanation="", margin=margin, k_run=1, k_baseline=logged)
+    nothing = LossComparison(
+        verdict="cannot_tell",
+        explanation="",
+        unit="relative" if margin_nats is None else "nats",
+        margin=margin if margin_nats is None else margin_nats,
+        margin_nats=margin_nats,
+        k_run=1,
+        k_baseline=logged,
+    )
     if not len(runs[0]):
         return replace(nothing, explanation=verdicts.NO_LOSS)
     if not logged:
@@ -92,7 +102,10 @@ def compare_losses(
         prior,
     )
     if chosen.diverged:
-        return _diverged(replace(nothing, curve=common.curve, basis=common.basis), runs, chosen)
+        shown = replace(
+            nothing, unit=common.unit, margin=common.margin, curve=common.curve, basis=common.basis
+        )
+        return _diverged(shown, runs, chosen)
     judged = _judged(common, measured, runs, baselines, chosen, alpha, window_fraction)
     harm = None if chosen.finals or chosen.uncertain else measured.harm
     if harm is not None and judged.verdict != "worse" and _holds_for_seeds(common, measured, harm, alpha):
@@ -226,6 +239,9 @@ def _measure(
     theirs = np.delete(theirs, odd, axis=0)
     if unit == "relative":
         scale = abs(float(theirs[:, first:].mean()))
+    if nothing.margin_nats is not None:
+        # Relative to the level at the end, which the difference there is divided by, too.
+        nothing = replace(nothing, margin=nothing.margin_nats / scale)
     difference = _difference(ours, theirs, unit, scale)
     if few:
         looks = last_point(difference)
@@ -377,6 +393,7 @@ def _explanation(judged: LossComparison, alpha: float) -> str:
             level=1.0 - 2.0 * alpha,
             tolerance=judged.tolerance or judged.margin,
             margin=judged.margin,
+            margin_nats=judged.margin_nats,
             source=judged.seed_spread["source"],
             detectable=judged.smallest_detectable or 0.0,
             steps=needs.get("steps"),

@@ -33,7 +33,7 @@ class LayerRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepTimes:
+class LayerTable:
     """The content of the card. `columns`: the titles of the passes and kinds that have any time."""
 
     step: int
@@ -57,7 +57,7 @@ class _Layer:
         return sum(self.seconds[name] for name in KINDS)
 
 
-def step_times_of(run: Run) -> StepTimes | None:
+def step_times_of(run: Run) -> LayerTable | None:
     """Return the content of the card; None for a run without a traced step, or with one that is not sound."""
     document = run.environment.get(STEP_TIMES)
     if not isinstance(document, dict) or not isinstance(step := document.get("step"), int):
@@ -69,7 +69,7 @@ def step_times_of(run: Run) -> StepTimes | None:
     sums = {name: sum(layer.seconds[name] for layer in layers) for name in (*PASSES, *KINDS)}
     passes, kinds = ([name for name in names if sums[name] > 0] for names in (PASSES, KINDS))
     has_launches = any(layer.launches for layer in layers)
-    return StepTimes(
+    return LayerTable(
         step=step,
         sentence=_sentence(sums, whole, "accelerator" if document.get("device") == "accelerator" else "host"),
         held=_held(document.get("held")),
@@ -129,7 +129,7 @@ def _sentence(sums: Mapping[str, float], whole: float, device: str) -> str:
 
 
 def _held(document: object) -> str:
-    """What FP8 layers keep for the backward pass, beside what layers in high precision would keep."""
+    """The bytes that FP8 layers keep for the backward pass, beside those of layers in high precision."""
     if not isinstance(document, dict):
         return ""
     sizes = {name: value for name, value in document.items() if _is_amount(value)}

@@ -18,6 +18,7 @@ from fp8scope_dashboard.pages.badges import Badge, badge_html, icon_html, on_off
 from fp8scope_dashboard.pages.charts import interval_bar as bars
 from fp8scope_dashboard.pages.charts.arms import precision_label
 from fp8scope_dashboard.pages.charts.run_colours import colour_number
+from fp8scope_dashboard.pages.project.comparison_margin import margin_entry, margin_of
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.text import run_summary
 from fp8scope_dashboard.text.numbers import MINUS
@@ -194,6 +195,10 @@ def log_width(rate: float) -> str:
 def unlocalised(value: float) -> str:
     """A number in the format of an input field."""
     return f"{value:.12g}"
+
+
+register.filter("margin", margin_of)
+register.filter("margin_entry", margin_entry)
 
 
 @register.filter

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -175,7 +176,8 @@ def test_a_compiled_model_is_not_compiled_again() -> None:
 
 @pytest.fixture
 def run(server: WireServer, settings: Settings) -> Iterator[Run]:
-    run = Run(settings, blank_registration("traced"))
+    # With a budget, steps this short would be light, and others would be traced.
+    run = Run(replace(settings, overhead=None), blank_registration("traced"))
     yield run
     run.finish()
 

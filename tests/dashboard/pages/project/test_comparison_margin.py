@@ -37,3 +37,17 @@ def test_refuses_what_is_no_margin(member: Visitor, text: str) -> None:
 
 def test_a_viewer_sees_no_form(viewer: Visitor, seeded: Seeded) -> None:
     assert "Margin of this comparison" not in html(viewer, f"runs/{seeded.healthy.pk}/")
+
+
+@pytest.mark.parametrize("text", ["0.01 nats", "0,01nats", " .01 NATS ", "1e-2 nat"])
+def test_it_may_be_in_nats(member: Visitor, seeded: Seeded, text: str) -> None:
+    run = seeded.healthy
+    answer = member.client.post(member.address(f"runs/{run.pk}/margin"), {"margin": text}, follow=True)
+    run.refresh_from_db()
+    assert (run.margin, run.margin_nats) == (None, 0.01)
+    page = answer.content.decode()
+    assert "judged with the margin 0.01 nats" in page
+    assert "Margin ±0.01 nats" in page and 'value="0.01 nats"' in page
+    member.client.post(member.address(f"runs/{run.pk}/margin"), {"margin": ""})
+    run.refresh_from_db()
+    assert (run.margin, run.margin_nats) == (None, None)
