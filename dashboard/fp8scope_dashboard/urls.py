@@ -1,4 +1,4 @@
-"""Every address of the dashboard: the API for agents under /api/v1/, pages for people elsewhere."""
+"""Every address of the dashboard: the API under /api/v1/, that of MLflow, and pages elsewhere."""
 
 from django.urls import include, path
 
@@ -9,6 +9,7 @@ handler500 = on_server_error
 
 urlpatterns = [
     path("api/v1/", api.urls),
+    path("mlflow/", include("fp8scope_dashboard.mlflow_tracking.urls")),
     path("", include("fp8scope_dashboard.accounts.urls")),
     path("", include("fp8scope_dashboard.pages.urls")),
 ]

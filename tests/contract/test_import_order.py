@@ -32,7 +32,8 @@ ORDERS = {
     "fp8scope_dashboard": """
         process_setup preload embedded settings statistics text db notifications accounts audit wire runs
         receipts telemetry evaluations ingest analysis diagnosis certificates alerts control shared_reports
-        monitoring exports edge pages api urls asgi celery apps servers administration demo certification cli
+        monitoring exports edge pages api mlflow_tracking urls asgi celery apps servers administration demo
+        certification cli
     """,
 }
 # Inside of these folders of the dashboard the order is held, too.

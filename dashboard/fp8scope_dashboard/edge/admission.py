@@ -22,6 +22,7 @@ from fp8scope_dashboard.accounts import attempts, services
 from fp8scope_dashboard.accounts.addresses import address_group
 from fp8scope_dashboard.edge import callers, limits
 from fp8scope_dashboard.edge.callers import Caller
+from fp8scope_dashboard.edge.credentials import secret_in
 from fp8scope_dashboard.edge.quotas import counts
 from fp8scope_dashboard.edge.rate import Rate
 from fp8scope_dashboard.edge.responses import API, refuse
@@ -101,9 +102,8 @@ class Admission:
         authorization, cookies = _credentials(scope)
         is_known = False
         if scope["path"].startswith(API):
-            scheme, _, secret = authorization.partition(" ")
-            if scheme.lower() == "bearer" and secret.strip():
-                caller = await self._check_token(scope, secret.strip())
+            if secret := secret_in(authorization):
+                caller = await self._check_token(scope, secret)
                 scope[CALLER] = caller
                 is_known = True
                 counts.take(*caller, requests=1, bytes=declared_length(scope))

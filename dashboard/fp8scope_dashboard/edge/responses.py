@@ -10,7 +10,8 @@ from fp8scope_dashboard.edge import limits
 from fp8scope_dashboard.edge.scope import Receive, Scope, Send
 from fp8scope_dashboard.wire.errors import RefusalError, error_bytes
 
-API: Final = "/api/"
+API: Final = ("/api/", "/mlflow/")
+"""Beginnings of the addresses that need a token."""
 # For people. It asks for no other file: such a request could be refused as well.
 PAGE: Final = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">

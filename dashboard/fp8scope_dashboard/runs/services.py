@@ -23,6 +23,8 @@ from fp8scope_dashboard.runs.models import Choice, DeletedRun, Run, RunState, Wr
 CREATION = 0x66703874
 # An agent sends a heartbeat at least every 10 s.
 SILENT_AFTER = timedelta(seconds=60)
+# Of a client that sends no heartbeat between two values, as MLflow's.
+SILENT_AFTER_WITHOUT_HEARTBEATS = timedelta(hours=1)
 MAX_WRITERS = 20_000
 # Characters of JSON.
 MAX_CONFIG = 8 << 20
@@ -324,10 +326,16 @@ def finish(
 def mark_silent() -> int:
     """Mark running runs without a heartbeat for SILENT_AFTER as silent. Returns how many.
 
+    Those of MLflow's clients, which send none, are marked after SILENT_AFTER_WITHOUT_HEARTBEATS.
+
     If the process that began the run has finished, the run is marked as finished instead: the other processes
     were killed or lost their connection.
     """
-    overdue = Q(state=RunState.RUNNING, heartbeat_at__lt=timezone.now() - SILENT_AFTER)
+    now = timezone.now()
+    sends_heartbeats = ~Q(environment__contains={"client": "mlflow"})
+    overdue = Q(state=RunState.RUNNING, heartbeat_at__lt=now - SILENT_AFTER) & (
+        sends_heartbeats | Q(heartbeat_at__lt=now - SILENT_AFTER_WITHOUT_HEARTBEATS)
+    )
     count = 0
     for run_id, project_id in list(Run.objects.filter(overdue).values_list("id", "project_id")):
         first = Writer.objects.filter(run=run_id).order_by("-attempt", "rank", "created_at").first()

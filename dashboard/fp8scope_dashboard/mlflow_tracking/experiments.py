@@ -1,0 +1,138 @@
+"""The endpoints of experiments."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from django.db import IntegrityError, transaction
+from django.utils import timezone
+
+from fp8scope_dashboard.accounts.models import Project
+from fp8scope_dashboard.mlflow_tracking.errors import EXISTS, MlflowError, missing
+from fp8scope_dashboard.mlflow_tracking.fields import MAX_KEY, MAX_TAG, Body, integer, pairs, text
+from fp8scope_dashboard.mlflow_tracking.models import MlflowExperiment
+
+DEFAULT: Final = "Default"
+DEFAULT_ID: Final = "0"
+"""The id of the experiment that is always there."""
+MAX_TAGS: Final = 100
+MAX_EXPERIMENTS: Final = 10_000
+PAGE: Final = 1_000
+
+
+def create(project: Project, body: Body) -> dict[str, Any]:
+    """experiments/create"""
+    name, tags = text(body, "name"), pairs(body, "tags", MAX_TAGS, MAX_TAG)
+    if project.mlflow_experiments.count() >= MAX_EXPERIMENTS:
+        raise MlflowError(f"The project has {MAX_EXPERIMENTS} experiments, the most that are allowed.")
+    try:
+        with transaction.atomic():
+            made = MlflowExperiment.objects.create(project=project, name=name, tags=tags)
+    except IntegrityError:
+        raise MlflowError(f"Experiment '{name}' already exists.", EXISTS) from None
+    return {"experiment_id": id_of(made)}
+
+
+def get(project: Project, body: Body) -> dict[str, Any]:
+    """experiments/get"""
+    return {"experiment": document(experiment_of(project, text(body, "experiment_id")))}
+
+
+def get_by_name(project: Project, body: Body) -> dict[str, Any]:
+    """experiments/get-by-name"""
+    name = text(body, "experiment_name")
+    if name == DEFAULT:
+        return {"experiment": document(default_of(project))}
+    experiment = project.mlflow_experiments.filter(name=name).first()
+    if experiment is None:
+        raise missing(f"Experiment '{name}'")
+    return {"experiment": document(experiment)}
+
+
+def search(project: Project, body: Body) -> dict[str, Any]:
+    """experiments/search, without its filter: newest first."""
+    default_of(project)
+    view = text(body, "view_type", default="ACTIVE_ONLY")
+    experiments = project.mlflow_experiments.order_by("-id")
+    if view != "ALL":
+        experiments = experiments.filter(deleted_at__isnull=view != "DELETED_ONLY")
+    offset = integer(body, "page_token", low=0, default=0)
+    limit = integer(body, "max_results", low=1, high=50_000, default=PAGE)
+    chosen = list(experiments[offset : offset + min(limit, PAGE) + 1])
+    answer: dict[str, Any] = {
+        "experiments": [document(experiment) for experiment in chosen[: min(limit, PAGE)]]
+    }
+    if len(chosen) > min(limit, PAGE):
+        answer["next_page_token"] = str(offset + min(limit, PAGE))
+    return answer
+
+
+def delete(project: Project, body: Body) -> dict[str, Any]:
+    """experiments/delete: hides it from MLflow's clients; its runs stay."""
+    return _change(project, body, deleted_at=timezone.now())
+
+
+def restore(project: Project, body: Body) -> dict[str, Any]:
+    """experiments/restore"""
+    return _change(project, body, deleted_at=None)
+
+
+def rename(project: Project, body: Body) -> dict[str, Any]:
+    """experiments/update"""
+    try:
+        with transaction.atomic():
+            return _change(project, body, name=text(body, "new_name"))
+    except IntegrityError:
+        raise MlflowError(f"Experiment '{body['new_name']}' already exists.", EXISTS) from None
+
+
+def set_tag(project: Project, body: Body) -> dict[str, Any]:
+    """experiments/set-experiment-tag"""
+    experiment = experiment_of(project, text(body, "experiment_id"))
+    tags = {**experiment.tags, text(body, "key", MAX_KEY): text(body, "value", MAX_TAG, default="")}
+    if len(tags) > MAX_TAGS:
+        raise MlflowError(f"An experiment has at most {MAX_TAGS} tags.")
+    MlflowExperiment.objects.filter(pk=experiment.pk).update(tags=tags)
+    return {}
+
+
+def _change(project: Project, body: Body, **changes: Any) -> dict[str, Any]:
+    experiment = experiment_of(project, text(body, "experiment_id"))
+    MlflowExperiment.objects.filter(pk=experiment.pk).update(**changes, updated_at=timezone.now())
+    return {}
+
+
+def experiment_of(project: Project, experiment_id: str) -> MlflowExperiment:
+    """The experiment with an id; "0" is the default one, which is made when it is asked for."""
+    if experiment_id == DEFAULT_ID:
+        return default_of(project)
+    experiment = None
+    if experiment_id.isascii() and experiment_id.isdigit() and len(experiment_id) < 19:
+        experiment = project.mlflow_experiments.filter(pk=int(experiment_id)).first()
+    if experiment is None:
+        raise missing(f"Experiment '{experiment_id[:40]}'")
+    return experiment
+
+
+def default_of(project: Project) -> MlflowExperiment:
+    """The experiment of runs that name none."""
+    experiment, _ = MlflowExperiment.objects.get_or_create(project=project, name=DEFAULT)
+    return experiment
+
+
+def id_of(experiment: MlflowExperiment) -> str:
+    """The id as MLflow's clients see it."""
+    return DEFAULT_ID if experiment.name == DEFAULT else str(experiment.pk)
+
+
+def document(experiment: MlflowExperiment) -> dict[str, Any]:
+    """The experiment as MLflow's clients read it."""
+    return {
+        "experiment_id": id_of(experiment),
+        "name": experiment.name,
+        "artifact_location": f"mlartifacts/{id_of(experiment)}",
+        "lifecycle_stage": "deleted" if experiment.deleted_at else "active",
+        "creation_time": int(experiment.created_at.timestamp() * 1e3),
+        "last_update_time": int(experiment.updated_at.timestamp() * 1e3),
+        "tags": [{"key": key, "value": value} for key, value in experiment.tags.items()],
+    }

@@ -1,0 +1,287 @@
+"""The endpoints that make, change and describe a run."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from django.db import transaction
+from django.http import HttpRequest
+from django.utils import timezone
+
+from fp8scope_dashboard.api.auth import project_of, run_of, take_quota, token_of
+from fp8scope_dashboard.ingest.services import Ending, store_finish
+from fp8scope_dashboard.mlflow_tracking import experiments
+from fp8scope_dashboard.mlflow_tracking.errors import MlflowError, missing
+from fp8scope_dashboard.mlflow_tracking.fields import MAX_KEY, MAX_PARAM, MAX_TAG, Body, integer, pairs, text
+from fp8scope_dashboard.mlflow_tracking.models import MlflowRun
+from fp8scope_dashboard.notifications import run_changed
+from fp8scope_dashboard.receipts.dedup import identify
+from fp8scope_dashboard.runs.models import Run, RunState, Writer
+from fp8scope_dashboard.runs.services import register
+from fp8scope_dashboard.text.numbers import json_number
+
+RUNNING: Final = ("RUNNING", "SCHEDULED")
+FAILED: Final = ("FAILED", "KILLED")
+STATUSES: Final = (*RUNNING, *FAILED, "FINISHED")
+MAX_PARAMS: Final = 2_000
+MAX_TAGS: Final = 500
+OWN_TAG: Final = "fp8scope."
+OWN_TAGS: Final = ("group", "baseline", "precision", "seed", "total_steps")
+PRECISIONS: Final = ("bf16", "fp8", "fp16", "fp32")
+NAME_TAG: Final = "mlflow.runName"
+MAX_RUN_NAME: Final = 200
+
+
+def create(request: HttpRequest, body: Body) -> dict[str, Any]:
+    """runs/create"""
+    project = project_of(request)
+    experiment = experiments.experiment_of(
+        project, text(body, "experiment_id", default=experiments.DEFAULT_ID)
+    )
+    if experiment.deleted_at is not None:
+        raise MlflowError(f"Experiment '{experiment.name}' is deleted: restore it first.")
+    tags = pairs(body, "tags", MAX_TAGS, MAX_TAG)
+    run_id = uuid.uuid4()
+    name = text(body, "run_name", MAX_TAG, default=tags.get(NAME_TAG, "")) or f"run {run_id.hex[:8]}"
+    tags[NAME_TAG] = name
+    now = int(time.time() * 1e3)
+    start = integer(body, "start_time", low=0, default=now)
+    take_quota(request, runs=1)
+    fields = {
+        "name": name[:MAX_RUN_NAME],
+        "created_at": _moment(start),
+        "environment": {"client": "mlflow", "mlflow_experiment": experiment.name},
+        "tags": [experiment.name[:64]],
+        **own_fields(tags),
+    }
+    with transaction.atomic():
+        run, _ = register(run_id, project, fields, token=token_of(request))
+        made = MlflowRun.objects.create(
+            run=run,
+            experiment=experiment,
+            user_id=text(body, "user_id", 256, default=""),
+            start_time=start,
+            tags=tags,
+        )
+    return {"run": document(made)}
+
+
+def get(request: HttpRequest, body: Body) -> dict[str, Any]:
+    """runs/get"""
+    return {"run": document(mlflow_run(request, body))}
+
+
+def update(request: HttpRequest, body: Body) -> dict[str, Any]:
+    """runs/update: the status, the end and the name."""
+    with transaction.atomic():
+        stored = mlflow_run(request, body, lock=True)
+        if name := text(body, "run_name", MAX_TAG, default=""):
+            stored.tags[NAME_TAG] = name
+            Run.objects.filter(pk=stored.run_id).update(name=name[:MAX_RUN_NAME])
+        if status := text(body, "status", 16, default=""):
+            if status not in STATUSES:
+                raise MlflowError(f"'status' is {status!r}, and not one of {', '.join(STATUSES)}.")
+            end = integer(body, "end_time", low=0, default=int(time.time() * 1e3))
+            _change_status(stored, status, end)
+        stored.save()
+    return {"run_info": document(stored)["info"]}
+
+
+def _change_status(stored: MlflowRun, status: str, end: int) -> None:
+    was_running, stored.status = stored.status in RUNNING, status
+    if status in RUNNING:
+        stored.end_time = None
+        if not was_running:
+            _begin_again(stored)
+        return
+    stored.end_time = end
+    if not was_running:
+        return
+    ending = Ending(
+        failed=status in FAILED,
+        error=f"MLflow's client ended the run with the status {status}." if status in FAILED else "",
+        rows_sent=stored.rows_sent,
+        points_sent=stored.points_sent,
+        dropped=0,
+        errors=0,
+        finished_at=_moment(end),
+    )
+    body = json.dumps([status, end]).encode()
+    store_finish(stored.run, identify(stored.run_id, stored.writer, stored.next_seq, "finish", body), ending)
+    stored.next_seq += 1
+    stored.rows_sent = stored.points_sent = 0
+
+
+def _begin_again(stored: MlflowRun) -> None:
+    """A run that had ended goes on. Its values stay: clients come back to add a score, at step 0."""
+    Writer.objects.filter(run=stored.run, uuid=stored.writer).update(finished_at=None, failed=False, error="")
+    Run.objects.filter(pk=stored.run_id).update(
+        state=RunState.RUNNING, finished_at=None, error="", heartbeat_at=timezone.now()
+    )
+    run_changed(stored.run_id, stored.run.project_id, "state")
+
+
+def delete(request: HttpRequest, body: Body) -> dict[str, Any]:
+    """runs/delete: archives the run."""
+    return _archive(request, body, timezone.now())
+
+
+def restore(request: HttpRequest, body: Body) -> dict[str, Any]:
+    """runs/restore"""
+    return _archive(request, body, None)
+
+
+def _archive(request: HttpRequest, body: Body, moment: datetime | None) -> dict[str, Any]:
+    stored = mlflow_run(request, body)
+    Run.objects.filter(pk=stored.run_id).update(archived_at=moment)
+    return {}
+
+
+def log_parameter(request: HttpRequest, body: Body) -> dict[str, Any]:
+    """runs/log-parameter"""
+    params = {text(body, "key", MAX_KEY): text(body, "value", MAX_PARAM, default="")}
+    with transaction.atomic():
+        stored = mlflow_run(request, body, lock=True)
+        add_params(stored, params)
+        stored.save()
+    return {}
+
+
+def set_tag(request: HttpRequest, body: Body) -> dict[str, Any]:
+    """runs/set-tag"""
+    tags = {text(body, "key", MAX_KEY): text(body, "value", MAX_TAG, default="")}
+    with transaction.atomic():
+        stored = mlflow_run(request, body, lock=True)
+        add_tags(stored, tags)
+        stored.save()
+    return {}
+
+
+def delete_tag(request: HttpRequest, body: Body) -> dict[str, Any]:
+    """runs/delete-tag"""
+    key = text(body, "key", MAX_KEY)
+    with transaction.atomic():
+        stored = mlflow_run(request, body, lock=True)
+        if stored.tags.pop(key, None) is None:
+            raise missing(f"Tag '{key}'")
+        stored.save()
+    return {}
+
+
+def add_params(stored: MlflowRun, params: Mapping[str, str]) -> None:
+    """Add parameters, whose values never change, and put their values into the run's configuration."""
+    for key, value in params.items():
+        if (before := stored.params.get(key)) not in (None, value):
+            raise MlflowError(
+                f"Changing param values is not allowed. Param with key='{key}' was already logged with "
+                f"value='{before[:100]}'. Attempted logging new value '{value[:100]}'."
+            )
+    stored.params = {**stored.params, **params}
+    if len(stored.params) > MAX_PARAMS:
+        raise MlflowError(f"A run has at most {MAX_PARAMS} parameters.")
+    if params:
+        config = {key: value_of(value) for key, value in params.items()}
+        register(stored.run_id, stored.run.project, {"config": config})
+
+
+def add_tags(stored: MlflowRun, tags: Mapping[str, str]) -> None:
+    """Add or replace tags. Those that begin with `fp8scope.` say what the run is compared with."""
+    stored.tags = {**stored.tags, **tags}
+    if len(stored.tags) > MAX_TAGS:
+        raise MlflowError(f"A run has at most {MAX_TAGS} tags.")
+    if name := tags.get(NAME_TAG):
+        Run.objects.filter(pk=stored.run_id).update(name=name[:MAX_RUN_NAME])
+    if fields := own_fields(tags):
+        # The agent's own clients say these when they register a run; here they may come later.
+        register(stored.run_id, stored.run.project, fields)
+        late = {name: fields[name] for name in ("group", "seed") if name in fields}
+        if late:
+            Run.objects.filter(pk=stored.run_id).update(**late)
+
+
+def own_fields(tags: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of a run in tags such as `fp8scope.group`. Raises MlflowError for values that are none."""
+    fields: dict[str, Any] = {}
+    for name in OWN_TAGS:
+        value = tags.get(OWN_TAG + name)
+        if value in (None, ""):
+            continue
+        if name in ("seed", "total_steps"):
+            fields[name] = integer({name: value}, name, low=0)
+        elif name == "precision" and value not in PRECISIONS:
+            raise MlflowError(
+                f"The tag fp8scope.precision is {value[:40]!r}, and not {', '.join(PRECISIONS)}."
+            )
+        else:
+            fields[name] = text({name: value}, name, 128)
+    return fields
+
+
+def value_of(param: str) -> Any:
+    """A parameter as a number, a truth value or a text, so that searches compare numbers."""
+    if param in ("True", "False", "None"):
+        return {"True": True, "False": False, "None": None}[param]
+    try:
+        return json_number(float(param)) if not param.lstrip("-").isdigit() else int(param[:19])
+    except ValueError:
+        return param
+
+
+def mlflow_run(request: HttpRequest, body: Body, *, lock: bool = False) -> MlflowRun:
+    """The run that a request names, in the project of its token. `lock`: until the transaction ends."""
+    named = text(body, "run_id", 64, default="") or text(body, "run_uuid", 64)
+    try:
+        run_id = uuid.UUID(named)
+    except ValueError:
+        raise missing(f"Run '{named}'") from None
+    run = run_of(request, run_id)
+    runs = MlflowRun.objects.select_related("experiment")
+    stored = (runs.select_for_update(of=("self",)) if lock else runs).filter(run=run).first()
+    if stored is None:
+        raise missing(f"Run '{named}' of an MLflow client")
+    stored.run = run
+    return stored
+
+
+def document(stored: MlflowRun) -> dict[str, Any]:
+    """The run as MLflow's clients read it."""
+    run_id, run = stored.run_id.hex, stored.run
+    experiment = experiments.id_of(stored.experiment)
+    status = stored.status
+    if status in RUNNING and run.state == RunState.FAILED:
+        status = "FAILED"
+    info: dict[str, Any] = {
+        "run_id": run_id,
+        "run_uuid": run_id,
+        "run_name": stored.tags.get(NAME_TAG, run.name),
+        "experiment_id": experiment,
+        "user_id": stored.user_id,
+        "status": status,
+        "start_time": stored.start_time,
+        # A path of the client: files stay on the machine that trains.
+        "artifact_uri": f"mlartifacts/{experiment}/{run_id}/artifacts",
+        "lifecycle_stage": "deleted" if run.archived_at else "active",
+    }
+    if stored.end_time is not None:
+        info["end_time"] = stored.end_time
+    data = {
+        "metrics": [
+            {"key": key, "value": value, "timestamp": timestamp, "step": step}
+            for key, (value, timestamp, step, _) in stored.metrics.items()
+        ],
+        "params": [{"key": key, "value": value} for key, value in stored.params.items()],
+        "tags": [{"key": key, "value": value} for key, value in stored.tags.items()],
+    }
+    return {"info": info, "data": data, "inputs": {}}
+
+
+def _moment(milliseconds: int) -> datetime:
+    try:
+        return datetime.fromtimestamp(milliseconds / 1e3, UTC)
+    except (ValueError, OverflowError, OSError):
+        raise MlflowError(f"The time {milliseconds} is none in milliseconds since 1970.") from None
