@@ -124,6 +124,17 @@ ENDPOINTS: Final[Mapping[tuple[str, str], Endpoint]] = {
     ("GET", "runs/{run}/readiness"): Endpoint(Scope.READ),
     ("GET", "runs/{run}/export"): Endpoint(Scope.READ),
     ("GET", "runs/{run}/export/{progress}"): Endpoint(Scope.READ),
+    **{
+        ("GET", f"runs/{{run}}/{name}"): Endpoint(Scope.READ)
+        for name in (
+            *("alerts", "course", "efficiency", "environment", "evaluations", "figures", "figures/{name}"),
+            *("histograms", "ranks", "scalars", "tensors", "tensors/ranking", "verdict"),
+        )
+    },
+    **{
+        ("GET", name): Endpoint(Scope.READ)
+        for name in ("alerts", "alerts/{alert}/figure", "compare", "figures/{name}", "fleet")
+    },
     ("GET", "runs"): Endpoint(Scope.READ),
     ("GET", "rules"): Endpoint(Scope.READ),
     ("PUT", "rules"): Endpoint(Scope.ADMINISTER, {"version": 1, "rules": []}),
@@ -136,7 +147,14 @@ ENDPOINTS: Final[Mapping[tuple[str, str], Endpoint]] = {
 OF_OTHER_RUNS: Final = {"runs/{run}/certificate"}
 # The description of the API, without data.
 PUBLIC: Final = {"", "openapi.json", "docs"}
-QUERIES: Final = {"runs/{run}/series": "?scalar=loss", "runs/{run}/heatmap": "?statistic=amax"}
+QUERIES: Final = {
+    "runs/{run}/series": "?scalar=loss",
+    "runs/{run}/heatmap": "?statistic=amax",
+    "runs/{run}/histograms": "?tensor=a.input",
+    "compare": "?a={run}&b={run}",
+}
+# They name an object of the project without a run in the path.
+NAMING: Final = {"compare", "alerts/{alert}/figure"}
 
 
 def entries(patterns: list[Any], prefix: str = "") -> Iterator[tuple[str, URLPattern]]:
@@ -269,7 +287,8 @@ def expected_of_token(token: str, method: str, route: str, scope: Scope) -> str:
         return "forbidden"
     if token == "elsewhere":
         # Registering a run that exists in another project is a conflict (409).
-        return "hidden" if "{run}" in route and method != "PUT" else "allowed"
+        names_a_run = "{run}" in route or route in NAMING
+        return "hidden" if names_a_run and method != "PUT" else "allowed"
     allowed = {
         "own": {Scope.WRITE, Scope.READ}
         if "{run}" in route and route not in OF_OTHER_RUNS
@@ -283,12 +302,14 @@ def expected_of_token(token: str, method: str, route: str, scope: Scope) -> str:
 
 @pytest.mark.parametrize("token", TOKENS)
 def test_the_api(token: str, owner: Visitor) -> None:
-    run = Addresses(owner).run
+    addresses = Addresses(owner)
+    run, alert = addresses.run, addresses.event.pk
     client = Tokens(owner, run).client(token)
     wrong = []
     for route in sorted({route for _, route in ENDPOINTS}):
-        path = f"/{API}{route}".replace("{run}", str(run.pk)) + QUERIES.get(route, "")
+        path = f"/{API}{route}{QUERIES.get(route, '')}".replace("{run}", str(run.pk))
         path = path.replace("{writer}", str(uuid.UUID(int=7))).replace("{progress}", str(uuid.UUID(int=8)))
+        path = path.replace("{name}", "loss" if "{run}" in route else "scores").replace("{alert}", str(alert))
         for method in METHODS:
             endpoint = ENDPOINTS.get((method, route))
             body = json.dumps(endpoint.body if endpoint is not None else {})

@@ -11,34 +11,41 @@ from ninja.errors import HttpError, ValidationError
 from fp8scope_dashboard.api.auth import ADMINISTRATOR
 from fp8scope_dashboard.api.certificates import router as certificates
 from fp8scope_dashboard.api.control import router as control
-from fp8scope_dashboard.api.diagnosis import router as diagnosis
 from fp8scope_dashboard.api.errors import refusal_of
 from fp8scope_dashboard.api.exports import router as exports
 from fp8scope_dashboard.api.ingest import router as ingest
 from fp8scope_dashboard.api.projects import router as projects
-from fp8scope_dashboard.api.readiness import router as readiness
+from fp8scope_dashboard.api.reading import (
+    alerts,
+    comparisons,
+    course,
+    diagnosis,
+    figures,
+    readiness,
+    telemetry,
+    tensors,
+)
+from fp8scope_dashboard.api.reading import runs as run_list
 from fp8scope_dashboard.api.rules import router as rules
 from fp8scope_dashboard.api.runs import router as runs
-from fp8scope_dashboard.api.telemetry import router as telemetry
 from fp8scope_dashboard.wire.errors import InvalidError, MalformedError, RefusalError, error_body
 
 api = NinjaAPI(
     title="fp8scope",
     version=version("fp8scope"),
-    description="The API for training processes. docs/wire.md describes the protocol.",
+    description="docs/wire.md describes what training processes send, docs/api.md what programs read.",
     urls_namespace="api",
     auth=ADMINISTRATOR,
 )
 api.add_router("", runs)
-api.add_router("", diagnosis)
 api.add_router("", certificates)
 api.add_router("", ingest)
 api.add_router("", exports)
 api.add_router("", control)
-api.add_router("", telemetry)
-api.add_router("", readiness)
 api.add_router("", rules)
 api.add_router("", projects)
+for part in (run_list, course, telemetry, tensors, diagnosis, readiness, comparisons, alerts, figures):
+    api.add_router("", part.router)
 
 
 def refuse(request: HttpRequest, error: RefusalError) -> HttpResponse:

@@ -16,7 +16,6 @@ from fp8scope_dashboard.analysis.score_comparisons import summary_of
 from fp8scope_dashboard.analysis.verdict_coverage import judged_now
 from fp8scope_dashboard.api.auth import (
     ADMINISTRATOR,
-    READER,
     RUN_READER,
     WRITER,
     deleted_recently,
@@ -30,7 +29,6 @@ from fp8scope_dashboard.audit.log import actor_of, record
 from fp8scope_dashboard.audit.models import Action
 from fp8scope_dashboard.runs import catalogue, notes, services
 from fp8scope_dashboard.runs.models import Run
-from fp8scope_dashboard.runs.search import MAX_LENGTH, read, search, vocabulary_of
 from fp8scope_dashboard.telemetry import deletion
 from fp8scope_dashboard.wire import limits, schemas
 from fp8scope_dashboard.wire.errors import (
@@ -45,7 +43,8 @@ router = Router(tags=["runs"])
 # Length of each list in GET /runs/{run}.
 LATEST = 100
 IDENTITY = ("id", "name", "state", "precision", "group", "baseline", "parent", "relation")
-DESCRIPTION = ("recipe", "tags", "config", "summary")
+DESCRIPTION = ("recipe", "tags", "config", "summary", "statistics", "seed", "total_steps")
+TIMES = ("created_at", "heartbeat_at", "finished_at", "archived_at")
 COUNTERS = (
     "last_step",
     "rows_stored",
@@ -145,13 +144,14 @@ def extend_catalogue(
 
 @router.get("/runs/{run}", response={200: schemas.RunOut, ERRORS: schemas.ErrorOut}, auth=RUN_READER)
 def get_run(request: HttpRequest, run: UUID) -> dict[str, Any]:
-    """A run with its latest verdicts and alerts."""
+    """A run: its configuration, its attempts, and its latest verdicts and alerts."""
     stored = run_of(request, run)
     return {
-        **{name: getattr(stored, name) for name in (*IDENTITY, *COUNTERS, *DESCRIPTION)},
+        **{name: getattr(stored, name) for name in (*IDENTITY, *COUNTERS, *DESCRIPTION, *TIMES)},
         # Not `error`: clients take an answer with this key for a refusal.
         "failure": stored.error,
         "last_attempt": services.last_attempt(stored),
+        "attempts": services.attempts_of(stored),
         "project": stored.project.slug,
         "comparison": _comparison(stored),
         "evaluations": _evaluations(stored),
@@ -170,7 +170,9 @@ def get_run(request: HttpRequest, run: UUID) -> dict[str, Any]:
     auth=RUN_READER,
 )
 def get_evaluation_matrix(
-    request: HttpRequest, run: UUID, step: Annotated[int | None, Query(ge=0, le=limits.MAX_INT)] = None
+    request: HttpRequest,
+    run: UUID,
+    step: Annotated[int | None, Query(ge=0, le=limits.MAX_INT, description="Default: the last.")] = None,
 ) -> PrecisionMatrix:
     """The judged evaluation matrix of one of the run's checkpoints, by default the last that was measured.
 
@@ -179,25 +181,6 @@ def get_evaluation_matrix(
     stored = run_of(request, run)
     at = last_step(stored) if step is None else step
     return matrix_of(stored, at or 0)
-
-
-@router.get("/runs", response={200: schemas.RunsOut, ERRORS: schemas.ErrorOut}, auth=READER)
-def list_runs(
-    request: HttpRequest,
-    q: Annotated[str, Query(max_length=MAX_LENGTH)] = "",
-    offset: Annotated[int, Query(ge=0, le=limits.MAX_INT)] = 0,
-    limit: Annotated[int, Query(ge=1, le=LATEST)] = LATEST,
-) -> dict[str, Any]:
-    """The project's runs that match a query, newest first. The query is that of the page with the runs."""
-    project = project_of(request)
-    query = read(q, vocabulary_of(project))
-    runs = search(Run.objects.filter(project=project), query)
-    newest = runs.defer("config", "environment", "summary", "error").order_by("-created_at", "id")
-    return {
-        "runs": list(newest[offset : offset + limit]),
-        "total": runs.count(),
-        "problems": list(query.problems),
-    }
 
 
 @router.delete(

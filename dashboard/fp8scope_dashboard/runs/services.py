@@ -9,8 +9,9 @@ from typing import Any
 from uuid import UUID
 
 from django.conf import settings
+from django.contrib.postgres.aggregates import ArrayAgg
 from django.db import connection, transaction
-from django.db.models import Case, F, Max, Q, TextField, Value, When
+from django.db.models import Case, Count, F, Max, Min, Q, TextField, Value, When
 from django.db.models.functions import Coalesce, Greatest
 from django.utils import timezone
 
@@ -265,6 +266,20 @@ def last_attempt(run: Run) -> int | None:
     """The number of the latest attempt; None if the run has no writer."""
     latest: int | None = Writer.objects.filter(run=run).aggregate(latest=Max("attempt"))["latest"]
     return latest
+
+
+def attempts_of(run: Run) -> list[dict[str, Any]]:
+    """The starts of the run with their processes, hosts and stored steps; the first one first."""
+    writers = Writer.objects.filter(run=run).order_by().values("attempt")
+    attempts = writers.annotate(
+        processes=Count("pk"),
+        hosts=ArrayAgg("hostname", distinct=True, order_by="hostname"),
+        first_step=Min("first_step"),
+        last_step=Max("last_step"),
+        started_at=Min("created_at"),
+        seen_at=Max("seen_at"),
+    )
+    return [dict(attempt) for attempt in attempts.order_by("attempt")]
 
 
 def reopen(run: Run, writer: Writer) -> None:

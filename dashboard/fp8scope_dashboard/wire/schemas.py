@@ -226,6 +226,18 @@ class ArtefactOut(Schema):
     added_at: datetime
 
 
+class AttemptOut(Schema):
+    """A start of the training: its processes and hosts, and the steps that they have stored."""
+
+    attempt: int
+    processes: int
+    hosts: list[str]
+    first_step: int | None
+    last_step: int | None
+    started_at: datetime
+    seen_at: datetime
+
+
 class RunOut(Schema):
     id: UUID
     name: str
@@ -240,6 +252,14 @@ class RunOut(Schema):
     recipe: dict[str, Any]
     last_step: int | None
     last_attempt: int | None
+    attempts: list[AttemptOut]
+    seed: int | None
+    total_steps: int | None
+    statistics: list[str]
+    created_at: datetime
+    heartbeat_at: datetime
+    finished_at: datetime | None
+    archived_at: datetime | None
     rows_stored: int
     points_stored: int
     rows_sent: int | None
@@ -298,12 +318,6 @@ class EvaluationMatrixOut(Schema):
     alpha: float
     columns: list[MatrixColumnOut]
     tasks: list[MatrixTaskOut]
-
-
-class RunsOut(Schema):
-    runs: list[RunSummary]
-    total: int
-    problems: list[str]
 
 
 class Deletion(Schema):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from helpers.live_servers import Server
 
 from fp8scope.cli import main as cli
 from fp8scope_dashboard.accounts.models import Role, Scope
-from fp8scope_dashboard.accounts.services import create_token
+from fp8scope_dashboard.accounts.services import create_project, create_token
 from fp8scope_dashboard.alerts.custom_rules import documents as rule_documents
 from fp8scope_dashboard.alerts.custom_rules import store as rule_store
 from fp8scope_dashboard.alerts.models import Rule
@@ -26,6 +27,37 @@ version: 1
 rules:
   - {name: Stop, statistic: loss, condition: above, value: -1, action: %s}
 """
+
+
+# Below a run, and below /api/v1: every endpoint that reads.
+READING = (
+    *(
+        "",
+        "/history",
+        "/console",
+        "/series?scalar=loss",
+        "/heatmap?statistic=amax",
+        "/diagnosis",
+        "/readiness",
+    ),
+    *("/export", f"/export/{uuid.uuid4()}", "/evaluation_matrix", "/environment", "/scalars", "/tensors"),
+    *(
+        "/histograms?tensor=a.input",
+        "/tensors/ranking",
+        "/certificate",
+        "/verdict",
+        "/course",
+        "/ranks",
+        "/evaluations",
+        "/alerts",
+        "/efficiency",
+    ),
+    *("/figures", "/figures/loss", "/figures/panel", "/figures/readiness", "/figures/bisect"),
+)
+OF_PROJECT = (
+    *("/runs", "/rules", "/project", "/alerts", "/alerts/1/figure", "/figures/scores", "/fleet"),
+    "/compare?a={run}&b={run}",
+)
 
 
 class Client:
@@ -82,13 +114,40 @@ def test_a_token_that_reads_changes_nothing(server: Server) -> None:
 def test_an_agents_token_reads_only_the_runs_that_it_registered(server: Server) -> None:
     foreign, agent = uuid.uuid4(), Client(server)
     Client(server).register(foreign)
-    reading = ("", "/history", "/console", "/series?scalar=loss", "/heatmap?statistic=amax", "/diagnosis")
-    for path in (*reading, "/export", f"/export/{uuid.uuid4()}", "/readiness"):
+    for path in READING:
         answer = agent.send("GET", f"/runs/{foreign}{path}")
         assert answer.status == 403 and answer.json()["error"]["code"] == "forbidden", path
-    assert agent.send("GET", "/runs").status == agent.send("GET", "/rules").status == 403
+    for path in OF_PROJECT:
+        answer = agent.send("GET", path.format(run=foreign))
+        assert answer.status == 403 and answer.json()["error"]["code"] == "forbidden", path
     # What `fp8scope login` and `doctor` of every version ask.
     assert agent.send("GET", f"/runs/{uuid.UUID(int=0)}").json()["error"]["code"] == "unknown_run"
+
+
+def test_every_endpoint_that_reads_is_listed_here(server: Server) -> None:
+    from fp8scope_dashboard.api.root import api
+
+    paths = api.get_openapi_schema()["paths"]
+    served = {path.removeprefix("/api/v1") for path, item in paths.items() if "get" in item}
+    listed = {re.sub(r"\?.*", "", f"/runs/{{run}}{path}") for path in READING}
+    listed |= {re.sub(r"\?.*", "", path) for path in OF_PROJECT}
+    listed = {re.sub(r"/(alerts)/1/", r"/\1/{alert}/", path) for path in listed}
+    listed = {re.sub(r"/figures/\w+$", "/figures/{name}", path) for path in listed}
+    assert {re.sub(r"/export/[-\w]+$", "/export/{progress}", path) for path in listed} == served
+
+
+def test_no_token_and_a_token_of_another_project_read_nothing(server: Server) -> None:
+    run = uuid.uuid4()
+    Client(server).register(run)
+    _, secret = create_token(create_project("elsewhere", "Elsewhere"), "foreign", scopes=[Scope.READ])
+    for path in (*(f"/runs/{run}{path}" for path in READING), *(p.format(run=run) for p in OF_PROJECT)):
+        address = f"{server.url}/api/v1{path}"
+        assert urllib3.request("GET", address).status == 401, path
+        answer = urllib3.request("GET", address, headers={"Authorization": f"Bearer {secret}"})
+        if "/runs/" in path or "/compare" in path:
+            assert answer.status == 404 and answer.json()["error"]["code"] == "unknown_run", path
+        elif answer.status == 200:
+            assert str(run).encode() not in answer.data, path
 
 
 def test_a_token_of_two_scopes_reads_all(server: Server) -> None:

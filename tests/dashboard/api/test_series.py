@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.accounts.services import create_token, revoke_token
-from fp8scope_dashboard.api.telemetry import _line_as_json
+from fp8scope_dashboard.api.reading.telemetry import _line_as_json
 from fp8scope_dashboard.db import sql
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry import series as telemetry_series

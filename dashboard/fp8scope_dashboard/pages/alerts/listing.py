@@ -157,6 +157,11 @@ class Filter:
         chosen = {"severity": self.severity, "kind": self.kind, "run": self.run}
         return alerts.filter(**{name: value for name, value in chosen.items() if value})
 
+    def in_state(self, alerts: QuerySet[Alert]) -> QuerySet[Alert]:
+        """The alerts that are shown, newest first."""
+        chosen = in_state(self.apply(alerts), self.state)
+        return chosen.order_by("-opened_at", "-id")
+
     def address(self, state: str, page: int = 1, by: str = "") -> str:
         """The query of the same list in another state or grouping, or of another page of it."""
         fields = {"severity": self.severity, "kind": self.kind, "run": self.run and str(self.run)}
@@ -164,6 +169,11 @@ class Filter:
         fields["by"] = grouping if grouping != BY_RUN else ""
         fields["page"] = str(page) if page > 1 else ""
         return urlencode({"state": state} | {name: value for name, value in fields.items() if value})
+
+
+def in_state(matching: QuerySet[Alert], state: str) -> QuerySet[Alert]:
+    """Those in a state of FILTERS."""
+    return matching if state == "all" else matching.filter(state=state)
 
 
 def cause_of(kind: str, message: str) -> tuple[str, str]:

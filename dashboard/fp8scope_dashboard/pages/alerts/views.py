@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from django.contrib import messages
 from django.db import transaction
-from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse, QueryDict
 from django.urls import reverse
 from django.utils import timezone
@@ -38,7 +37,15 @@ from fp8scope_dashboard.pages.address_values import whole_number
 from fp8scope_dashboard.pages.alerts import muting
 from fp8scope_dashboard.pages.alerts.evidence_figure import evidence_figure
 from fp8scope_dashboard.pages.alerts.history import HistoryLine
-from fp8scope_dashboard.pages.alerts.listing import BY_CAUSE, FILTERS, GROUPINGS, Filter, ShownAlert, listed
+from fp8scope_dashboard.pages.alerts.listing import (
+    BY_CAUSE,
+    FILTERS,
+    GROUPINGS,
+    Filter,
+    ShownAlert,
+    in_state,
+    listed,
+)
 from fp8scope_dashboard.pages.charts.addresses import figure_view
 from fp8scope_dashboard.pages.charts.answers import AnyChart, Chart, EmptyChart
 from fp8scope_dashboard.pages.charts.arms import Arms
@@ -62,7 +69,7 @@ def alerts(request: HttpRequest, project: Project) -> HttpResponse:
     chosen = Filter.of(request.GET, default)
     matching = chosen.apply(of_project)
     kinds = of_project.order_by("kind").values_list("kind", flat=True).distinct()
-    newest = _in_state(matching, chosen.state).order_by("-opened_at", "-id")
+    newest = chosen.in_state(of_project)
     groups, shown_page = listed(newest, request.GET.get("page"), chosen.by, Arms(project))
     listed_alerts = [shown.alert for group in groups for shown in group.alerts]
     listed_alerts += [stored for group in groups for stored in group.others]
@@ -75,7 +82,7 @@ def alerts(request: HttpRequest, project: Project) -> HttpResponse:
         "with_charts": len(listed_alerts) <= MAX_CHARTS,
         "filter": chosen,
         "states": [
-            (key, label, _in_state(matching, key).count(), chosen.address(key))
+            (key, label, in_state(matching, key).count(), chosen.address(key))
             for key, label in FILTERS.items()
         ],
         "counted": "causes, those of most runs first" if chosen.by == BY_CAUSE else "alerts, newest first",
@@ -85,7 +92,7 @@ def alerts(request: HttpRequest, project: Project) -> HttpResponse:
         "runs": Run.objects.filter(alerts__in=of_project).distinct().order_by("-created_at")[:MAX_RUNS],
         "only": Run.objects.filter(project=project, pk=chosen.run).first() if chosen.run else None,
         "total": of_project.count(),
-        "open_matching": _in_state(matching, AlertState.OPEN).count(),
+        "open_matching": in_state(matching, AlertState.OPEN).count(),
         "undoable": lifecycle.acknowledged_lately(project, person(request)),
         "rules": rule_store.rules_in(project),
     }
@@ -284,10 +291,6 @@ def _alert(project: Project, alert_id: int) -> Alert:
     if stored is None:
         raise Http404("No such alert.")
     return stored
-
-
-def _in_state(matching: QuerySet[Alert], state: str) -> QuerySet[Alert]:
-    return matching if state == "all" else matching.filter(state=state)
 
 
 def _count(value: object) -> int:

@@ -36,6 +36,11 @@ def figure_view(draw: DrawFigure[P]) -> PlainView[P]:
     return checked
 
 
+def draw_of(view: Callable[..., Any]) -> DrawFigure[...]:
+    """The function that draws the figure of a view which `figure_view` has made."""
+    return _drawn_by[view]
+
+
 def figure_at(user: User, path: str, query: QueryDict, read: Project | None = None) -> AnyChart | None:
     """The figure of an address, for a page that brings it; None if the address has no figure.
 

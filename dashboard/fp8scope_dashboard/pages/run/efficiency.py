@@ -77,11 +77,11 @@ def bucket_means(steps: NDArray[np.int64], seconds: Floats, buckets: int) -> Spl
 
 @dataclass(frozen=True)
 class KeyFigure:
-    """One number beside the chart; `term` is its entry in the glossary."""
+    """One number beside the chart; `term` is its entry in the glossary, `amount` the number itself."""
 
     term: str
     value: str
-    note: str = ""
+    amount: float | None = None
 
 
 def recent_figures(run: Run) -> list[KeyFigure]:
@@ -90,14 +90,14 @@ def recent_figures(run: Run) -> list[KeyFigure]:
     figures: list[KeyFigure] = []
     for name, render in _MEANS.items():
         if name in last and (mean := _recent_mean(run, name)) is not None:
-            figures.append(KeyFigure(name, render(mean)))
+            figures.append(KeyFigure(name, render(mean), mean))
     memory = next((name for name in _MEMORY if _is_number(last.get(name))), "")
     for name in (memory, *(name for name in ("memory_peak",) if memory != "memory_rss")):
         if name and _is_number(value := last.get(name)):
-            figures.append(KeyFigure(name, gibibytes(float(value or 0))))
+            figures.append(KeyFigure(name, gibibytes(float(value or 0)), float(value or 0)))
     for name in ("gpu_ecc_uncorrected", "gpu_xid"):
         if _is_number(value := last.get(name)) and (value or name == "gpu_xid"):
-            figures.append(KeyFigure(name, number(value)))
+            figures.append(KeyFigure(name, number(value), float(value or 0)))
     if units := _on_fp8_units(run):
         figures.append(KeyFigure("fp8_units", units))
     return figures

@@ -36,6 +36,9 @@ class ShownVerdict:
     """The verdict on a run's loss, prepared for the page."""
 
     badge: Badge
+    # As programs read it (see `Judgement`); empty without a comparison.
+    verdict: str = ""
+    measured: str = ""
     explanation: str = ""
     # Why the verdict does not cover the whole run; empty if it does.
     reason: str = ""
@@ -231,6 +234,8 @@ def verdict_of(run: Run, baselines: Collection[str]) -> ShownVerdict:
     share = in_short(judgement.coverage)
     return ShownVerdict(
         badge=loss_badge(judgement, has_baseline=True, is_baseline=False, within=_within(result)),
+        verdict=judgement.verdict,
+        measured=judgement.measured,
         explanation=str(result.get("explanation", "")),
         reason=judgement.reason,
         coverage=in_full(judgement.coverage),

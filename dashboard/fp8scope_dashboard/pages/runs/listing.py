@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 from urllib.parse import urlencode
+from uuid import UUID
 
 from django.core.paginator import Paginator
 from django.db.models import Count, F, Q, QuerySet
@@ -250,6 +251,16 @@ class Listing:
         if runs is None:
             return None
         return self._rows(self._order.sort(runs, backwards=backwards)[:RUNS_A_PAGE])
+
+    def part(self, most: int, *, after: UUID | None = None, offset: int = 0) -> list[Run] | None:
+        """At most `most` runs in the order of the address, from the first one or the one after a run.
+
+        None if the project has no run `after`. `offset` runs are left out before them.
+        """
+        runs: QuerySet[Run] | None = self.runs
+        if after is not None:
+            runs = self._order.beyond(self.runs, self.project, after)
+        return None if runs is None else self._rows(self._order.sort(runs)[offset : offset + most])
 
     def first_rows(self, runs: QuerySet[Run], most: int) -> list[Run]:
         """The first of some runs with what a row shows, in the order of the address.

@@ -30,8 +30,8 @@ class RenderedRows:
         self, project: Project, runs: Iterable[Run], columns: list[RunColumn], *, may_change: bool = False
     ) -> None:
         shown = list(runs)
-        opened = _open_alerts(shown)
-        baselines = _baselines_among(project, {run.group for run in shown if run.group})
+        opened = open_alerts_by_run(shown)
+        baselines = baselines_among(project, {run.group for run in shown if run.group})
         verdicts = {run.pk: verdict_of(run, baselines) for run in shown}
         texts = _texts(shown, verdicts, columns)
         base, now = reverse("project", args=[project.slug]), timezone.now()
@@ -57,12 +57,13 @@ class RenderedRows:
         return [self._rows[run.pk] for run in runs]
 
 
-def _open_alerts(runs: Sequence[Run]) -> Mapping[UUID, int]:
+def open_alerts_by_run(runs: Sequence[Run]) -> Mapping[UUID, int]:
+    """The number of open alerts of each run that has any."""
     opened = Alert.objects.filter(run__in=runs, state=AlertState.OPEN).order_by()
     return dict(opened.values_list("run_id").annotate(Count("id")))
 
 
-def _baselines_among(project: Project, groups: Collection[str]) -> set[str]:
+def baselines_among(project: Project, groups: Collection[str]) -> set[str]:
     """Those of the groups that are the baseline of a run of the project."""
     named = Run.objects.filter(project=project, baseline__in=groups).order_by()
     return set(named.values_list("baseline", flat=True).distinct()) if groups else set()
@@ -79,13 +80,14 @@ def _texts(
             shown = aligned_differences(values)
         elif column.key == "loss" or column.source == "scalar":
             name = column.entry or "loss"
-            shown = aligned([_scalar(run, name) for run in runs])
+            shown = aligned([last_value(run, name) for run in runs])
         else:
             continue
         texts[column.key] = dict(zip((run.pk for run in runs), shown, strict=True))
     return texts
 
 
-def _scalar(run: Run, name: str) -> float | None:
+def last_value(run: Run, name: str) -> float | None:
+    """The latest value of a scalar of the run; None if it has none."""
     value: float | str | None = (run.last_scalars or {}).get(name)
     return NON_FINITE.get(value) if isinstance(value, str) else value

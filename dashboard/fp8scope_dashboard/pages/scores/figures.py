@@ -130,16 +130,7 @@ def _points(evaluations: Sequence[Evaluation], arms: Arms, alpha: float) -> list
         score = score_of(evaluation)
         if not len(score.items) or not np.isfinite(score.items).all():
             continue
-        low = high = None
-        limits = limits_of(evaluation.kind, evaluation.metric, score.items)
-        try:
-            proportion = evaluation.kind == "proportion"
-            interval, _ = item_interval(score, alpha, proportion=proportion, limits=limits)
-            if np.isfinite(interval).all():
-                low, high = interval
-        except ValueError:
-            # Too few items for an interval: the point is drawn without one, as where none is reliable.
-            pass
+        low, high = interval_of(evaluation, alpha) or (None, None)
         points[str(evaluation.run_id), evaluation.step] = CheckpointPoint(
             step=evaluation.step,
             name=evaluation.run.name,
@@ -151,6 +142,19 @@ def _points(evaluations: Sequence[Evaluation], arms: Arms, alpha: float) -> list
             run=str(evaluation.run_id),
         )
     return list(points.values())
+
+
+def interval_of(evaluation: Evaluation, alpha: float) -> tuple[float, float] | None:
+    """The interval of one run's score, over its items; None with too few items, or where none is reliable."""
+    score, proportion = score_of(evaluation), evaluation.kind == "proportion"
+    if not len(score.items) or not np.isfinite(score.items).all():
+        return None
+    limits = limits_of(evaluation.kind, evaluation.metric, score.items)
+    try:
+        (low, high), _ = item_interval(score, alpha, proportion=proportion, limits=limits)
+    except ValueError:
+        return None
+    return (float(low), float(high)) if np.isfinite([low, high]).all() else None
 
 
 def _bands(project: Project, name: str, metric: str, steps: Sequence[int]) -> list[Zone]:

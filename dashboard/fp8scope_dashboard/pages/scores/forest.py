@@ -94,7 +94,7 @@ class ForestRow:
 
 
 @dataclass(frozen=True)
-class _Kind:
+class TaskKind:
     """The summary of a task's evaluations."""
 
     in_percent: bool
@@ -155,7 +155,7 @@ def comparisons_of(project: Project, name: str, metric: str) -> QuerySet[Evaluat
 def forest_rows(project: Project, comparisons: Iterable[EvaluationComparison], arms: Arms) -> list[ForestRow]:
     """The rows of these comparisons, those that need attention first."""
     listed = list(comparisons)
-    kinds = _kinds(project, {(row.name, row.metric) for row in listed})
+    kinds = kinds_of(project, {(row.name, row.metric) for row in listed})
     precisions = _precisions(listed)
     rows = [_row(row, kinds[row.name, row.metric], precisions, arms) for row in listed]
     return sorted(rows, key=attention)
@@ -194,7 +194,7 @@ def positions(
 
 def _row(
     row: EvaluationComparison,
-    kind: _Kind,
+    kind: TaskKind,
     precisions: Mapping[tuple[UUID, int, str, str], str],
     arms: Arms,
 ) -> ForestRow:
@@ -288,16 +288,17 @@ def signed(value: float | None, *, in_percent: bool) -> str:
     return f"+{number(value)}" if value > 0 else number(value)
 
 
-def _kinds(project: Project, tasks: Iterable[tuple[str, str]]) -> dict[tuple[str, str], _Kind]:
+def kinds_of(project: Project, tasks: Iterable[tuple[str, str]]) -> dict[tuple[str, str], TaskKind]:
+    """The kind of each task, by its name and metric."""
     wanted = set(tasks)
     rows = Evaluation.scores.filter(run__project=project, name__in={name for name, _ in wanted})
     fields = rows.order_by("name", "metric", "-id").distinct("name", "metric")
     kinds = {
-        (name, metric): _Kind(kind == "proportion", higher)
+        (name, metric): TaskKind(kind == "proportion", higher)
         for name, metric, kind, higher in fields.values_list("name", "metric", "kind", "higher_is_better")
     }
     # An evaluation may be deleted after its comparison was stored.
-    return {task: kinds.get(task, _Kind(False, True)) for task in wanted}
+    return {task: kinds.get(task, TaskKind(False, True)) for task in wanted}
 
 
 def _precisions(rows: Sequence[EvaluationComparison]) -> dict[tuple[UUID, int, str, str], str]:

@@ -1,9 +1,9 @@
-"""Read stored telemetry: a series or a heat map, as the pages show them."""
+"""Read stored telemetry: scalars, a series or a heat map, as the pages show them."""
 
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 from uuid import UUID
 
 import numpy as np
@@ -12,8 +12,11 @@ import pyarrow as pa
 from django.http import HttpRequest, HttpResponse
 from ninja import Query, Router
 
-from fp8scope_dashboard.api.auth import RUN_READER, check_run, tensor_of
+from fp8scope_dashboard.api.auth import RUN_READER, check_run, run_of, tensor_of
+from fp8scope_dashboard.api.reading.arrow import ARROW, Form, arrow_answer
+from fp8scope_dashboard.api.reading.schemas import ScalarsOut
 from fp8scope_dashboard.api.responses import ERRORS
+from fp8scope_dashboard.pages import glossary
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry.codec import Float64s
 from fp8scope_dashboard.telemetry.downsample import MIN_POINTS
@@ -21,7 +24,6 @@ from fp8scope_dashboard.text.numbers import json_number
 from fp8scope_dashboard.wire import schemas
 from fp8scope_dashboard.wire.errors import InvalidError
 
-ARROW = "application/vnd.apache.arrow.stream"
 MAX_POINTS, MAX_COLUMNS = 100_000, 2_000
 
 HOW_THINNED: Final = (
@@ -48,13 +50,21 @@ LINE_ANSWER = {
                             "how": {"type": "string"},
                         },
                     }
-                }
+                },
+                ARROW: {"schema": {"type": "string", "format": "binary"}},
             }
         }
     }
 }
 HEATMAP_ANSWER = {
-    "responses": {200: {"content": {ARROW: {"schema": {"type": "string", "format": "binary"}}}}}
+    "responses": {
+        200: {
+            "content": {
+                ARROW: {"schema": {"type": "string", "format": "binary"}},
+                "application/json": {"schema": {"type": "object"}},
+            }
+        }
+    }
 }
 
 
@@ -68,11 +78,13 @@ def get_series(
     first: Step = None,
     last: Step = None,
     points: Points = 2_000,
+    format: Form = "json",
 ) -> HttpResponse:
     """A scalar, or a statistic of a tensor, over steps.
 
     Every stored step if there are at most `points` of them. Otherwise `thinned` is true, and `how` says which
-    steps were chosen and how to get the others; spikes of a single step are kept.
+    steps were chosen and how to get the others; spikes of a single step are kept. As Arrow, the columns are
+    step (int64) and value (float64), and the schema metadata has `thinned` and `how`.
     """
     index = tensor_of(request, run, tensor)
     if bool(scalar) == bool(tensor):
@@ -85,7 +97,26 @@ def get_series(
         line = queries.tensor_series(
             run, index, statistic, first=first, last=last, points=points, timed=False
         )
+    if format == "arrow":
+        how: dict[bytes | str, bytes | str] = (
+            {"thinned": "true", "how": HOW_THINNED} if line.thinned else {"thinned": "false"}
+        )
+        return arrow_answer({"step": line.steps, "value": line.values}, how)
     return HttpResponse(_line_as_json(line), content_type="application/json")
+
+
+@router.get("/runs/{run}/scalars", response={200: ScalarsOut, ERRORS: schemas.ErrorOut})
+def get_scalars(request: HttpRequest, run: UUID) -> dict[str, Any]:
+    """The names of the run's logged scalars with their latest values, and the range of its steps."""
+    last = run_of(request, run).last_scalars or {}
+    first_step, last_step = queries.step_range(run) or (None, None)
+    return {
+        "first_step": first_step,
+        "last_step": last_step,
+        "scalars": [
+            {"name": name, "title": glossary.title(name), "last": last[name]} for name in sorted(last)
+        ],
+    }
 
 
 @router.get("/runs/{run}/heatmap", response={ERRORS: schemas.ErrorOut}, openapi_extra=HEATMAP_ANSWER)
@@ -96,6 +127,9 @@ def get_heatmap(
     first: Step = None,
     last: Step = None,
     columns: Columns = 400,
+    format: Annotated[
+        Literal["arrow", "json"], Query(description="json: tensors, step_edges, values.")
+    ] = "arrow",
 ) -> HttpResponse:
     """The largest value of a statistic per tensor (row) and range of steps (column), as an Arrow stream.
 
@@ -104,6 +138,8 @@ def get_heatmap(
     """
     check_run(request, run)
     heatmap = queries.heatmap(run, statistic, first=first, last=last, columns=columns)
+    if format == "json":
+        return HttpResponse(_map_as_json(heatmap), content_type="application/json")
     flat = heatmap.values.reshape(-1)
     cells = pa.array(flat, pa.float64(), mask=np.isnan(flat))
     values = pa.FixedSizeListArray.from_arrays(cells, max(1, heatmap.values.shape[1]))
@@ -116,6 +152,15 @@ def get_heatmap(
     with pa.ipc.new_stream(sink, schema) as writer:
         writer.write_batch(pa.record_batch([names, values], schema=schema))
     return HttpResponse(sink.getvalue().to_pybytes(), content_type=ARROW)
+
+
+def _map_as_json(heatmap: queries.Heatmap) -> bytes:
+    """The rows of a heat map; null where nothing was observed, infinities as the strings of docs/wire.md."""
+    rows = [
+        [None if np.isnan(value) else json_number(value) for value in row] for row in heatmap.values.tolist()
+    ]
+    body = {"tensors": heatmap.names, "step_edges": heatmap.step_edges.tolist(), "values": rows}
+    return orjson.dumps(body)
 
 
 def _line_as_json(line: queries.Series) -> bytes:

@@ -1,0 +1,1 @@
+"""Reading over HTTP: the numbers of the pages, by the functions that the pages call."""
