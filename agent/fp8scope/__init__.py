@@ -24,6 +24,7 @@ from fp8scope.config import ConfigurationError
 if TYPE_CHECKING:
     import torch
 
+    from fp8scope.client import Client, ClientError
     from fp8scope.config import Settings
     from fp8scope.control.command_queue import Command
     from fp8scope.delivery.inbox import Alert
@@ -55,6 +56,8 @@ __all__ = [
     "NVFP4",
     "Alert",
     "BlockScaling",
+    "Client",
+    "ClientError",
     "Command",
     "ConfigurationError",
     "CurrentScaling",
@@ -82,6 +85,8 @@ _KERNELS = (
 _LATER = {
     **dict.fromkeys(_KERNELS, "fp8scope_kernels"),
     "Alert": "fp8scope.delivery.inbox",
+    "Client": "fp8scope.client",
+    "ClientError": "fp8scope.client",
     "Command": "fp8scope.control.command_queue",
     "EvaluationError": "fp8scope.evaluation.scores",
     "FinishReport": "fp8scope.recording.finish_report",

@@ -173,7 +173,7 @@ class Transport:
                 )
             response.release_conn()
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            return SendOutcome(action=NextAction.RETRY, message=_reason(error))
+            return SendOutcome(action=NextAction.RETRY, message=reason_of(error))
         return classify(response.status, response.headers, content)
 
     def close(self) -> None:
@@ -181,11 +181,11 @@ class Transport:
         self._pool.clear()
 
 
-def _reason(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
     """Return a short description of an error, without the object addresses in urllib3's messages."""
     inner: BaseException | None = getattr(error, "reason", None) or error.__cause__
     if isinstance(inner, BaseException):
-        return _reason(inner)
+        return reason_of(inner)
     if "WRONG_VERSION_NUMBER" in str(error):
         return "no TLS is spoken at this address; begin it with http:// if it is meant to be without"
     text = str(error).rpartition(": ")[2] or type(error).__name__

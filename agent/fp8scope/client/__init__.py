@@ -1,0 +1,29 @@
+"""Reading from a dashboard in Python: `fp8scope.Client`. See docs/client.md.
+
+It needs NumPy and urllib3 only, and neither torch nor the dashboard's packages.
+"""
+
+from fp8scope.client.alerts import RunAlert
+from fp8scope.client.client import Client, RunList
+from fp8scope.client.connection import ClientError, RunNotFoundError, UnreachableError
+from fp8scope.client.history import RunHistory, StatisticMap, TensorHistograms
+from fp8scope.client.stored_run import StoredRun
+from fp8scope.client.verdicts import EvaluatedScore, JudgedScore, RunPair, RunVerdict, SeedDifference
+
+__all__ = [
+    "Client",
+    "ClientError",
+    "EvaluatedScore",
+    "TensorHistograms",
+    "RunHistory",
+    "JudgedScore",
+    "RunAlert",
+    "RunList",
+    "RunPair",
+    "RunVerdict",
+    "SeedDifference",
+    "StoredRun",
+    "StatisticMap",
+    "RunNotFoundError",
+    "UnreachableError",
+]
