@@ -44,6 +44,7 @@ ELSEWHERE = {
     ): "the forked process prints it and ends with status 1, which the command prints",
     ("run_script.py", "_config"): "it is returned, and _begin counts it in the run",
     ("git.py", "_look"): "the run counts RepositoryLookup.failure",
+    ("completion.py", "_parser_of"): "the command says it when somebody calls it; here it has no words",
 }
 
 

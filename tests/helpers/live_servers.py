@@ -62,14 +62,16 @@ def process_environment() -> dict[str, str]:
 
 @contextmanager
 def web_server(
-    log: Path, program: Sequence[str] = WEB, **environment: str
+    log: Path, program: Sequence[str] = WEB, *, port: str = "0", **environment: str
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """The ASGI server on a free port, started as `fp8scope up` starts it. Yields its URL and its process.
+    """The ASGI server on a port, by default a free one, started as `fp8scope up` starts it.
+
+    Yields its URL and its process.
 
     `program` are the arguments of Python, before those of the server. `environment` overrides the variables
     of this test session.
     """
-    with socket.create_server(("127.0.0.1", 0)) as listening, log.open("wb") as output:
+    with socket.create_server(("127.0.0.1", int(port))) as listening, log.open("wb") as output:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
         process = subprocess.Popen(
             [sys.executable, *program, "--fd", str(listening.fileno())],

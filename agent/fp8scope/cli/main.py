@@ -69,6 +69,25 @@ BUILT_IN: dict[str, Command] = {
             "plan",
             "Split a pipeline by measured costs, or predict a step's time by its transfers.",
         ),
+        "runs": ("reading.runs", "runs", "List the runs that a search finds."),
+        "show": (
+            "reading.show",
+            "show",
+            "Show a run: its verdict, its loss, its worst tensors and its alerts.",
+        ),
+        "compare": (
+            "reading.compare",
+            "compare",
+            "Compare a run with its baseline: verdict, difference, interval, seeds and scores.",
+        ),
+        "tail": ("reading.tail", "tail", "Follow a run: its new steps and alerts, until it ends."),
+        "alerts": ("reading.alerts", "alerts", "List alerts, the newest first."),
+        "open": ("reading.open_page", "open_page", "Open the page of a run in a browser."),
+        "completion": (
+            "reading.completion",
+            "completion",
+            "Print the script that completes commands in a shell.",
+        ),
         "sync": ("sync", "sync", "Send the runs that are kept in a spool directory."),
         "export": ("export", "export", "Download a run as a Parquet or CSV file."),
         "import": ("import_run", "import_", "Upload a run from a file that `fp8scope export` wrote."),
@@ -117,6 +136,17 @@ def find_command(name: str) -> Command | None:
         return BUILT_IN[name]
     point = _installed().get(name)
     return None if point is None else load(point)
+
+
+def all_commands() -> dict[str, Command]:
+    """Every subcommand that can be imported, by its name."""
+    commands = dict(BUILT_IN)
+    for name, point in _installed().items():
+        try:
+            commands[name] = load(point)
+        except MissingPackageError:
+            continue
+    return dict(sorted(commands.items()))
 
 
 def load(point: EntryPoint) -> Command:

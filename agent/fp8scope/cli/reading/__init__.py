@@ -1,0 +1,1 @@
+"""The subcommands that read from a server: runs, show, compare, tail, alerts, open and completion."""
