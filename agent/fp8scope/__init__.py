@@ -272,6 +272,7 @@ def attach(
     scaler: "torch.amp.GradScaler | None" = None,
     overhead: "Overhead" = "default",
     readiness: bool = False,
+    capture: "str | Sequence[str] | None" = None,
     **arguments: Any,
 ) -> "Run":
     """Begin a run and record every training step automatically.
@@ -290,6 +291,10 @@ def attach(
     passed to `Run.watch`, `arguments` to `init`. Without `config`, the results of argparse that the calling
     functions or `__main__` hold are recorded as the configuration. `run.detach()` undoes this call.
 
+    `capture` names other trackers (`wandb`, `tensorboard`, `mlflow`, ...): what the script gives to them is
+    recorded in this run as well. "auto" stands for all, "none" for none; the default is FP8SCOPE_CAPTURE,
+    else "auto". docs/capture.md says how.
+
     Raises ConfigurationError (a ValueError) if an argument is invalid. Later calls never raise.
     """
     watching: dict[str, Any] = {
@@ -301,9 +306,12 @@ def attach(
     }
     try:
         from fp8scope.autolog.attach import attach_run, check
+        from fp8scope.capture.active import capture_into
+        from fp8scope.config import check_capture
         from fp8scope.observe.budget import check_overhead
         from fp8scope.run import Run
 
+        trackers = None if capture is None else check_capture(capture, "capture")
         check(model, optimizer, reduction, tokens_per_step, watching)
         if overhead != "default":
             check_overhead(overhead)
@@ -320,6 +328,7 @@ def attach(
             attach_run(
                 run, model, optimizer, reduction=reduction, tokens_per_step=tokens_per_step, watching=watching
             )
+            capture_into(run, run.session.settings.capture if trackers is None else trackers)
         except ConfigurationError:
             raise
         except Exception as error:

@@ -11,6 +11,8 @@ from fp8scope.credentials import credentials_path, find_login, read_logins
 
 Mode = Literal["online", "offline", "disabled"]
 Console = Literal["rank0", "all", "off"]
+TRACKERS = ("wandb", "tensorboard", "mlflow", "trackio", "swanlab", "aim", "accelerate", "lightning")
+"""Other trackers whose calls can be captured; `tensorboard` is torch's and tensorboardX' SummaryWriter."""
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 DEFAULT_DIRECTORY = ".fp8scope/spool"
@@ -69,6 +71,8 @@ class Settings:
     """Steps that torch's profiler traces; see `Run.trace_steps`."""
     console: Console = "rank0"
     """Whose output is recorded: that of rank 0, of all ranks, or of none."""
+    capture: tuple[str, ...] = TRACKERS
+    """The trackers whose calls `fp8scope.attach` and `fp8scope run` record as well."""
 
     def __post_init__(self) -> None:
         """Raise ConfigurationError if a value is invalid; the message never contains the token."""
@@ -91,6 +95,8 @@ class Settings:
                     )
             elif name == "console":
                 check_console(value, "console")
+            elif name == "capture":
+                check_capture(value, "capture")
             elif name == "overhead" and value is None:
                 continue
             elif isinstance(value, bool) or not isinstance(value, int | float):
@@ -136,6 +142,7 @@ def settings_from(
         spool_bytes=int(_number(env, "FP8SCOPE_SPOOL_MIB", 4096, low=1, high=1 << 24) * MIB),
         overhead=overhead_from(env.get("FP8SCOPE_OVERHEAD", ""), "FP8SCOPE_OVERHEAD"),
         console=check_console(console or env.get("FP8SCOPE_CONSOLE") or "rank0", "console"),
+        capture=capture_from(env),
         device_file=_usable(Path(device_file)) if (device_file := env.get("FP8SCOPE_DEVICE_FILE")) else None,
         trace_steps=_step_numbers(env.get("FP8SCOPE_TRACE_STEPS", ""), "FP8SCOPE_TRACE_STEPS"),
         expert_tensors=int(_number(env, "FP8SCOPE_EXPERT_TENSORS", 2048, low=0, high=1_000_000)),
@@ -179,6 +186,28 @@ def check_console(value: object, name: str) -> Console:
         if isinstance(value, str) and value == arg:
             return cast(Console, arg)
     raise ConfigurationError(f"{name} must be one of {', '.join(get_args(Console))}, got {value!r}.")
+
+
+def capture_from(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the trackers that FP8SCOPE_CAPTURE names: "auto" (all, the default), "none", or names."""
+    return check_capture(environment.get("FP8SCOPE_CAPTURE") or "auto", "FP8SCOPE_CAPTURE")
+
+
+def check_capture(value: object, name: str) -> tuple[str, ...]:
+    """Return the trackers that "auto", "none", names with commas between, or a sequence of names stand for.
+
+    Raises ConfigurationError, with `name` in its message, on anything else.
+    """
+    names = value
+    if isinstance(value, str):
+        names = [word.strip() for word in value.split(",") if word.strip()] or None
+        if names in (["auto"], ["none"]):
+            return TRACKERS if names == ["auto"] else ()
+    if isinstance(names, list | tuple) and all(tracker in TRACKERS for tracker in names):
+        return tuple(tracker for tracker in TRACKERS if tracker in names)
+    raise ConfigurationError(
+        f'{name} must be "auto", "none", or names of {", ".join(TRACKERS)}, got {value!r:.200}.'
+    )
 
 
 def _usable(directory: Path) -> Path:

@@ -17,9 +17,16 @@ if TYPE_CHECKING:
 
 SCALAR_NAME = re.compile(r"[A-Za-z0-9_./-]{1,128}")
 MAX_NAME = 128
+_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_./-]+")
 NAME_RULE = f"a name is 1 to {MAX_NAME} of the characters A-Z a-z 0-9 _ . / -"
 MAX_SCALARS = 1900
 """The server takes 2000 values a step; the agent adds a few of its own."""
+
+
+def valid_name(name: object) -> str:
+    """Return the name with what the server does not take replaced by `_`, and cut at MAX_NAME."""
+    text = str(name)[: 4 * MAX_NAME]
+    return text if SCALAR_NAME.fullmatch(text) else (_NOT_IN_A_NAME.sub("_", text)[:MAX_NAME] or "_")
 
 
 class StepIsFullError(ValueError):

@@ -19,11 +19,11 @@ from helpers.waiting import wait_until
 import fp8scope
 import fp8scope_kernels
 from fp8scope import guard
-from fp8scope.cli.import_hook import when_imported
 from fp8scope.config import Settings
 from fp8scope.metadata import git
 from fp8scope.observe.timing.machine import Machine
 from fp8scope.process import launch_ranks, open_runs, sigterm, sys_exit
+from fp8scope.process.import_hook import when_imported
 from fp8scope.recording.registration import blank_registration
 from fp8scope.run import Run
 from fp8scope_kernels import backends

@@ -26,8 +26,8 @@ ORDERS = {
     """,
     "fp8scope": """
         credentials config guard scalars metadata arguments process observe step recording unrecorded delivery
-        client session control incidents advice run evaluation autolog replay postmortem integrations planning
-        demo cli __main__
+        client session control incidents advice run evaluation capture autolog replay postmortem integrations
+        compat planning demo cli __main__
     """,
     "fp8scope_dashboard": """
         process_setup preload embedded settings statistics text db notifications accounts audit wire runs

@@ -59,9 +59,15 @@ class Discovery:
     """Finds models and optimizers. `begin` starts the run; `convert` converts a model to FP8."""
 
     def __init__(
-        self, begin: Callable[..., Run], convert: Callable[[nn.Module], object] | None, tokens_per_step: int
+        self,
+        begin: Callable[..., Run],
+        convert: Callable[[nn.Module], object] | None,
+        tokens_per_step: int,
+        begun: Callable[[], Run | None] = lambda: None,
     ) -> None:
+        """`begun`: the run that began without a training, which one that is found continues."""
         self.run: Run | None = None
+        self._begun = begun
         self._begin = begin
         self._convert = convert
         self._tokens_per_step = tokens_per_step
@@ -86,6 +92,16 @@ class Discovery:
             Patch(Optimizer, "__init__", self._noting_optimizer),
             Patch(torch, "compile", self._noting_compile),
         ]
+
+    @property
+    def expects_training(self) -> bool:
+        """Return whether the script has an optimizer, whose first step is still to come."""
+        return bool(self._optimizers)
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether nothing is looked for any more, or a training was found."""
+        return self._ended or self.run is not None
 
     def uninstall(self) -> None:
         """Stop looking and undo the patches of `install`. A run that has begun continues."""
@@ -228,7 +244,8 @@ class Discovery:
 
     def _leave_to_script(self) -> bool:
         """Stop looking if the script records a run itself; returns whether it does."""
-        if not any(run is not self.run for run in live_runs):
+        own = (self.run, self._begun())
+        if not any(run not in own for run in live_runs):
             return False
         logger.info("the script records a run itself: `fp8scope run` adds nothing to it.")
         self._end()

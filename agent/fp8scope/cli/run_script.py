@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 from fp8scope.autolog.parsed_arguments import ParsedArguments
 from fp8scope.autolog.script_config import collect
-from fp8scope.cli.import_hook import when_imported
 from fp8scope.cli.script import ProgramNotFoundError, find_module, find_script
-from fp8scope.config import ConfigurationError, overhead_from, settings_from
-from fp8scope.guard import configure_logging
+from fp8scope.config import ConfigurationError, check_capture, overhead_from, settings_from
+from fp8scope.guard import before_any_run, configure_logging
+from fp8scope.process.import_hook import when_imported
 from fp8scope.process.open_runs import live_runs
 from fp8scope.recording.registration import RELATIONS, blank_registration, check_registration
 from fp8scope.unrecorded import unrecorded
 
 if TYPE_CHECKING:
     from fp8scope.autolog.discovery import Discovery
+    from fp8scope.capture.capture import ValueCapture
     from fp8scope.run import Run
 
 RECIPES = {
@@ -125,6 +126,10 @@ def _parser() -> argparse.ArgumentParser:
         help="share of the step time that watching may take (default: 0.02; none: no limit)",
     )
     parser.add_argument(
+        "--capture",
+        help="other trackers whose values are recorded too: auto (default), none, or names such as wandb,aim",
+    )
+    parser.add_argument(
         "--advise", action="store_true", help="say at the end how the training could be faster"
     )
     parser.add_argument(
@@ -141,7 +146,10 @@ def _check(options: argparse.Namespace) -> None:
         overhead_from(options.overhead, "--overhead")
         # For processes that the script starts, and for `init`.
         os.environ["FP8SCOPE_OVERHEAD"] = options.overhead
-    settings_from(project=options.project, mode=options.mode)
+    if options.capture is not None:
+        check_capture(options.capture, "--capture")
+        os.environ["FP8SCOPE_CAPTURE"] = options.capture
+    options.trackers = settings_from(project=options.project, mode=options.mode).capture
     given = {
         key: getattr(options, key) for key in ("group", "baseline", "parent", "relation", "seed", "tags")
     }
@@ -161,11 +169,16 @@ class _Watching:
         self._arguments = ParsedArguments()
         self._cancel: Callable[[], None] = lambda: None
         self._earlier_threads: set[threading.Thread] = set()
+        self._capture: ValueCapture | None = None
+        self._untrained: Run | None = None
+        """A run that began with the values of a tracker, before any training was found."""
 
     def begin(self) -> None:
         """Called before the script runs."""
         self._earlier_threads = set(threading.enumerate())
         self._arguments.install()
+        if self._options.mode != "disabled" and self._options.trackers:
+            self._start_capture()
         self._cancel = when_imported("torch", self._install)
 
     def end(self) -> None:
@@ -179,6 +192,10 @@ class _Watching:
 
     def _restore(self) -> None:
         self._cancel()
+        if self._capture is not None:
+            from fp8scope.capture import active
+
+            active.stop(self._capture)
         self._arguments.restore()
         if self._discovery is not None:
             self._discovery.uninstall()
@@ -200,12 +217,45 @@ class _Watching:
             import fp8scope_kernels
 
             recipe = getattr(fp8scope_kernels, RECIPES[options.convert])()
-        self._discovery = Discovery(self._begin, converter(recipe), options.tokens_per_step)
+        self._discovery = Discovery(
+            self._begin, converter(recipe), options.tokens_per_step, lambda: self._untrained
+        )
         self._discovery.install()
+
+    def _start_capture(self) -> None:
+        """Record what the script gives to other trackers."""
+        try:
+            # Needs NumPy, without which the script runs and is not recorded.
+            from fp8scope.capture import active
+
+            self._capture = active.start(self._options.trackers, self._begin_without_training)
+        except Exception as error:
+            before_any_run("capturing the calls of other trackers", error)
+
+    def _begin_without_training(self, is_last: bool) -> "Run | None":
+        """Begin a run for values that the script gives to a tracker, if it does not train with torch.
+
+        `is_last`: whether the values cannot wait for a training any longer.
+        """
+        discovery = self._discovery
+        if discovery is not None and (discovery.has_ended or (discovery.expects_training and not is_last)):
+            return None
+        from fp8scope.run import Run
+
+        run = self._begin()
+        if not isinstance(run, Run):
+            return None
+        self._untrained = run
+        return run
 
     def _begin(self, **plain_config: Any) -> "Run":
         import fp8scope
+        from fp8scope import run as recording
 
+        if self._untrained is not None and not self._untrained.finished:
+            # Training is found after all: it continues the steps of the run.
+            self._untrained.log_config(plain_config.get("config") or {})
+            return self._untrained
         options = self._options
         given = {
             "project": options.project,
@@ -222,6 +272,8 @@ class _Watching:
         config, failure = self._config(plain_config.get("config") or {})
         chosen = {key: value for key, value in given.items() if value not in (None, "", [])}
         run = fp8scope.init(**(plain_config | {"config": config} | chosen))
+        if self._capture is not None and isinstance(run, recording.Run):
+            self._capture.bind(run)
         if options.advise:
             from fp8scope.advice.in_process import print_at_end
 
@@ -241,7 +293,7 @@ class _Watching:
         """Log a warning if no run was begun."""
         if self._options.mode == "disabled" or live_runs or self._broken:
             return
-        if self._discovery is None or self._discovery.run is None:
+        if self._untrained is None and (self._discovery is None or self._discovery.run is None):
             logger.warning(
                 "nothing was recorded: no training step was found. A step is a call of a torch optimizer, or "
                 "without one a backward pass, for parameters of a torch.nn.Module that was called in "

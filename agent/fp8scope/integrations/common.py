@@ -1,11 +1,11 @@
 """Functions that the integrations share."""
 
 import logging
-import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fp8scope.scalars import is_tensor
+from fp8scope.step import valid_name
 
 if TYPE_CHECKING:
     import torch
@@ -18,14 +18,10 @@ Begin = Callable[..., "Run"]
 Convert = Callable[["torch.nn.Module"], object]
 logger = logging.getLogger("fp8scope")
 
-_NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_./-]+")
-
 
 def scalars_of(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values that are single numbers, with their names made valid for logging."""
-    return {
-        _NOT_IN_A_NAME.sub("_", str(name))[:128]: value for name, value in values.items() if _is_number(value)
-    }
+    return {valid_name(name): value for name, value in values.items() if _is_number(value)}
 
 
 def _is_number(value: object) -> bool:

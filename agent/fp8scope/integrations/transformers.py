@@ -7,6 +7,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 import fp8scope
 from fp8scope.autolog.attach import attach_run, check
+from fp8scope.capture import active
 from fp8scope.integrations.common import Begin, Convert, converter, kept, scalars_of
 from fp8scope.observe.tensors.base import unwrapped
 
@@ -82,7 +83,11 @@ class Fp8scopeCallback(TrainerCallback):
         """Record the values that the Trainer logs in a step."""
         if self.run is None or self.run.finished:
             return
+        capture = active.current()
         for name, value in scalars_of(logs or {}).items():
+            if capture is not None and capture.has(name, value):
+                # A tracker of the Trainer got it before, and it is recorded under that name.
+                continue
             if name not in _KNOWN and not name.startswith(_OTHERS):
                 self.run.log({f"trainer/{name}": value})
 

@@ -228,6 +228,18 @@ class Collector:
         finally:
             self.discard()
 
+    def copies(self, scalars: "Mapping[str, torch.Tensor]") -> Snapshot | None:
+        """Start the copy of scalars that are on a device, and leave the statistics; None without scalars."""
+        devices = {value.device for value in scalars.values()}
+        if not devices:
+            return None
+        return Snapshot(
+            [
+                self._copy(device, (), {n: x for n, x in scalars.items() if x.device == device})
+                for device in devices
+            ]
+        )
+
     def _active(self) -> "Iterator[StatisticsTable]":
         """Yield the tables that this step writes to."""
         for table in self._tables.all if self._tables is not None else ():

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from fp8scope_kernels import TensorInfo
 
 
+LOGGED_PREFIX = "logged/"
+"""Begins the name of what a script gave to another tracker as a value that the agent measures itself."""
+LOGGED_TOO = tuple(f"{LOGGED_PREFIX}{name}" for name in ("loss", "learning_rate", "grad_norm"))
+"""Left out of a step where it is what the agent has measured."""
+
+
 class Pending(Protocol):
     """Values on their way from a device."""
 
@@ -182,6 +188,9 @@ class StepRow(SpoolEntry):
             values |= step.reading.read()
         values |= step.scalars
         values |= seen.scalars
+        for name in LOGGED_TOO:
+            if name in values and values[name] == values.get(name.removeprefix(LOGGED_PREFIX)):
+                del values[name]
         if self._urgency is not None:
             self._is_urgent = self._urgency.is_urgent(values, seen.statistics)
         dropped = self._guard.counts()[0]

@@ -98,6 +98,12 @@ class Steps:
         """Tokens of all recorded steps."""
         self.recorded: int | None = None
         """The step that was recorded last by the current writer's attempt."""
+        self.first: int | None = None
+        """The first step that was begun."""
+        self.before_first: list[Callable[[int], None]] = []
+        """Called with the number of the first step, when it begins."""
+        self.at_end: Callable[[Step], None] | None = None
+        """Called once, with the next step that ends, before that is recorded."""
         self.thread = get_ident()
         """The thread that trains."""
         self.failure = ""
@@ -186,6 +192,10 @@ class Steps:
         """A step begins; `logged`: it was made by `log_at`."""
         if self._logged is not None:
             self.end_logged()
+        if self.first is None:
+            self.first = step.number
+            for action in self.before_first:
+                action(step.number)
         if logged:
             self._logged = step
         else:
@@ -269,6 +279,9 @@ class Steps:
             self.open = None
         if self.traces is not None:
             self.traces.ends(step.number)
+        if self.at_end is not None:
+            at_end, self.at_end = self.at_end, None
+            at_end(step)
         if self.active:
             began = perf_counter()
             try:
@@ -351,10 +364,37 @@ class Steps:
 
     # Logging outside of a step's block, and steps that the script makes by `run.log(..., step=number)`
 
-    def log(self, values: Mapping[str, Any]) -> None:
-        """Add values to the open step; without one, to the next."""
+    def step_for_values(self) -> Step | None:
+        """Return the step that values belong to which are logged now; None if that is the next."""
         if self.open is None and self.light is not None:
             self.light.step_for_values()
+        return self.open
+
+    @property
+    def current(self) -> int:
+        """The number of the step that the training is in, or has made last."""
+        return self.number + (self.open is None and self.light is not None and self.light.is_on)
+
+    @property
+    def are_logged(self) -> bool:
+        """Return whether steps come from `log_at` alone: nothing finds or marks them."""
+        return self.follower is None and not self._has_blocks
+
+    def put_values(self, number: int, ended_at: int, values: Mapping[str, Any]) -> None:
+        """Record values of step `number` in a row of their own, beside what the step itself has.
+
+        `ended_at`: when they were logged, in microseconds since 1970. Any thread may call it.
+        """
+        step = Step(self, number, 0)
+        step.log(values)
+        step.ended_at = ended_at
+        snapshot = self.collector.copies(step.device_scalars)
+        if step.scalars or snapshot is not None:
+            self.pipeline.put(StepRow(step=step, tokens=0, snapshot=snapshot, guard=self.guard))
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Add values to the open step; without one, to the next."""
+        self.step_for_values()
         if self.open is None:
             if self._has_no_steps and not self.early.keys().isdisjoint(values):
                 self.guard.warn_once(

@@ -30,7 +30,7 @@ _COLUMNS: Final = ("config", "recipe", "environment")
 _FIELDS: Final = ("precision", "group", "baseline", "seed", "total_steps")
 # Entries of the environment that are never the same twice, and so tell nothing.
 _OF_ONE_PROCESS: Final = frozenset(
-    {"pid", "pbs_job_id", "lsf_job_id", "training", "advice", "step_times"}
+    {"pid", "pbs_job_id", "lsf_job_id", "training", "advice", "step_times", "capture"}
     | {f"slurm_{name}" for name in ("job_id", "array_job_id", "array_task_id", "step_id")}
 )
 _MISSING: Final = object()

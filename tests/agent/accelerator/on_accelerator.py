@@ -12,6 +12,8 @@ from agent.helpers.emulated_accelerator import NAME, Event, Module
 from agent.helpers.wire_server import WireServer
 from torch import Tensor, nn
 
+from fp8scope.autolog.attach import attach_run
+from fp8scope.capture.active import capture_into, current
 from fp8scope.cli.doctor import check_torch
 from fp8scope.config import Settings
 from fp8scope.control.training_state import RandomState
@@ -262,3 +264,29 @@ def test_gradients_are_reduced_in_fp8() -> None:
     assert len(grads[0]) == 4
     for there, expected in zip(*reversed(grads), strict=True):
         torch.testing.assert_close(there, expected, rtol=1e-4, atol=1e-8)
+
+
+def test_captured_values_of_a_device(server: WireServer, settings: Settings) -> None:
+    """Also those that share a step, which have rows of their own. Two trackers get one tensor."""
+    model = model_on(NAME)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+    run = Run(settings, blank_registration("captured"))
+    attach_run(run, model, optimizer)
+    capture_into(run, ["wandb"])
+    capture = current()
+    assert capture is not None
+    capture.take("wandb", {"early": torch.tensor(0.5, device=DEVICE)}, 0)
+    for number in range(3):
+        (loss,) = train(NAME, model, optimizer, 1)
+        for part in range(2):
+            value = torch.tensor(float(10 * number + part), device=DEVICE)
+            capture.take("wandb", {"x": value, "loss": loss}, 2 * number + part)
+            capture.take("tensorboard", {"x": value}, number)
+    report = run.finish()
+    assert report.complete and report.errors == 0
+    values = [(row["step"], row["scalars"].get("x")) for row in server.run.rows]
+    assert [pair for pair in values if pair[1] is not None] == [
+        (number + 1, 10.0 * number + part) for number in range(3) for part in range(2)
+    ]
+    assert [value for value in server.run.scalars("early") if value is not None] == [0.5]
+    assert len([value for value in server.run.scalars("loss") if value is not None]) == 3

@@ -1,0 +1,47 @@
+"""MLflow: all of its functions, autologging included, end in methods of `MlflowClient`."""
+
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Any
+
+from fp8scope.capture.descriptions import from_text
+from fp8scope.capture.patching import TrackerPatches
+
+NAME = "mlflow"
+
+
+def install(patches: TrackerPatches) -> None:
+    """Capture `log_metric`, `log_param` and `log_batch` of the client."""
+    capture = patches.capture
+
+    def log_metric(
+        client: Any,
+        run_id: Any,
+        key: Any,
+        value: Any,
+        timestamp: Any = None,
+        step: Any = None,
+        *_: Any,
+        **__: Any,
+    ) -> None:
+        capture.take(NAME, {key: value}, step or 0)
+
+    def log_param(client: Any, run_id: Any, key: Any, value: Any, *_: Any, **__: Any) -> None:
+        capture.configure(NAME, {key: value})
+
+    def log_batch(
+        client: Any, run_id: Any, metrics: Iterable[Any] = (), params: Iterable[Any] = (), *_: Any, **__: Any
+    ) -> None:
+        if isinstance(metrics, list | tuple):
+            for metric in metrics:
+                capture.take(NAME, {metric.key: metric.value}, metric.step or 0)
+        if params and isinstance(params, list | tuple):
+            capture.configure(NAME, {param.key: from_text(str(param.value)) for param in params})
+
+    def replace(module: ModuleType) -> None:
+        client = module.MlflowClient
+        patches.before(client, "log_metric", log_metric, tracker=NAME)
+        patches.before(client, "log_param", log_param, tracker=NAME)
+        patches.before(client, "log_batch", log_batch, tracker=NAME)
+
+    patches.when_imported("mlflow.tracking.client", replace)
