@@ -175,6 +175,65 @@ def test_a_graph_of_a_layer_replays(device: torch.device) -> None:
         assert torch.equal(result, layer(fresh))
 
 
+class Training:
+    """A step of a model with FP8 layers and counters, on tensors that stay where they are."""
+
+    def __init__(self, recipe: Recipe, device: torch.device) -> None:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 256))
+        self.model = model.to(device, torch.bfloat16)
+        convert(self.model, recipe, exclude=())
+        self.rows = StatisticsBuffer(device=device)
+        observe(self.model, self.rows)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-2)
+        self.x = torch.zeros(128, 256, device=device, dtype=torch.bfloat16)
+
+    def step(self) -> None:
+        self.rows.zero_()
+        self.optimizer.zero_grad(set_to_none=False)
+        self.model(self.x).square().mean().backward()
+        self.optimizer.step()
+
+    def load(self, step: int) -> None:
+        self.x.copy_(torch.randn(128, 256, generator=torch.Generator().manual_seed(step)) * 1.5**step)
+
+    def everything(self) -> dict[str, Tensor]:
+        grads = {f"{name}.grad": p.grad for name, p in self.model.named_parameters() if p.grad is not None}
+        counters = {"counters": self.rows.data, "block counters": self.rows.block_data}
+        return {**self.model.state_dict(), **dict(self.model.named_buffers()), **grads, **counters}
+
+
+@recipes
+@backends
+def test_a_graph_of_a_training_step_replays(device: torch.device, recipe: Recipe, backend: str) -> None:
+    """Replays are steps: weights, gradients, scales, histories, random words and counters.
+
+    tests/agent/accelerator/on_capture.py shows the same where there is no device.
+    """
+    set_backend(backend)  # type: ignore[arg-type]
+    captured, eager = Training(recipe, device), Training(recipe, device)
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for step in range(3):
+            for own in (captured, eager):
+                own.load(step)
+                own.step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured.step()
+    for step in range(3, 8):
+        for own in (captured, eager):
+            own.load(step)
+        graph.replay()
+        eager.step()
+        expected = eager.everything()
+        for name, tensor in captured.everything().items():
+            assert torch.equal(tensor.nan_to_num(), expected[name].nan_to_num()), f"{name}, step {step}"
+    assert (captured.rows.data[:, STATISTICS.index("numel")] > 0).all()
+
+
 @pytest.mark.parametrize("warm_up", [0, 1, 2])
 @pytest.mark.parametrize("interval", [1, 3])
 @backends

@@ -12,7 +12,7 @@ import pytest
 from agent.helpers.emulated_accelerator import LIBRARY, build
 
 ROOT = Path(__file__).parents[3]
-OWN = Path(__file__).with_name("on_accelerator.py")
+OWN = tuple(Path(__file__).with_name(f"on_{name}.py") for name in ("accelerator", "capture"))
 AGENT = ROOT / "tests" / "agent"
 
 # Tests of each part of the agent, whose tensors are then all on the accelerator.
@@ -33,7 +33,7 @@ ELSEWHERE = (
 def test_it_works(tmp_path: Path) -> None:
     library = tmp_path / "accelerator.so"
     build(library)
-    tests = [str(OWN), *(str(AGENT / test) for test in ELSEWHERE)]
+    tests = [*map(str, OWN), *(str(AGENT / test) for test in ELSEWHERE)]
     plugins = ("-p", "agent.helpers.emulated_accelerator", "-p", "no:cacheprovider", "-p", "no:xdist")
     finished = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", *plugins, *tests],
