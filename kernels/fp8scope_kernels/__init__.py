@@ -35,6 +35,7 @@ from fp8scope_kernels.formats import (
     in_encoding,
 )
 from fp8scope_kernels.fp6 import Fp6Linear, Fp6Weight, quantize_fp6
+from fp8scope_kernels.fsdp.all_gather import gather_weights_in_fp8
 from fp8scope_kernels.gradient_reduction import Fp8GradientReducer
 from fp8scope_kernels.kept_weight import keep_weights
 from fp8scope_kernels.linear import Fp8Linear
@@ -171,6 +172,7 @@ __all__ = [
     "exponent_histogram",
     "fp8_experts",
     "fp8_layers",
+    "gather_weights_in_fp8",
     "get_backend",
     "in_encoding",
     "keep_weights",

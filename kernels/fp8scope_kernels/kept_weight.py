@@ -39,6 +39,8 @@ class KeptWeight:
         """Have the next call quantise the weight."""
         self._state: _State | None = None
         self._operands: Operands | None = None
+        self.shard: Any = None
+        """What was quantised of a weight that FSDP2 gathers in FP8."""
         self._is_turned = self._is_counted = False
         self._parts: dict[int, KeptWeight] = {}
 

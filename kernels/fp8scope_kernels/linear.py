@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fp8scope_kernels.fsdp.gathered_weight import GatheredWeight, as_plain
+from fp8scope_kernels.fsdp.weight_shards import WeightShard
 from fp8scope_kernels.graph_objects import GraphObject, register
 from fp8scope_kernels.kept_weight import KeptWeight
 from fp8scope_kernels.linear_product import Product, check_products, linear_product, names_of, text_of
@@ -19,6 +21,7 @@ from fp8scope_kernels.recipes import ROLES, Recipe, Role
 from fp8scope_kernels.scaling_state import ScalingState
 from fp8scope_kernels.statistics import Slot
 from fp8scope_kernels.tensor_parallel import is_dtensor, sharded_linear
+from fp8scope_kernels.torch_internals import break_graph
 
 Precision = Literal["fp8", "bf16"]
 
@@ -43,6 +46,8 @@ class Fp8Linear(nn.Linear, GraphObject):
 
     kept_weight: KeptWeight | None = None
     """The operands of the weight that calls share; see `keep_weights`."""
+    weight_shard: WeightShard | None = None
+    """This rank's part of a weight that FSDP2 gathers in FP8; see `gather_weights_in_fp8`."""
     _products: frozenset[Product] | None = None
     _products_text = names_of(None)
 
@@ -138,6 +143,11 @@ class Fp8Linear(nn.Linear, GraphObject):
         return cast(ScalingState, self.scaling[role])
 
     def forward(self, input: Tensor) -> Tensor:
+        if self.weight_shard is not None:
+            return _forward_outside_of_graphs(self, input)
+        return self._forward(input)
+
+    def _forward(self, input: Tensor) -> Tensor:
         self._check_input(input)
         device_type = input.device.type
         out_dtype = input.dtype
@@ -150,7 +160,8 @@ class Fp8Linear(nn.Linear, GraphObject):
             return sharded_linear(self, input, out_dtype)
         bias: Tensor | None = self.bias
         x = input.reshape(-1, self.in_features)
-        output = linear_product(x, self.weight, bias, self, out_dtype)
+        weight = self.weight if self.weight_shard is None else as_plain(self.weight)
+        output = linear_product(x, weight, bias, self, out_dtype)
         return output.view(*input.shape[:-1], self.out_features)
 
     def _check_input(self, input: Tensor) -> None:
@@ -172,10 +183,11 @@ class Fp8Linear(nn.Linear, GraphObject):
 
     def _forward_bf16(self, input: Tensor) -> Tensor:
         bias: Tensor | None = self.bias
+        weight = self.weight if self.weight_shard is None else as_plain(self.weight, always=True)
         abstract = input.device.type == "meta"
         with nullcontext() if abstract else torch.autocast(input.device.type, enabled=False):
             return functional.linear(
-                input.bfloat16(), self.weight.bfloat16(), None if bias is None else bias.bfloat16()
+                input.bfloat16(), weight.bfloat16(), None if bias is None else bias.bfloat16()
             )
 
     def quantize(self, role: Role, x: Tensor, *, update: bool, transpose: bool) -> tuple[Operand, Operand]:
@@ -183,6 +195,8 @@ class Fp8Linear(nn.Linear, GraphObject):
 
         With `update`, state and statistics advance; see `quantize_matrix`.
         """
+        if role == "weight" and isinstance(x, GatheredWeight) and self.weight_shard is not None:
+            return self.weight_shard.operands(x, update=update, transpose=transpose)
         if role == "weight" and self.kept_weight is not None:
             make = partial(self._quantize, role, x)
             return self.kept_weight.operands(x, make, update=update, transpose=transpose)
@@ -213,7 +227,7 @@ class Fp8Linear(nn.Linear, GraphObject):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy is another model: its tensors must not count in this model's rows.
-        return {**self.__dict__, "slots": {}, "kept_weight": None}
+        return {**self.__dict__, "slots": {}, "kept_weight": None, "weight_shard": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -221,6 +235,12 @@ class Fp8Linear(nn.Linear, GraphObject):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, recipe={self.recipe.kind}, precision={self._precision}"
+
+
+@break_graph
+def _forward_outside_of_graphs(layer: Fp8Linear, input: Tensor) -> Tensor:
+    """The forward pass of a layer whose weight has FP8 in its memory, which a graph cannot take."""
+    return layer._forward(input)
 
 
 def _do_nothing(module: nn.Module, args: Any) -> None:

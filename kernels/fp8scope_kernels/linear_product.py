@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fp8scope_kernels.matmul import Operand, exact_operand, multiply, ran_on_units
 from fp8scope_kernels.operands import quantize_matrix
+from fp8scope_kernels.plain_tensors import check_memory
 from fp8scope_kernels.recipes import Recipe, Role
 from fp8scope_kernels.recomputation import scales_of_call
 from fp8scope_kernels.scaling_state import ScalingState
@@ -176,6 +177,9 @@ def run_backward(
 ) -> Gradients:
     """The backward pass: gradients of input, weight and bias in `dtypes`; None says that it is not wanted."""
     for_x, for_weight, for_bias = dtypes
+    if weight_t.is_fp8:
+        # FSDP2 frees the memory of a weight that it has gathered in FP8.
+        check_memory(weight_t.values)
     dgrad, wgrad = for_x is not None and "dgrad" in products, for_weight is not None and "wgrad" in products
     grad_x = grad_weight = grad_bias = None
     if dgrad or wgrad:

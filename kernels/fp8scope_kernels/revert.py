@@ -15,7 +15,7 @@ from fp8scope_kernels.experts.modules import Fp8Experts, make_plain
 from fp8scope_kernels.linear import Fp8Linear
 
 OWN_ATTRIBUTES = (
-    "recipe", "slots", "number", "turn", "turn_back", "kept_weight", "on_units",
+    "recipe", "slots", "number", "turn", "turn_back", "kept_weight", "weight_shard", "on_units",
     "_recipe_text", "_precision", "_products", "_products_text",
 )  # fmt: skip
 """Attributes of an `Fp8Linear` that `nn.Linear` does not have."""
@@ -74,6 +74,8 @@ def _make_plain(layer: Any) -> bool:
     if kind is None:
         return False
     layer.slots.clear()
+    if layer.weight_shard is not None:
+        layer.weight_shard.detach()
     del layer.scaling
     for name in OWN_ATTRIBUTES:
         layer.__dict__.pop(name, None)

@@ -130,6 +130,18 @@ class ScalingState(nn.Module):
             self.scale.copy_(scale)
         return scale
 
+    def scale_before(self, amax: Tensor, *, update: bool = True) -> Tensor:
+        """The result that `next_scale` is going to have; the state stays as it is."""
+        self.materialize(amax.device)
+        if not isinstance(self.recipe, DelayedScaling):
+            return self.next_scale(amax, update=False)
+        if self._unchecked:
+            self._check(self.recipe, amax)
+        before = self.scale.clone()
+        scale = self._scale_of_call(self.recipe, amax, update)
+        self.scale.copy_(before)
+        return scale
+
     def freeze(self, scale: Tensor) -> None:
         """Take a scale from elsewhere, float32 without dimensions; 0: that of the tensor's own amax."""
         self.scale = scale
@@ -240,6 +252,12 @@ class ScalingState(nn.Module):
     def _delayed_scale(self, recipe: DelayedScaling, amax: Tensor, update: bool) -> Tensor:
         if self._unchecked:
             self._check(recipe, amax)
+        scale = self._scale_of_call(recipe, amax, update)
+        if update:
+            self._remember(amax)
+        return scale
+
+    def _scale_of_call(self, recipe: DelayedScaling, amax: Tensor, update: bool) -> Tensor:
         scale = self._past_scale(recipe, update)
         if not self._started:
             # Decided on the device: a graph captured at the first call is replayed for later ones.
@@ -247,8 +265,6 @@ class ScalingState(nn.Module):
             scale = torch.where(self.calls == 0, own, scale)
             if update:
                 self.scale.copy_(scale)
-        if update:
-            self._remember(amax)
         return scale
 
     def _past_scale(self, recipe: DelayedScaling, update: bool) -> Tensor:

@@ -7,7 +7,7 @@ import functools
 import inspect
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from types import CodeType, FrameType
 from typing import Any, ParamSpec, TypeVar
@@ -24,17 +24,22 @@ __all__ = [
     "call_before_compiling",
     "checkpointed_regions",
     "current_graph_task_id",
+    "forget_gathered",
+    "fsdp_parameters",
     "has_bf16_units",
     "has_functorch_transforms",
     "has_saved_tensors_hooks",
+    "is_dynamo_compiling",
     "is_exporting",
     "is_fake",
     "is_fsdp_module",
     "is_functional",
     "is_functorch_wrapped_tensor",
     "is_traced",
+    "process_group",
     "scaled_grouped_mm",
     "scaled_mm",
+    "settle_fsdp",
     "torch_library_path",
 ]
 
@@ -115,12 +120,47 @@ def is_fake(x: Tensor) -> bool:
     return fake is not None and isinstance(x, fake.FakeTensor)
 
 
+def process_group(name: str) -> Any:
+    """The process group of this name."""
+    from torch.distributed import distributed_c10d
+
+    groups: Any = distributed_c10d
+    return groups._resolve_process_group(name)
+
+
 def is_fsdp_module(module: Any) -> bool:
     """Return whether `fully_shard` was applied to the module."""
     # torch's module is loaded by the time that there is such a module; importing it takes long.
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")
     kind = getattr(fsdp, "FSDPModule", None)
     return kind is not None and isinstance(module, kind)
+
+
+def fsdp_parameters(model: Any) -> Iterator[tuple[Any, Any, Any]]:
+    """Yield FSDP2's objects for each parameter that it shards inside of `model`.
+
+    They are the FSDP module, the group of parameters that are gathered together, and the parameter.
+    """
+    for module in model.modules():
+        if not is_fsdp_module(module):
+            continue
+        for group in module._get_fsdp_state()._fsdp_param_groups:
+            # `fully_shard` of a list of modules has one state for all of them.
+            if module in group.modules[:1]:
+                for parameter in group.fsdp_params:
+                    yield module, group, parameter
+
+
+def settle_fsdp(root: Any) -> None:
+    """Have FSDP2 do what it does before the first forward pass: it may replace parameters and their parts."""
+    root._get_fsdp_state()._lazy_init()
+
+
+def forget_gathered(parameter: Any) -> None:
+    """Have FSDP2 make the unsharded parameter anew at its next all-gather, in whatever dtype that has."""
+    parameter.all_gather_outputs = []
+    parameter._unsharded_inner_tensors = []
+    vars(parameter).pop("_unsharded_param", None)
 
 
 is_functional: Callable[[Tensor], bool] = getattr(torch, "_is_functional_tensor", lambda x: False)
