@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 from composition_graphs import GRAPHS
+from composition_sharded import SHARDED
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.checkpoint.state_dict import (
@@ -411,6 +412,16 @@ def in_graph(rank: int, size: int, how: str) -> Outcome:
     return outcome
 
 
+def in_shards(rank: int, size: int, how: str) -> Outcome:
+    """Sharded, in graphs or with FP8 all-gather, bit for bit; see composition_sharded.py."""
+    outcome = Outcome()
+    _, _, function, setting, is_for_whole = SHARDED[int(how)]
+    for recipe in RECIPES[:2] if is_for_whole else RECIPES:
+        torch.compiler.reset()
+        outcome.failures += [f"{recipe.kind}: {line}" for line in function(recipe, rank, size, setting)]
+    return outcome
+
+
 def weights_of_gradients(model: nn.Module) -> dict[str, Tensor]:
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
@@ -453,6 +464,11 @@ def compositions() -> Iterator[Composition]:
         yield Composition(
             name=f"checkpointing ({how}), several forward calls first", ranks=1, run=recomputed, how=how,
             compared="gradients; scaling state bit for bit",
+        )  # fmt: skip
+    for index, (name, ranks, *_) in enumerate(SHARDED):
+        yield Composition(
+            name=name, ranks=ranks, run=in_shards, how=str(index),
+            compared="everything, bit for bit, with eager code and BF16 on the same ranks",
         )  # fmt: skip
     for name in GRAPHS:
         yield Composition(

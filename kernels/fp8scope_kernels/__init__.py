@@ -2,6 +2,7 @@
 
 from fp8scope_kernels import custom_ops as _custom_ops  # noqa: F401  (registers the operators)
 from fp8scope_kernels import linear_operators as _linear_operators  # noqa: F401  (registers the operators)
+from fp8scope_kernels import tensor_parallel_operators as _sharded  # noqa: F401  (registers the operators)
 from fp8scope_kernels.backends import get_backend, set_backend
 from fp8scope_kernels.block_quantization import BlockTensor, quantize_blocks
 from fp8scope_kernels.convert import (

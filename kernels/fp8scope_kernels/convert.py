@@ -18,10 +18,9 @@ from fp8scope_kernels.experts.modules import (
     reason_of_experts,
 )
 from fp8scope_kernels.linear import Fp8Linear
-from fp8scope_kernels.plain_tensors import PLAIN_TYPES
+from fp8scope_kernels.plain_tensors import PLAIN_TYPES, is_dtensor
 from fp8scope_kernels.random_stream import seed_rounding
 from fp8scope_kernels.recipes import Recipe
-from fp8scope_kernels.tensor_parallel import is_dtensor
 from fp8scope_kernels.torch_internals import is_fake, is_fsdp_module
 from fp8scope_kernels.unit_products import ALIGNMENT
 

@@ -16,11 +16,12 @@ from fp8scope_kernels.kept_weight import KeptWeight
 from fp8scope_kernels.linear_product import Product, check_products, linear_product, names_of, text_of
 from fp8scope_kernels.matmul import Operand
 from fp8scope_kernels.operands import quantize_matrix
+from fp8scope_kernels.plain_tensors import is_dtensor
 from fp8scope_kernels.random_stream import RandomStream, ignore_stream, stream_of
 from fp8scope_kernels.recipes import ROLES, Recipe, Role
 from fp8scope_kernels.scaling_state import ScalingState
 from fp8scope_kernels.statistics import Slot
-from fp8scope_kernels.tensor_parallel import is_dtensor, sharded_linear
+from fp8scope_kernels.tensor_parallel import sharded_linear
 from fp8scope_kernels.torch_internals import break_graph
 
 Precision = Literal["fp8", "bf16"]

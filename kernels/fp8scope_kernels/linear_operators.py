@@ -20,6 +20,7 @@ from fp8scope_kernels.linear_product import (
     run_backward,
     run_forward,
 )
+from fp8scope_kernels.matmul import Operand
 from fp8scope_kernels.operands import takes_fp8_operands
 from fp8scope_kernels.recipes import Recipe, recipe_from_dict
 
@@ -40,23 +41,14 @@ def linear_op(
     """`run_forward` of the layer with this number, which counts. Returns a `Passed`."""
     turn.add_(1)
     settings = ProductSettings(recipe, products, out_dtype, for_x, for_weight)
-    layer = _layer_of(number)
-    passed = run_forward(layer, x, weight, bias, settings)
-    if layer.kept_weight is not None:
-        # A compiled backward pass may write into what it has saved.
-        passed = passed._replace(
-            weight_t=passed.weight_t.clone(), weight_inverse=passed.weight_inverse.clone()
-        )
-    return _in_layout(passed, x, recipe)
+    return linear_by(layer_of(number), x, weight, bias, settings)
 
 
 @fake_of("linear")
 def _(
     x: Tensor, weight: Tensor, bias: Tensor | None, number: Tensor, turn: Tensor, *settings: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    chosen = ProductSettings(*settings)
-    quantizer = FrozenQuantizer(_recipe_of(chosen.recipe))
-    return _in_layout(run_forward(quantizer, x, weight, bias, chosen), x, chosen.recipe)
+    return fake_linear(x, weight, bias, ProductSettings(*settings))
 
 
 @operator("linear_gradients")
@@ -77,15 +69,12 @@ def linear_gradients_op(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`run_backward` of the layer with this number, which counts. Returns `Gradients`, empty for None."""
     operands = operands_of(x_t, x_inverse, weight_t, weight_inverse, x, weight)
-    dtypes = x_dtype, weight_dtype, bias_dtype
-    return _filled(run_backward(_layer_of(number), grad, *operands, products, dtypes), grad)
+    return gradients_by(layer_of(number), grad, operands, products, (x_dtype, weight_dtype, bias_dtype))
 
 
 @fake_of("linear_gradients")
 def _(grad: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    *saved, _, recipe, products, x_dtype, weight_dtype, bias_dtype = arguments
-    quantizer, dtypes = FrozenQuantizer(_recipe_of(recipe)), (x_dtype, weight_dtype, bias_dtype)
-    return _filled(run_backward(quantizer, grad, *operands_of(*saved), products, dtypes), grad)
+    return fake_gradients(grad, *arguments)
 
 
 @operator("frozen_linear")
@@ -120,7 +109,47 @@ def _(
     return x.new_empty((x.shape[0], weight.shape[0]), dtype=out_dtype)
 
 
-def _layer_of(number: Tensor) -> Any:
+def linear_by(
+    quantizer: Any, x: Tensor, weight: Tensor, bias: Tensor | None, settings: ProductSettings
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """`run_forward` of a layer, or of the part of one that this rank has. Returns a `Passed`."""
+    passed = run_forward(quantizer, x, weight, bias, settings)
+    if quantizer.kept_weight is not None:
+        # A compiled backward pass may write into what it has saved.
+        passed = passed._replace(
+            weight_t=passed.weight_t.clone(), weight_inverse=passed.weight_inverse.clone()
+        )
+    return _in_layout(passed, x, settings.recipe)
+
+
+def fake_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, settings: ProductSettings
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The fake of `linear_by`."""
+    quantizer = FrozenQuantizer(_recipe_of(settings.recipe))
+    return _in_layout(run_forward(quantizer, x, weight, bias, settings), x, settings.recipe)
+
+
+def gradients_by(
+    quantizer: Any,
+    grad: Tensor,
+    operands: tuple[Operand, Operand],
+    products: str,
+    dtypes: tuple[torch.dtype | None, ...],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`run_backward` of a layer, or of a part of one. Returns `Gradients`, empty for None."""
+    return _filled(run_backward(quantizer, grad, *operands, products, dtypes), grad)
+
+
+def fake_gradients(grad: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """The fake of `gradients_by`, of an operator's arguments."""
+    *saved, _, recipe, products, x_dtype, weight_dtype, bias_dtype = arguments
+    quantizer, dtypes = FrozenQuantizer(_recipe_of(recipe)), (x_dtype, weight_dtype, bias_dtype)
+    return gradients_by(quantizer, grad, operands_of(*saved), products, dtypes)
+
+
+def layer_of(number: Tensor) -> Any:
+    """The layer with this number. Raises RuntimeError if it does not exist any more."""
     layer = look_up(number)
     if layer is None:
         raise RuntimeError("The FP8 layer of this graph does not exist any more: compile the model again.")

@@ -120,6 +120,27 @@ class ProductSettings(NamedTuple):
     for_weight: bool
 
 
+class PartSettings(NamedTuple):
+    """The part that a rank has of one call, as operators take it.
+
+    `cut`: for input, weight and grad_output one character each: the dimension of the matrix that is cut over
+    the ranks, or `-` for a matrix that all ranks have. `group`: the name of the process group. `before`,
+    `along` and `after`: elements of the whole input's leading dimensions, before the one that is cut, along
+    it, and after it without the features. Without values: the tensors are whole.
+    """
+
+    cut: str = ""
+    group: str = ""
+    rank: int = 0
+    size: int = 1
+    before: int = 1
+    along: int = 1
+    after: int = 1
+
+
+WHOLE = PartSettings()
+
+
 def names_of(products: frozenset[Product] | None) -> str:
     """The products in FP8 (None: all) as an argument of an operator."""
     return ",".join(PRODUCTS if products is None else [name for name in PRODUCTS if name in products])
@@ -202,12 +223,22 @@ def _multiply(quantizer: Quantizer, name: Product, a: Operand, b: Operand, out_d
 
 
 def linear_product(
-    x: Tensor, weight: Tensor, bias: Tensor | None, layer: Any, out_dtype: torch.dtype
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    layer: Any,
+    out_dtype: torch.dtype,
+    *,
+    quantizer: Quantizer | None = None,
+    part: PartSettings = WHOLE,
 ) -> Tensor:
     """x [tokens, in] times weight [out, in] transposed, plus bias, in `out_dtype`.
 
     `layer`: an `Fp8Linear`, which says what of its three products is in FP8. The others are in BF16.
+    `quantizer`: what quantises in place of the layer. `part`: what operators need to make it, where x, weight
+    and bias are the shards of this rank.
     """
+    quantizer = layer if quantizer is None else quantizer
     recipe, products = layer.operator_settings
     if is_exporting():
         scales = [layer.state_of(role).scale for role in ("input", "weight")]
@@ -221,14 +252,14 @@ def linear_product(
     )
     output: Tensor
     if is_traced():
-        output, *_ = _GraphProduct.apply(x, weight, bias, layer.number, layer.turn, *settings)  # type: ignore[no-untyped-call]
+        output, *_ = _GraphProduct.apply(x, weight, bias, layer.number, layer.turn, *settings, *part)  # type: ignore[no-untyped-call]
     elif has_functorch_transforms():
         # The wrappers of torch.func do not say whether a gradient is wanted of what they wrap.
         settings = settings._replace(for_x=True, for_weight=True)
-        output, *_ = _FunctionalProduct.apply(x, weight, bias, layer, *settings)  # type: ignore[no-untyped-call]
+        output, *_ = _FunctionalProduct.apply(x, weight, bias, quantizer, *settings)  # type: ignore[no-untyped-call]
     else:
         with scales_of_call(layer):
-            output = _EagerProduct.apply(x, weight, bias, layer, settings)  # type: ignore[no-untyped-call]
+            output = _EagerProduct.apply(x, weight, bias, quantizer, settings)  # type: ignore[no-untyped-call]
     return output
 
 
@@ -270,26 +301,41 @@ class _GraphProduct(torch.autograd.Function):
         out_dtype: torch.dtype,
         for_x: bool,
         for_weight: bool,
+        cut: str,
+        group: str,
+        rank: int,
+        size: int,
+        before: int,
+        along: int,
+        after: int,
     ) -> tuple[Tensor, ...]:
-        settings = recipe, products, out_dtype, for_x, for_weight
-        passed: tuple[Tensor, ...] = torch.ops.fp8scope.linear(x, weight, bias, number, turn, *settings)
+        # torch takes functions with *args for ones with a context.
+        tensors, settings = (x, weight, bias, number, turn), (recipe, products, out_dtype, for_x, for_weight)
+        passed: tuple[Tensor, ...]
+        if cut:
+            part = cut, group, rank, size, before, along, after
+            passed = torch.ops.fp8scope.sharded_linear(*tensors, *settings, *part)
+        else:
+            passed = torch.ops.fp8scope.linear(*tensors, *settings)
         return passed
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         x, weight, bias, number, _, recipe, products = inputs[:7]
-        ctx.recipe = recipe
+        ctx.recipe, ctx.part = recipe, inputs[10:]
         _save(ctx, x, weight, bias, products, output[1:], number)
         _mark_saved(ctx, output)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         dtypes = _dtypes_of(ctx)
-        results = torch.ops.fp8scope.linear_gradients(
-            grads[0], *ctx.saved_tensors, ctx.recipe, ctx.products, *dtypes
-        )
+        arguments = grads[0], *ctx.saved_tensors, ctx.recipe, ctx.products, *dtypes
+        if ctx.part[0]:
+            results = torch.ops.fp8scope.sharded_linear_gradients(*arguments, *ctx.part)
+        else:
+            results = torch.ops.fp8scope.linear_gradients(*arguments)
         gradients = [None if dtype is None else made for made, dtype in zip(results, dtypes, strict=True)]
-        return (*gradients, *(None,) * 7)
+        return (*gradients, *(None,) * 14)
 
 
 class _FunctionalProduct(torch.autograd.Function):

@@ -22,7 +22,7 @@ from fp8scope_kernels.formats import Format
 from fp8scope_kernels.graph_objects import GraphObject, fake_of, look_up, operator, register
 from fp8scope_kernels.hooks import register_forward_hook, register_tensor_hook, remove_hooks
 from fp8scope_kernels.linear import Fp8Linear
-from fp8scope_kernels.plain_tensors import PLAIN_TYPES, has_plain_memory
+from fp8scope_kernels.plain_tensors import PLAIN_TYPES, has_plain_memory, is_dtensor
 from fp8scope_kernels.quantization import measure
 from fp8scope_kernels.recipes import ROLES, Role
 from fp8scope_kernels.reference import Extent
@@ -282,7 +282,7 @@ def _(gradient: Tensor, number: Tensor, turn_back: Tensor) -> None:
 
 def _local(x: Any) -> Any:
     """This rank's part of a sharded tensor; anything else as it is."""
-    return x.to_local() if hasattr(x, "to_local") else x
+    return x.to_local() if is_dtensor(x) else x
 
 
 def add_tensor(slot: Slot, x: Tensor) -> None:

@@ -8,7 +8,12 @@ rest is computed in eager torch, or refused with an exception that says what to 
 import torch
 from torch import Tensor, nn
 
-from fp8scope_kernels.torch_internals import is_fake, is_functional, is_functorch_wrapped_tensor
+from fp8scope_kernels.torch_internals import (
+    is_dynamo_compiling,
+    is_fake,
+    is_functional,
+    is_functorch_wrapped_tensor,
+)
 
 PLAIN_TYPES = frozenset((Tensor, nn.Parameter))
 """Types whose memory holds the numbers that they represent. A subclass may represent something else."""
@@ -38,6 +43,18 @@ def has_plain_memory(x: Tensor) -> bool:
 def _is_wrapper(x: Tensor) -> bool:
     """Return whether torch has wrapped another tensor in x, which has the type Tensor."""
     return is_functorch_wrapped_tensor(x) or is_functional(x)
+
+
+def is_dtensor(x: object) -> bool:
+    """Return whether x is a DTensor, or another tensor that has a local part."""
+    if type(x) in PLAIN_TYPES:
+        return False
+    if is_dynamo_compiling():
+        # The attributes of a tensor in a graph do not say.
+        from torch.distributed.tensor import DTensor
+
+        return isinstance(x, DTensor)
+    return hasattr(x, "to_local")
 
 
 def is_abstract(x: Tensor) -> bool:

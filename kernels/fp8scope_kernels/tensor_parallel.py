@@ -24,16 +24,16 @@ from torch import Tensor
 from torch import distributed as dist
 
 from fp8scope_kernels.kept_weight import KeptWeight
-from fp8scope_kernels.linear_product import Product, linear_product
+from fp8scope_kernels.linear_product import PartSettings, Product, linear_product
 from fp8scope_kernels.matmul import Operand, to_block_operand
 from fp8scope_kernels.operands import quantize_matrix
-from fp8scope_kernels.plain_tensors import PLAIN_TYPES, is_abstract
+from fp8scope_kernels.plain_tensors import is_abstract, is_dtensor
 from fp8scope_kernels.random_stream import stream_of
-from fp8scope_kernels.recipes import NVFP4, Recipe, Role, RowwiseScaling
+from fp8scope_kernels.recipes import NVFP4, ROLES, Recipe, Role, RowwiseScaling
 from fp8scope_kernels.sampling import accumulate_sample
 from fp8scope_kernels.scaling_state import ScalingState
 from fp8scope_kernels.statistics import STATISTICS, Slot
-from fp8scope_kernels.torch_internals import break_graph
+from fp8scope_kernels.torch_internals import is_traced, process_group
 
 Group = Any
 """A `torch.distributed.ProcessGroup`."""
@@ -43,6 +43,9 @@ Fp8Layer = Any
 """An `Fp8Linear`; its module imports this one."""
 
 COUNTERS = tuple(STATISTICS.index(name) for name in ("numel", "saturated", "underflow", "subnormal"))
+
+BY_TOKENS, REPLICATED = "0-0", "---"
+"""`cut` of `PartSettings` where tokens are cut, and where nothing is."""
 
 MIXED = (
     "One of an FP8 layer's input and weight is a DTensor, and the other is not. Tensor parallelism makes "
@@ -59,22 +62,16 @@ WHOLE_TENSOR = (
 class ShardLayout:
     """The placements of the tensors of one call on the ranks.
 
-    `dims`: the dimension of a role's matrix that is cut over the ranks; None for one that all ranks have.
+    `cut`: the dimensions of the matrices that are cut over the ranks, see `PartSettings`.
     """
 
     input: Any
     output: Any
     grad_input: Any
     bias: Any
-    dims: dict[Role, int | None]
+    cut: str
 
 
-def is_dtensor(x: object) -> bool:
-    """Return whether x is a DTensor, or another tensor that has a local part."""
-    return type(x) not in PLAIN_TYPES and hasattr(x, "to_local")
-
-
-@break_graph
 def sharded_linear(layer: Fp8Layer, input: Tensor, out_dtype: torch.dtype) -> Tensor:
     """`layer(input)` where input and weight are DTensors on a mesh of one dimension; returns a DTensor.
 
@@ -99,17 +96,22 @@ def sharded_linear(layer: Fp8Layer, input: Tensor, out_dtype: torch.dtype) -> Te
     layout = _layout(weight.placements[0], x.placements[0], x.dim())
     if x.placements != (layout.input,):
         x = x.redistribute(placements=(layout.input,))
-    part = LayerPart(layer, layout, tuple(x.shape), mesh.get_group(), mesh.size(), mesh.get_local_rank())
-    part.check_blocks()
+    group, rank = mesh.get_group(), mesh.get_local_rank()
+    settings = PartSettings(
+        layout.cut, group.group_name, rank, mesh.size(), *_extents(tuple(x.shape), layout.input)
+    )
     local = x.to_local(grad_placements=(layout.grad_input,))
     matrix = weight.to_local(grad_placements=weight.placements)
     bias = _local_bias(layer.bias, layout)
-    if layout.dims["weight"] is None and layout.dims["input"] is not None:
-        matrix = _SummedGradient.apply(matrix, part.group)  # type: ignore[no-untyped-call]
-        bias = None if bias is None else _SummedGradient.apply(bias, part.group)  # type: ignore[no-untyped-call]
+    if layout.cut == BY_TOKENS:
+        matrix = _SummedGradient.apply(matrix, group)  # type: ignore[no-untyped-call]
+        bias = None if bias is None else _SummedGradient.apply(bias, group)  # type: ignore[no-untyped-call]
     elif layout.output.is_partial() and bias is not None:
-        bias = _OnFirstRank.apply(bias, part.is_first)  # type: ignore[no-untyped-call]
-    flat = linear_product(local.reshape(-1, local.shape[-1]), matrix, bias, part, out_dtype)
+        bias = _OnFirstRank.apply(bias, rank == 0)  # type: ignore[no-untyped-call]
+    # In a graph an operator makes the part, where it runs.
+    part = None if is_traced() else LayerPart(layer, settings)
+    rows = local.reshape(-1, local.shape[-1])
+    flat = linear_product(rows, matrix, bias, layer, out_dtype, quantizer=part, part=settings)
     output = flat.view(*local.shape[:-1], matrix.shape[0])
     shape = torch.Size((*x.shape[:-1], layer.out_features))
     stride = tuple(prod(shape[dim + 1 :]) for dim in range(len(shape)))
@@ -122,18 +124,22 @@ def _layout(weight: Any, input: Any, dims: int) -> ShardLayout:
 
     last = Shard(dims - 1)
     if weight.is_shard(0):
-        cut: dict[Role, int | None] = {"input": None, "weight": 0, "grad_output": 1}
-        return ShardLayout(input=Replicate(), output=last, grad_input=Partial(), bias=Shard(0), dims=cut)
+        return ShardLayout(input=Replicate(), output=last, grad_input=Partial(), bias=Shard(0), cut="-01")
     if weight.is_shard(1):
-        cut = {"input": 1, "weight": 1, "grad_output": None}
-        return ShardLayout(input=last, output=Partial(), grad_input=last, bias=Replicate(), dims=cut)
+        return ShardLayout(input=last, output=Partial(), grad_input=last, bias=Replicate(), cut="11-")
     if not weight.is_replicate():
         raise TypeError(f"An FP8 layer takes weights that are sharded or replicated, got {weight}.")
     by_tokens = input.is_shard() and input.dim < dims - 1
     tokens = input if by_tokens else Replicate()
-    dim = 0 if by_tokens else None
-    cut = {"input": dim, "weight": None, "grad_output": dim}
-    return ShardLayout(input=tokens, output=tokens, grad_input=tokens, bias=Replicate(), dims=cut)
+    cut = BY_TOKENS if by_tokens else REPLICATED
+    return ShardLayout(input=tokens, output=tokens, grad_input=tokens, bias=Replicate(), cut=cut)
+
+
+def _extents(shape: tuple[int, ...], input: Any) -> tuple[int, int, int]:
+    """`before`, `along` and `after` of `PartSettings`, where tokens are cut; else 1."""
+    if not input.is_shard() or input.dim >= len(shape) - 1:
+        return 1, 1, 1
+    return prod(shape[: input.dim]), shape[input.dim], prod(shape[input.dim + 1 : -1])
 
 
 def _local_bias(bias: DTensor | None, layout: ShardLayout) -> Tensor | None:
@@ -150,21 +156,19 @@ def _local_bias(bias: DTensor | None, layout: ShardLayout) -> Tensor | None:
 class LayerPart:
     """The parts of a layer that the product needs, for one call with shards.
 
-    It quantises with the scales of whole tensors. `shape`: that of the whole input.
+    It quantises with the scales of whole tensors. Raises ValueError if shards cut blocks that share a scale.
     """
 
-    def __init__(
-        self,
-        layer: Fp8Layer,
-        layout: ShardLayout,
-        shape: tuple[int, ...],
-        group: Group,
-        size: int,
-        rank: int,
-    ) -> None:
-        self.layer, self.layout, self.shape = layer, layout, shape
-        self.group, self.size, self.is_first = group, size, rank == 0
-        self.operator_settings, self.recipe = layer.operator_settings, layer.recipe
+    def __init__(self, layer: Fp8Layer, settings: PartSettings) -> None:
+        self.layer, self.settings = layer, settings
+        self.group, self.size, self.is_first = (
+            process_group(settings.group), settings.size, settings.rank == 0
+        )  # fmt: skip
+        self.dims: dict[Role, int | None] = {
+            role: None if dim == "-" else int(dim) for role, dim in zip(ROLES, settings.cut, strict=True)
+        }
+        self.kept_weight: KeptWeight | None = layer.kept_weight
+        self._check_blocks()
 
     @property
     def training(self) -> bool:
@@ -182,13 +186,13 @@ class LayerPart:
 
     def quantize(self, role: Role, x: Tensor, *, update: bool, transpose: bool) -> tuple[Operand, Operand]:
         """`Fp8Linear.quantize` for this rank's part of one of the three matrices."""
-        weight: KeptWeight | None = self.layer.kept_weight
+        weight = self.kept_weight
         if role == "weight" and weight is not None:
             return weight.operands(x, partial(self._quantize, role, x), update=update, transpose=transpose)
         return self._quantize(role, x, update=update, transpose=transpose)
 
     def _quantize(self, role: Role, x: Tensor, *, update: bool, transpose: bool) -> tuple[Operand, Operand]:
-        layer, recipe, dim = self.layer, self.layer.recipe, self.layout.dims[role]
+        layer, recipe, dim = self.layer, self.layer.recipe, self.dims[role]
         # The result of a collective that may be under way.
         wait = getattr(x, "trigger_wait", None)
         x = wait() if callable(wait) else x
@@ -245,7 +249,7 @@ class LayerPart:
                 row[counter] -= own[counter]
         return Operand(operand.values[:, :-1].contiguous(), operand.inverse_scale)
 
-    def check_blocks(self) -> None:
+    def _check_blocks(self) -> None:
         """Refuse shards whose scales would be those of parts, unlike on one rank: of blocks, or of NVFP4.
 
         The answer depends on whole shapes alone, so that all ranks raise.
@@ -253,7 +257,7 @@ class LayerPart:
         recipe = self.layer.recipe
         if isinstance(recipe, NVFP4):
             raise ValueError(WHOLE_TENSOR)
-        for role, dim in self.layout.dims.items():
+        for role, dim in self.dims.items():
             grid = recipe.block_of(role)
             if dim is None or grid is None or isinstance(recipe, RowwiseScaling):
                 continue
@@ -269,12 +273,11 @@ class LayerPart:
             whole = layer.in_features if role == "input" else layer.out_features
             shard, is_whole = -(-whole // self.size), True
         else:
-            token_dim = self.layout.input.dim
-            tokens = prod(self.shape[token_dim + 1 : -1])
-            whole = self.shape[token_dim] * tokens
-            shard = -(-self.shape[token_dim] // self.size) * tokens
+            _, _, _, _, before, along, after = self.settings
+            whole = along * after
+            shard = -(-along // self.size) * after
             # Sequences follow each other on one rank, and blocks may go from one to the next.
-            is_whole = prod(self.shape[:token_dim]) <= 1 or whole % block == 0
+            is_whole = before <= 1 or whole % block == 0
         if shard >= whole or (shard % block == 0 and is_whole):
             return
         raise ValueError(

@@ -20,10 +20,9 @@ from torch.overrides import TorchFunctionMode
 from fp8scope_kernels.experts.grouped_linear import autocast_dtype
 from fp8scope_kernels.experts.passes import Span
 from fp8scope_kernels.experts.products import CONTAINER, ExpertProducts, refuse_graphs, spans_of
-from fp8scope_kernels.plain_tensors import PLAIN_TYPES
+from fp8scope_kernels.plain_tensors import PLAIN_TYPES, is_dtensor
 from fp8scope_kernels.random_stream import seed_rounding
 from fp8scope_kernels.recipes import Recipe
-from fp8scope_kernels.tensor_parallel import is_dtensor
 from fp8scope_kernels.torch_internals import break_graph, is_fake
 from fp8scope_kernels.unit_products import ALIGNMENT
 
