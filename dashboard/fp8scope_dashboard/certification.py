@@ -12,7 +12,7 @@ from pathlib import Path
 from fp8scope_dashboard.certificates.claim import Terms
 from fp8scope_dashboard.certificates.document import as_text, make, read
 from fp8scope_dashboard.certificates.errors import CertificateError
-from fp8scope_dashboard.certificates.gate import facts_of, junit, markdown, title_of
+from fp8scope_dashboard.certificates.gate import facts_of, junit, markdown, printable, title_of
 from fp8scope_dashboard.certificates.signing import fingerprint, load_or_make_key
 from fp8scope_dashboard.certificates.tables import LOSS, arm_of, read_table
 from fp8scope_dashboard.certificates.verification import verify as verify_document
@@ -39,12 +39,12 @@ def verify(argv: list[str]) -> int:
     except (CertificateError, OSError) as error:
         print(f"fp8scope verify: refused: {error}", file=sys.stderr)
         return REFUSED
-    print(f"valid: {_printable(title_of(document['claim']))}")
+    print(f"valid: {printable(title_of(document['claim']))}")
     for name, value in facts_of(document):
-        print(f"  {name}: {_printable(value)}")
+        print(f"  {name}: {printable(value)}")
     print(f"  Signed by: {verification.signer}")
     if verification.note:
-        print(f"  Note: {_printable(verification.note)}")
+        print(f"  Note: {printable(verification.note)}")
     return VALID
 
 
@@ -74,7 +74,7 @@ def certify_file(argv: list[str]) -> int:
     except (CertificateError, OSError) as error:
         print(f"fp8scope certify-file: {error}", file=sys.stderr)
         return REFUSED
-    print(f"{_printable(title_of(document['claim']))}. {_printable(document['claim']['explanation'])}")
+    print(f"{printable(title_of(document['claim']))}. {printable(document['claim']['explanation'])}")
     print(f"{options.output}: written, signed by {fingerprint(key)}", file=sys.stderr)
     return VALID
 
@@ -84,8 +84,3 @@ def _share(text: str) -> float:
         return float(text.removesuffix("%")) / (100.0 if text.endswith("%") else 1.0)
     except ValueError:
         raise CertificateError(f"the margin {text!r:.40} is no number: 0.5% or 0.005") from None
-
-
-def _printable(text: str) -> str:
-    """A text of which nothing moves the cursor."""
-    return "".join(character if character.isprintable() else " " for character in text)

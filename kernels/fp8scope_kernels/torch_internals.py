@@ -157,7 +157,7 @@ def settle_fsdp(root: Any) -> None:
 
 
 def forget_gathered(parameter: Any) -> None:
-    """Have FSDP2 make the unsharded parameter anew at its next all-gather, in whatever dtype that has."""
+    """Have FSDP2 make the unsharded parameter again at its next all-gather, in whatever dtype that has."""
     parameter.all_gather_outputs = []
     parameter._unsharded_inner_tensors = []
     vars(parameter).pop("_unsharded_param", None)

@@ -4,18 +4,16 @@ import argparse
 import json
 import math
 import sys
-import urllib.parse
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import urllib3
-
-from fp8scope.cli.server import TransferError, server_settings
-from fp8scope.config import ConfigurationError, Settings
-from fp8scope.delivery.transport import classify
+from fp8scope.cli.reading.printing import printable
+from fp8scope.cli.server import server_settings
+from fp8scope.client.connection import ClientError, Connection
+from fp8scope.config import ConfigurationError
 from fp8scope.guard import configure_logging
 
 PASSES: Final = 0
@@ -23,10 +21,12 @@ FAILS: Final = 1
 UNDECIDED: Final = 3
 """Of `fp8scope check`. 2 is the status of wrong arguments."""
 STATUS: Final[Mapping[str, int]] = {"pass": PASSES, "fail": FAILS, "undecided": UNDECIDED}
-OUTCOME: Final = "X-Fp8scope-Outcome"
-MAX_BYTES: Final = 512 << 20
+FORMS: Final[Mapping[str, str]] = {
+    "html": "text/html",
+    "markdown": "text/markdown",
+    "junit": "application/xml",
+}
 MAX_PAGES: Final = 100
-READ_SECONDS: Final = 300
 
 
 def certify(arguments: list[str]) -> int:
@@ -90,44 +90,34 @@ def _nats(text: str) -> float:
 def _run(name: str, options: argparse.Namespace, files: Mapping[Path, str]) -> int:
     configure_logging()
     try:
-        server = _Server(server_settings(options.url, options.project))
+        server = _Server(Connection(server_settings(options.url, options.project)))
         run = server.run_named(options.judged, options.baseline)
-        fields: dict[str, Any] = {"baseline": options.baseline}
-        for field in ("margin", "margin_nats"):
-            if (value := getattr(options, field)) is not None:
-                fields[field] = repr(value)
-        body, outcome = server.certificate(run, fields | {"format": "json"})
-        claim = _claim_of(body)
+        query = {name: getattr(options, name) for name in ("baseline", "margin", "margin_nats")}
+        document = server.certificate(run, query)
         for path, form in files.items():
-            content = body if form == "json" else server.certificate(run, fields | {"format": form})[0]
-            _write(path, content)
-    except (ConfigurationError, TransferError, OSError) as error:
+            _write(path, _text(document) if form == "json" else server.form(run, query, form))
+    except (ConfigurationError, ClientError, OSError) as error:
         print(f"fp8scope {name}: {error}", file=sys.stderr)
         return FAILS
-    print(_told(claim))
+    print(_told(document["claim"]))
     for path in files:
         print(f"{path}: written", file=sys.stderr)
-    return PASSES if name == "certify" else STATUS.get(outcome, FAILS)
+    return PASSES if name == "certify" else STATUS.get(document["claim"].get("outcome"), FAILS)
 
 
-def _claim_of(body: bytes) -> dict[str, Any]:
-    try:
-        claim: dict[str, Any] = json.loads(body)["claim"]
-        return claim
-    except (ValueError, KeyError, TypeError):
-        raise TransferError("the server's answer is no certificate") from None
+def _text(document: Mapping[str, Any]) -> str:
+    """The certificate as its file: the signature is over the values, not over this text."""
+    return json.dumps(document, indent=1, sort_keys=True) + "\n"
 
 
 def _told(claim: Mapping[str, Any]) -> str:
     sentences = [str(claim[name]) for name in ("explanation", "reason", "covers") if claim.get(name)]
-    text = f"{claim.get('verdict')}: {' '.join(sentences)}"
-    # Names of runs are data: none moves the cursor.
-    return "".join(character if character.isprintable() else " " for character in text)
+    return printable(f"{claim.get('verdict')}: {' '.join(sentences)}")
 
 
-def _write(path: Path, content: bytes) -> None:
+def _write(path: Path, content: str) -> None:
     draft = path.with_name(f"{path.name}.part")
-    draft.write_bytes(content)
+    draft.write_text(content, encoding="utf-8")
     draft.replace(path)
 
 
@@ -135,59 +125,42 @@ def _write(path: Path, content: bytes) -> None:
 class _Server:
     """The server's API, as far as certificates need it."""
 
-    settings: Settings
+    connection: Connection
 
     def run_named(self, judged: str, baseline: str) -> str:
         """Return the id of a run of a group, the newest that names this baseline, else the newest.
 
-        Raises TransferError if there is none.
+        Raises ClientError if there is none.
         """
         try:
             return str(uuid.UUID(judged))
         except ValueError:
             pass
-        members = list(self._members(judged))
+        members = self._members(judged)
         if not members:
-            raise TransferError(f"the project has no run of the group {judged!r}")
+            raise ClientError(f"the project has no run of the group {judged!r}")
         named = [run for run in members if run.get("baseline") == baseline]
         return str((named or members)[0]["id"])
 
-    def _members(self, group: str) -> Sequence[dict[str, Any]]:
-        members: list[dict[str, Any]] = []
+    def _members(self, group: str) -> list[dict[str, Any]]:
+        """The runs of a group on the first page that has any."""
         offset = 0
         for _ in range(MAX_PAGES):
-            fields = {"q": f'group:"{group}"' if '"' not in group else "", "offset": offset}
-            answer = json.loads(self._get("runs", fields)[0])
-            members += [run for run in answer["runs"] if run.get("group") == group]
+            query = {"q": f'group:"{group}"' if '"' not in group else "", "offset": offset}
+            answer = self.connection.json("/runs", query)
+            members = [run for run in answer["runs"] if run.get("group") == group]
             offset += len(answer["runs"])
             if members or not answer["runs"] or offset >= answer["total"]:
-                break
-        return members
+                return members
+        return []
 
-    def certificate(self, run: str, fields: Mapping[str, Any]) -> tuple[bytes, str]:
-        """Return a form of the certificate of a run, and its outcome. Raises TransferError."""
-        body, headers = self._get(f"runs/{run}/certificate", fields)
-        return body, str(headers.get(OUTCOME, ""))
+    def certificate(self, run: str, query: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the signed certificate of a run. Raises ClientError."""
+        document = self.connection.json(f"/runs/{run}/certificate", query)
+        if not isinstance(document.get("claim"), dict):
+            raise ClientError("the server's answer is no certificate")
+        return document
 
-    def _get(self, path: str, fields: Mapping[str, Any]) -> tuple[bytes, Mapping[str, str]]:
-        settings = self.settings
-        address = f"{settings.url}/api/v1/{path}?{urllib.parse.urlencode(fields)}"
-        pool = urllib3.PoolManager(
-            retries=False, timeout=urllib3.Timeout(settings.connect_timeout, read=READ_SECONDS)
-        )
-        try:
-            answer = pool.request(
-                "GET",
-                address,
-                headers={"Authorization": f"Bearer {settings.token}"},
-                preload_content=False,
-            )
-            body = answer.read(MAX_BYTES + 1)
-        except urllib3.exceptions.HTTPError as error:
-            raise TransferError(f"{settings.url}: {type(error).__name__}; try again") from None
-        if answer.status != 200:
-            outcome = classify(answer.status, answer.headers, body[: 1 << 16])
-            raise TransferError(outcome.message or f"HTTP {answer.status}")
-        if len(body) > MAX_BYTES:
-            raise TransferError(f"the answer is larger than {MAX_BYTES >> 20} MiB")
-        return body, answer.headers
+    def form(self, run: str, query: Mapping[str, Any], form: str) -> str:
+        """Return another form of it. Raises ClientError."""
+        return self.connection.text(f"/runs/{run}/certificate", {**query, "format": form}, FORMS[form])

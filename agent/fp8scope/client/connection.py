@@ -72,9 +72,9 @@ class Connection:
         """Return the Arrow stream at `path`; as `json`."""
         return self._ask(path, {**query, "format": "arrow"}, ARROW, None)[1]
 
-    def text(self, path: str, query: Query) -> str:
-        """Return the CSV or SVG at `path`; as `json`."""
-        return self._ask(path, query, "", None)[1].decode()
+    def text(self, path: str, query: Query, kind: str = "") -> str:
+        """Return the text of a kind at `path`, by default CSV or SVG; as `json`."""
+        return self._ask(path, query, kind, None)[1].decode()
 
     def close(self) -> None:
         """Close the connections."""

@@ -78,6 +78,18 @@ def _check(name: str, value: object, low: float, high: float) -> None:
         raise CertificateError(f"the {name} is {value!r:.40}, and not between {low:g} and {high:g}")
 
 
+def compared(ours: Sequence[Member], theirs: Sequence[Member], terms: Terms) -> LossComparison:
+    """Compare the losses of two arms by the terms of a certificate."""
+    return compare_losses(
+        [member.curve for member in ours],
+        [member.curve for member in theirs],
+        margin=terms.margin,
+        margin_nats=terms.margin_nats,
+        alpha=terms.alpha,
+        prior=terms.prior,
+    )
+
+
 def judge(ours: Sequence[Member], theirs: Sequence[Member], terms: Terms) -> dict[str, Any]:
     """Return the claim: verdict, interval, what could have been missed, and what was not judged.
 
@@ -88,13 +100,7 @@ def judge(ours: Sequence[Member], theirs: Sequence[Member], terms: Terms) -> dic
         if not 1 <= len(arm) <= MAX_ARM:
             raise CertificateError(f"the {name} arm has {len(arm)} runs, and not 1 to {MAX_ARM}")
     curves = [member.curve for member in ours], [member.curve for member in theirs]
-    result = compare_losses(
-        *curves,
-        margin=terms.margin,
-        margin_nats=terms.margin_nats,
-        alpha=terms.alpha,
-        prior=terms.prior,
-    )
+    result = compared(ours, theirs, terms)
     standings = [member.standing for member in ours], [member.standing for member in theirs]
     judgement = conclude(result.verdict, coverage_of_arms(*standings, *curves, result))
     stored = result.as_dict()

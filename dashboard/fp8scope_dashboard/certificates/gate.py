@@ -85,11 +85,11 @@ def junit(document: Mapping[str, Any]) -> str:
         suite,
         "testcase",
         classname="fp8scope.check",
-        name=_printable(f"{names['judged']} against {names['baseline']}"),
+        name=printable(f"{names['judged']} against {names['baseline']}"),
     )
-    text = _printable(f"{title_of(claim)}. {claim['explanation']} {claim['reason']}".strip())
+    text = printable(f"{title_of(claim)}. {claim['explanation']} {claim['reason']}".strip())
     if outcome == "fail":
-        ElementTree.SubElement(case, "failure", message=_printable(title_of(claim))).text = text
+        ElementTree.SubElement(case, "failure", message=printable(title_of(claim))).text = text
     elif outcome == "undecided":
         ElementTree.SubElement(case, "skipped", message=text)
     else:
@@ -98,12 +98,12 @@ def junit(document: Mapping[str, Any]) -> str:
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _printable(text: str) -> str:
-    """A text without the control characters that XML does not have."""
+def printable(text: str) -> str:
+    """A text without control characters: XML has none, and on a terminal none moves the cursor."""
     return "".join(character if character.isprintable() else " " for character in text)
 
 
 def _escaped(text: str) -> str:
     """A text that Markdown shows as it is."""
-    plain = _printable(str(text))
+    plain = printable(str(text))
     return "".join(f"\\{character}" if character in r"\`*_{}[]<>#|!~@" else character for character in plain)

@@ -97,7 +97,7 @@ class WeightShard:
             vars(local).pop(name, None)
 
     def forget(self) -> None:
-        """Have FSDP2 make the unsharded parameter anew, as one of another kind."""
+        """Have FSDP2 make the unsharded parameter again, as one of another kind."""
         if self.is_unsharded:
             self.fsdp_module.reshard()
         forget_gathered(self.parameter)
@@ -222,7 +222,7 @@ class WeightShard:
     # --- quantising ---
 
     def is_stale(self) -> bool:
-        """Return whether the forward pass that begins needs the shard quantised anew.
+        """Return whether the forward pass that begins needs the shard quantised again.
 
         All ranks decide alike: by calls and versions, not by numbers.
         """

@@ -11,8 +11,7 @@ import numpy as np
 from django.template import Context, Engine
 from django.utils.safestring import mark_safe
 
-from fp8scope_dashboard.analysis.losses.verdict import compare_losses
-from fp8scope_dashboard.certificates.claim import Terms
+from fp8scope_dashboard.certificates.claim import Terms, compared
 from fp8scope_dashboard.certificates.gate import facts_of, title_of
 from fp8scope_dashboard.certificates.members import Member, from_document
 from fp8scope_dashboard.certificates.signing import check_signature
@@ -81,15 +80,7 @@ def _run(run: Mapping[str, Any]) -> dict[str, str]:
 def _chart(document: Mapping[str, Any]) -> str:
     """The difference over the run, with its interval, as the page *Compare* draws it."""
     ours, theirs = (_members(document, name) for name in ("judged", "baseline"))
-    terms = Terms.from_dict(document["terms"])
-    result = compare_losses(
-        [member.curve for member in ours],
-        [member.curve for member in theirs],
-        margin=terms.margin,
-        margin_nats=terms.margin_nats,
-        alpha=terms.alpha,
-        prior=terms.prior,
-    )
+    result = compared(ours, theirs, Terms.from_dict(document["terms"]))
     if not result.curve or not result.curve["x"]:
         return ""
     x, delta, low, high = (np.array(result.curve[name]) for name in ("x", "delta", "low", "high"))
