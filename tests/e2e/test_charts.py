@@ -46,8 +46,7 @@ def state(tab: Tab, name: str = "panels") -> str | None:
 
 
 def wait_ready(tab: Tab, name: str = "panels") -> None:
-    tab.page.locator(f"#{name}").scroll_into_view_if_needed()
-    tab.wait(lambda: state(tab, name) == "ready", f"Drawing {name}")
+    tab.draw(tab.page.locator(f"#{name}"))
 
 
 def query(tab: Tab) -> dict[str, list[str]]:

@@ -222,8 +222,7 @@ def a_note_at_step_5000(person: Person) -> None:
     with person.narrow():
         person.at_run(person.data.long)
         chart = person.page.locator("#panels")
-        chart.scroll_into_view_if_needed()
-        person.tab.wait(lambda: chart.get_attribute("data-state") == "ready", "Drawing the chart")
+        person.tab.draw(chart)
         person.click(chart.locator(".figure__tools summary"))
         person.click(chart.get_by_role("link", name="Add a note at a step"))
         person.page.get_by_role("dialog").get_by_label("Step").fill("5000")

@@ -41,9 +41,7 @@ def path(server: Server, seeded: Seeded) -> str:
 
 
 def ready(tab: Tab, name: str = "panels") -> None:
-    figure = tab.page.locator(f"#{name}")
-    figure.scroll_into_view_if_needed()
-    tab.wait(lambda: figure.get_attribute("data-state") == "ready", f"Drawing {name}")
+    tab.draw(tab.page.locator(f"#{name}"))
 
 
 def marks(tab: Tab, name: str = "panels") -> dict[str, int]:

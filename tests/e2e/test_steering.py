@@ -90,7 +90,7 @@ def test_it_works(open_tab: OpenTab, server: Server, width: int, theme: str) -> 
     assert tab.points("reference") == 20
     tab.screenshot(f"steering-{theme}-{width}")
     # Charts outside the viewport are not redrawn.
-    tab.page.locator("#reference").scroll_into_view_if_needed()
+    tab.draw(tab.page.locator("#reference"))
     tab.page.locator("form[data-controls=reference] select").select_option(index=1)
     label = tab.page.locator("#reference .figure__plot")
     tab.wait(lambda: "from step 50" in (label.get_attribute("aria-label") or ""), "Drawing another window")

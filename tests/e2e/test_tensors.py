@@ -56,8 +56,7 @@ def address(server: Server, run: Run, rest: str = "") -> str:
 
 def open_map(tab: Tab, path: str) -> None:
     tab.open(path)
-    tab.page.locator("#tensors").scroll_into_view_if_needed()
-    tab.wait(lambda: tab.page.locator("#tensors").get_attribute("data-state") == "ready", "Drawing the map")
+    tab.draw(tab.page.locator("#tensors"))
     tab.page.locator("#tensor-ranking tbody tr").first.wait_for()
 
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import pytest
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Locator, Page
 
 # Schemes of addresses that a page creates itself.
 INTERNAL_SCHEMES = ("data", "blob", "about")
@@ -60,12 +60,21 @@ class Tab:
         for figure in self.page.locator("[data-figure]").all():
             if not figure.evaluate("(tag) => tag.checkVisibility()"):
                 continue
-            figure.scroll_into_view_if_needed()
-            self.wait(
-                lambda figure=figure: figure.get_attribute("data-state") in ("ready", "empty"),  # type: ignore[misc]
-                f"Drawing {figure.get_attribute('id')}",
-            )
+            self.draw(figure, "ready", "empty")
         self.page.evaluate("scrollTo(0, 0)")
+
+    def draw(self, figure: Locator, *states: str) -> None:
+        """Scroll to the figure until it has one of the states; it is "ready" where none is given.
+
+        One scroll is not enough: what is drawn above the figure may move it out of the window before the
+        page sees it there.
+        """
+
+        def is_drawn() -> bool:
+            figure.scroll_into_view_if_needed()
+            return figure.get_attribute("data-state") in (states or ("ready",))
+
+        self.wait(is_drawn, f"Drawing {figure.get_attribute('id')}")
 
     def figure_states(self) -> dict[str, str]:
         """Each figure's state; "unseen" until it has been near the window."""
