@@ -109,6 +109,9 @@ class Tab:
     def screenshot(self, name: str) -> None:
         """Save a screenshot in the folder FP8SCOPE_SCREENSHOTS, if it is set."""
         if folder := os.environ.get("FP8SCOPE_SCREENSHOTS"):
+            # Charts take another theme or width a moment later, those out of sight when they are scrolled to.
+            self.page.wait_for_timeout(500)
+            self.draw_everything()
             Path(folder).mkdir(parents=True, exist_ok=True)
             self.page.screenshot(path=Path(folder) / f"{name}.png", full_page=True)
 

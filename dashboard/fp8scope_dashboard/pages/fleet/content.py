@@ -16,6 +16,8 @@ HOUR: Final = 3_600.0
 MAX_PRICE: Final = 1_000.0
 """The most that a GPU hour may cost."""
 MAX_LISTED: Final = 20
+MIN_HOURS: Final = 0.01
+"""Fewer hours are told by their bound."""
 PRECISIONS: Final = {"fp8": "FP8", "bf16": "BF16", "fp16": "FP16", "fp32": "FP32", "unknown": "Not known"}
 
 
@@ -97,6 +99,8 @@ class Fleet:
         if not savings.runs:
             return ""
         low, high = sorted((savings.low, savings.high))
+        if max(-low, high) < MIN_HOURS * HOUR:
+            return f" FP8 saved or cost less than {MIN_HOURS} hours."
         if low < 0.0 < high:
             return f" Whether FP8 saved hours cannot be told: {hours(low)} to {hours(high)}."
         if savings.seconds >= 0.0:
@@ -232,9 +236,11 @@ def fleet_of(project: Project, price: float | None = None) -> Fleet:
 
 
 def hours(seconds: float) -> str:
-    """Seconds as hours: 0.013, 3.2, 41.0, 4 120."""
+    """Seconds as hours: < 0.01, 0.013, 3.2, 41.0, 4 120."""
     amount = abs(seconds) / HOUR
     sign = MINUS if seconds < 0.0 else ""
+    if 0.0 < amount < MIN_HOURS:
+        return f"> {sign}{MIN_HOURS}" if sign else f"< {MIN_HOURS}"
     if amount >= 99.95:
         return f"{sign}{count(round(amount))}"
     return f"{sign}{amount:.1f}" if amount >= 0.95 or amount == 0.0 else f"{sign}{number(amount, 2)}"

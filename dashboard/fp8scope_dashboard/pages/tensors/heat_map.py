@@ -23,7 +23,7 @@ from fp8scope_dashboard.pages.charts.theme import (
     shortened,
     steps_axis,
 )
-from fp8scope_dashboard.pages.tensors.modes import decades_of, scale_of_values
+from fp8scope_dashboard.pages.tensors.modes import scale_of_values
 from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.text.ticks import ticks
 
@@ -190,7 +190,7 @@ def tensor_figure(tensor: TensorLines, theme: Theme, *, compact: bool = False) -
         type="log",
         title_text="" if compact else "amax",
         tickformat="~g",
-        **_amax_ticks(tensor),
+        **_amax_axis(tensor),
         row=1,
         col=1,
     )
@@ -206,14 +206,32 @@ def tensor_figure(tensor: TensorLines, theme: Theme, *, compact: bool = False) -
     return figure
 
 
-def _amax_ticks(tensor: TensorLines) -> dict[str, Any]:
-    """One tick per decade if amax spans several, else 1, 2 and 5 of each; within one, round numbers."""
-    none = np.zeros(0, np.int64), np.zeros(0)
-    values = np.concatenate([tensor.lines.get("amax", none)[1], (_largest(tensor) or none)[1]])
-    low, high = decades_of(values[np.isfinite(values) & (values > 0)])
+def _amax_axis(tensor: TensorLines) -> dict[str, Any]:
+    """Range and ticks: one tick per decade over several, else 1, 2 and 5 of each; within one, round numbers.
+
+    All of amax is within the range, and the largest representable value from its second point on: with
+    delayed scaling the first scale is 1, whatever the tensor holds.
+    """
+    low, high = _decades_of_amax(tensor)
+    room = 0.06 * (high - low)
+    axis: dict[str, Any] = {"range": [low - room, high + room]}
     if high - low > 0.8:
-        return {"dtick": 1 if high - low > 1.2 else "D2"}
-    return {"tickvals": ticks(10.0**low, 10.0**high), "minor": {"ticks": ""}}
+        return axis | {"dtick": 1 if high - low > 1.2 else "D2"}
+    return axis | {"tickvals": ticks(10.0**low, 10.0**high), "minor": {"ticks": ""}}
+
+
+def _decades_of_amax(tensor: TensorLines) -> tuple[float, float]:
+    """log10 of the ends of what the chart of amax shows."""
+    parts = [tensor.lines["amax"][1]] if "amax" in tensor.lines else []
+    if (limit := _largest(tensor)) is not None:
+        largest = limit[1]
+        parts.append(largest[1:] if len(largest) > 1 else largest)
+    values = np.concatenate([*parts, np.zeros(0)])
+    values = values[np.isfinite(values) & (values > 0)]
+    if not len(values):
+        return 0.0, 1.0
+    low, high = float(np.log10(values.min())), float(np.log10(values.max()))
+    return (low, high) if high - low > 0.3 else (low - 0.15, low + 0.3)
 
 
 def _largest(tensor: TensorLines) -> tuple[NDArray[np.int64], Floats] | None:

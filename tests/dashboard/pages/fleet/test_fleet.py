@@ -276,6 +276,23 @@ def test_a_wrong_price_is_said(viewer: Visitor) -> None:
 
 
 def test_hours_in_words() -> None:
-    assert [hours(HOUR * amount) for amount in (0.0, 0.0123, 1.0, 41.0, 4_120.4, -3.2)] == [
-        "0.0", "0.012", "1.0", "41.0", "4\u202f120", "−3.2"
+    assert [hours(HOUR * amount) for amount in (0.0, 0.0123, 1.0, 41.0, 4_120.4, -3.2, 1e-9, -4e-4)] == [
+        "0.0", "0.012", "1.0", "41.0", "4\u202f120", "−3.2", "< 0.01", "> −0.01"
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("hours_of_each", "sentence"),
+    [
+        (10.0, "Whether FP8 saved hours cannot be told: −0.5 to 0.5."),
+        (0.1, "FP8 saved or cost less than 0.01 hours."),
+    ],
+)
+def test_an_interval_around_no_saving(viewer: Visitor, hours_of_each: float, sentence: str) -> None:
+    trained(viewer.project, "bf16", (1, 100, hours_of_each), precision="bf16")
+    run = trained(viewer.project, "fp8", (1, 100, hours_of_each), precision="fp8")
+    Comparison.objects.create(
+        run=run, baseline="bf16", to_step=1, verdict="equivalent",
+        result={"quantities": {"net": {"ratio": 1.0, "interval": [0.95, 1.05]}}},
+    )  # fmt: skip
+    assert sentence in html(viewer, "fleet/")

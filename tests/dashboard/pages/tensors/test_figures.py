@@ -119,6 +119,33 @@ def test_draws_the_largest_representable_value_of_a_tensor() -> None:
     assert set(traces) == {"largest representable", "amax", "overflow rate", "underflow rate"}
 
 
+def test_the_first_scale_of_a_tensor_does_not_flatten_its_amax() -> None:
+    steps = np.arange(30)
+    scale = np.full(30, 64.0)
+    scale[0] = 1.0
+    lines = {"amax": (steps, np.linspace(3.0, 6.0, 30)), "scale": (steps, scale)}
+    axis = tensor_figure(TensorLines("a.input", "e4m3", lines), LIGHT).layout.yaxis
+    low, high = (10.0**end for end in axis.range)
+    # 448 at the first step is left out, 7 and all of amax are not.
+    assert 2.0 < low < 3.0 and 7.0 < high < 10.0
+    assert axis.tickvals == (3.0, 4.0, 5.0, 6.0, 7.0)
+
+
+def test_an_outlier_of_amax_is_within_the_range() -> None:
+    steps = np.arange(1_000)
+    amax = np.ones(1_000)
+    amax[500] = 1e4
+    figure = tensor_figure(TensorLines("a.input", "e4m3", {"amax": (steps, amax)}), LIGHT)
+    assert figure.layout.yaxis.range[1] > 4.0 and figure.layout.yaxis.dtick == 1
+
+
+@pytest.mark.parametrize("amax", [[0.0, np.nan], [np.inf, 0.0]])
+def test_amax_without_a_logarithm_has_a_range_all_the_same(amax: list[float]) -> None:
+    lines = {"amax": (np.arange(2), np.array(amax))}
+    low, high = tensor_figure(TensorLines("a.input", "e4m3", lines), LIGHT).layout.yaxis.range
+    assert np.isfinite([low, high]).all() and low < high
+
+
 def test_an_unknown_format_has_no_limit() -> None:
     steps = np.arange(2)
     lines = {"amax": (steps, np.array([0.0, 1.0])), "scale": (steps, np.ones(2))}
