@@ -37,6 +37,7 @@ class CountedPass(Protocol):
     operations: int
     products: dict[tuple[str, int, int], int]
     attention: dict[str, int]
+    unfused: dict[str, int]
     convolutions: dict[tuple[str, int, int, bool], int]
 
 
@@ -91,7 +92,7 @@ class TrainingFacts:
             for (precision, inputs, outputs), flops in products.items()
         ]
         self._products = sorted(rows, key=lambda row: -row["share"])[:MAX_PRODUCTS]
-        self._attention = {**counter.attention, "of": counter.flops}
+        self._attention = {**counter.attention, "of": counter.flops, "unfused": counter.unfused}
         self._operations = counter.operations
         if counter.convolutions:
             first = [

@@ -100,6 +100,21 @@ def test_each_check_finds_its_fault_and_no_other_does(practice: str) -> None:
     assert finding.gain.high > 0 and finding.gain.formula and finding.change
 
 
+@pytest.mark.parametrize(
+    ("unfused", "change"),
+    [
+        ({}, "Call torch.nn.functional.scaled_dot_product_attention"),
+        ({"from a later version": 1}, "Call torch.nn.functional.scaled_dot_product_attention"),
+        ({"dropout_p": 4, "attn_mask": 1}, "no fused kernel takes dropout_p above 0 on this device"),
+    ],
+)
+def test_what_rules_out_fused_attention_is_named(unfused: dict[str, int], change: str) -> None:
+    facts = FAULTY["attention"].first.facts["attention"] | {"unfused": unfused}
+    (finding,) = advise(run(rank(facts={"attention": facts})))
+    assert change in finding.change
+    assert ("; or this attn_mask" in finding.change) == ("attn_mask" in unfused)
+
+
 @pytest.mark.parametrize("practice", CHECKS)
 def test_too_few_steps_are_no_evidence(practice: str) -> None:
     short = [

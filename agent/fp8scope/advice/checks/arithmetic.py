@@ -28,6 +28,17 @@ MAX_IMAGE: Final = 4
 """Channels that an input has by itself: nobody can round them up."""
 FALLBACK: Final = 0.5
 """Share of the time that kernels for unaligned sizes may lose."""
+OBSTACLES: Final[Mapping[str, str]] = {
+    "dropout_p": "dropout_p above 0 on this device: drop out the output instead",
+    "trained_mask": "a mask that needs a gradient: detach it, or add the bias with flex_attention",
+    "attn_mask": "this attn_mask: use is_causal=True, a mask of four dimensions, or flex_attention",
+    "dimensions": "inputs without four dimensions: give [batch, heads, sequence, features]",
+    "layout": "inputs whose features are not adjacent in memory: call contiguous() after transposing",
+    "value_features": "values with another number of features than the keys: pad them",
+    "dtype": "this dtype on this device: use BF16 or FP16",
+    "sdpa_kernel": "a call under torch.nn.attention.sdpa_kernel that allows MATH alone: allow others",
+}
+"""The obstacles that `observe.timing.unfused_attention` names, each with the change."""
 
 
 def _products(rank: RankRecord) -> Sequence[Mapping[str, Any]]:
@@ -156,7 +167,7 @@ def convolutions(run: RunRecord) -> AdviceFinding | None:
 def attention(run: RunRecord) -> AdviceFinding | None:
     """Attention whose matrix is written to memory."""
     rank = run.first
-    facts: Mapping[str, int] = rank.facts.get("attention") or {}
+    facts: Mapping[str, Any] = rank.facts.get("attention") or {}
     share = facts.get("flops", 0) / max(facts.get("of", 0), 1)
     size = facts.get("bytes", 0)
     if not rank.is_measured or share < MIN_ATTENTION or size < MIN_MATRIX:
@@ -174,7 +185,13 @@ def attention(run: RunRecord) -> AdviceFinding | None:
             formula="c a (s - 1) / (1 + a (s - 1)): c the share of forward and backward in the step, a that "
             "of attention in the operations, s = 1.5 to 4 the speed of fused attention",
         ),
-        change="Call torch.nn.functional.scaled_dot_product_attention (is_causal=True instead of a mask). If "
-        "it is called already, its arguments rule the fused kernels out: see "
-        "torch.nn.attention.sdpa_kernel, which says why.",
+        change=_fusing(facts.get("unfused") or {}),
     )
+
+
+def _fusing(unfused: Mapping[str, int]) -> str:
+    """The change that lets attention be fused. `unfused`: calls by the argument that rules it out."""
+    changes = [OBSTACLES[name] for name in unfused if name in OBSTACLES]
+    if not changes:
+        return "Call torch.nn.functional.scaled_dot_product_attention (is_causal=True instead of a mask)."
+    return f"scaled_dot_product_attention is called, but no fused kernel takes {'; or '.join(changes)}."

@@ -4,19 +4,16 @@ Fused attention never shows its logits. The norms of queries and keys bound them
 grow as the logits do.
 """
 
-import functools
-import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
+from fp8scope.observe import attention_calls
 from fp8scope.observe.tensors.activations import Trail
-from fp8scope.observe.tensors.base import OnError, inside_backward, is_traced, local
+from fp8scope.observe.tensors.base import OnError, inside_backward, local
 from fp8scope.observe.tensors.buffers import StatisticsTables
-from fp8scope.process.patches import Patch
 
 ROLE = "logits"
 
@@ -56,19 +53,21 @@ class AttentionLogits:
 
     def __init__(self, tables: StatisticsTables, trail: Trail, on_error: OnError) -> None:
         self._tables, self._trail, self._on_error = tables, trail, on_error
-        _listen(self)
+        attention_calls.listen(self)
 
     def close(self) -> None:
         """Observe no further calls."""
-        _stop(self)
+        attention_calls.leave(self)
 
     def finish(self, sampled: bool) -> None:
         self._trail.path = ""
 
-    def called(self, query: Any, key: Any, scale: Any) -> None:
-        """Attention is about to be computed. Never raises."""
+    def called(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Attention is about to be computed of these arguments. Never raises."""
         if not self._tables.sampling or not self._trail.path or inside_backward():
             return
+        query = args[0] if args else kwargs.get("query")
+        key, scale = args[1] if len(args) > 1 else kwargs.get("key"), kwargs.get("scale")
         try:
             if isinstance(query, Tensor) and isinstance(key, Tensor):
                 note_logits(self._tables, self._trail.module, query, key, scale)
@@ -83,41 +82,3 @@ def note_logits(
     bound = logit_bound(query, key, scale)
     logits = query.numel() // max(query.shape[-1], 1) * key.shape[-2]
     tables.note_derived(f"{path}.{ROLE}" if path else ROLE, ROLE, bound.device, logits, logit_bound=bound)
-
-
-_listeners: "weakref.WeakSet[AttentionLogits]" = weakref.WeakSet()
-_patches: list[Patch] = []
-
-
-def _listen(listener: AttentionLogits) -> None:
-    """Replace the function for as long as somebody listens.
-
-    It is replaced in all steps: a compiled graph would have to be compiled again if it changed between them.
-    """
-    _listeners.add(listener)
-    if not _patches:
-        _patches.append(Patch(functional, "scaled_dot_product_attention", _observed))
-
-
-def _stop(listener: AttentionLogits) -> None:
-    _listeners.discard(listener)
-    if not _listeners and _patches and _patches[0].restore():
-        _patches.clear()
-
-
-def _observed(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    @functools.wraps(original)
-    def scaled_dot_product_attention(*args: Any, **kwargs: Any) -> Tensor:
-        # A compiled graph has only the call of the original.
-        if not is_traced():
-            for listener in tuple(_listeners):
-                query = args[0] if args else kwargs.get("query")
-                key = args[1] if len(args) > 1 else kwargs.get("key")
-                listener.called(query, key, kwargs.get("scale"))
-        return original(*args, **kwargs)
-
-    # torch.jit.script knows built-in functions by their identity.
-    register = getattr(torch.jit._builtins, "_register_builtin", None)
-    if register is not None:
-        register(scaled_dot_product_attention, "aten::scaled_dot_product_attention")
-    return scaled_dot_product_attention

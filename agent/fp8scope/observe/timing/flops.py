@@ -15,13 +15,15 @@ layer checkpointed, hfu is 4/3 of mfu. Source: Chowdhery et al. 2022 (PaLM), app
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fp8scope.observe import attention_calls
 from fp8scope.observe.tensors.layers import is_foreign
+from fp8scope.observe.timing.unfused_attention import obstacles
 from fp8scope_kernels import fp8_experts, fp8_layers
 from fp8scope_kernels.torch_internals import break_graph
 
@@ -79,12 +81,28 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Operations of products with a matrix, by precision, inputs and outputs of that."""
         self.attention = {"fused": 0, "written_out": 0, "bytes": 0, "flops": 0}
         """Calls of fused attention; products with a matrix of attention, their bytes and operations."""
+        self.unfused: dict[str, int] = {}
+        """Calls of `scaled_dot_product_attention` that are not fused, by what rules that out."""
         self._weights: dict[int, torch.Size] = {}
         """Matrices of attention in memory, by their addresses."""
         self.convolutions: dict[tuple[str, int, int, bool], int] = {}
         """Operations of convolutions, by precision, channels in and out, and whether channels come last."""
         self.operations = 0
         """Dispatched functions that compute something, and are no views."""
+
+    def __enter__(self) -> Self:
+        super().__enter__()  # type: ignore[no-untyped-call]
+        attention_calls.join(self)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        attention_calls.leave(self)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+    def called(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Attention is about to be computed of these arguments. Never raises."""
+        for name in obstacles(args, kwargs):
+            self.unfused[name] = self.unfused.get(name, 0) + 1
 
     @break_graph
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -49,13 +49,13 @@ class Recomputation:
     def _before(self, module: nn.Module, args: Any) -> None:
         if self._outermost is None and not is_traced() and inside_backward():
             self._outermost, self._counter = module, FlopCounter()
-            self._counter.__enter__()  # type: ignore[no-untyped-call]
+            self._counter.__enter__()
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
         counter = self._counter
         if module is self._outermost and counter is not None:
             self._outermost = self._counter = None
-            counter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            counter.__exit__(None, None, None)
             self._flops += counter.flops
 
 

@@ -183,7 +183,7 @@ class ModelHooks:
         if self._counter is not None:
             self._end_recomputation()
             self._recomputation = Recomputation(model)
-            self._counter.__enter__()  # type: ignore[no-untyped-call]
+            self._counter.__enter__()
 
     def _end_recomputation(self) -> float:
         """Return the operations that were recomputed since the last count began."""
@@ -201,7 +201,7 @@ class ModelHooks:
             watch.inside = None
             counter, self._counter = self._counter, None
             if counter is not None:
-                counter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+                counter.__exit__(None, None, None)
             # A forward pass that raised has the output None.
             if not model.training or output is None:
                 watch.clock.mark(OTHER)
