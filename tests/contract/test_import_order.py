@@ -46,7 +46,7 @@ INNER_ORDERS = {
     "fp8scope_dashboard.pages": """
         apps request_reads access address_values formatting badges glossary configuration_differences
         undo_offer storage_notice early_head finders saved_views settled charts live progress middleware
-        tensors readiness scores panels run compare certificate fleet runs alerts reports project
+        tensors readiness scores panels hours run compare certificate fleet runs alerts reports project
         templatetags urls
     """,
 }

@@ -8,6 +8,9 @@ from django.core.validators import MaxLengthValidator, MaxValueValidator, MinVal
 from django.db import models
 from django.utils import timezone
 
+MIN_PRICE, MAX_PRICE = 0.0001, 1_000.0
+"""Bounds of the price of a GPU hour."""
+
 
 class Density(models.TextChoices):
     """The height of rows in the list of runs."""
@@ -66,6 +69,12 @@ class Project(models.Model):
         default="",
         db_default="",
         help_text="Group that new FP8 runs are compared with if they name none; empty: none.",
+    )
+    gpu_hour_price = models.FloatField(
+        null=True,
+        blank=True,
+        validators=[MinValueValidator(MIN_PRICE), MaxValueValidator(MAX_PRICE)],
+        help_text="Price of a GPU hour, in the currency of the project; empty: no costs are shown.",
     )
     created_at = models.DateTimeField(default=timezone.now)
     # Archived projects are listed apart; their agents, rules and pages go on.

@@ -18,11 +18,12 @@ from fp8scope_dashboard.pages.alerts import views as alerts
 from fp8scope_dashboard.pages.charts.addresses import draw_of
 from fp8scope_dashboard.pages.charts.answers import AnyChart, EmptyChart, answer
 from fp8scope_dashboard.pages.compare.figures import compare_figure
-from fp8scope_dashboard.pages.fleet.content import fleet_of, price_of
+from fp8scope_dashboard.pages.fleet.content import fleet_of
+from fp8scope_dashboard.pages.hours.wording import price_of
 from fp8scope_dashboard.pages.panels.views import panel_figure_view
 from fp8scope_dashboard.pages.readiness.views import readiness_figure
 from fp8scope_dashboard.pages.run.controls.views import report_figure
-from fp8scope_dashboard.pages.run.efficiency import read_split, recent_figures
+from fp8scope_dashboard.pages.run.efficiency import hours_figures, read_split, recent_figures
 from fp8scope_dashboard.pages.run.figures.build import COLUMNS
 from fp8scope_dashboard.pages.run.figures.views import FIGURES, run_figure
 from fp8scope_dashboard.pages.runs import overlay, result_views
@@ -166,7 +167,7 @@ def get_efficiency(request: HttpRequest, run: UUID) -> dict[str, Any]:
                 "value": figure.value,
                 "amount": figure.amount,
             }
-            for figure in recent_figures(stored)
+            for figure in (*recent_figures(stored), *hours_figures(stored))
         ],
     }
 
@@ -174,7 +175,7 @@ def get_efficiency(request: HttpRequest, run: UUID) -> dict[str, Any]:
 @router.get("/fleet", response={200: dict[str, Any], ERRORS: schemas.ErrorOut}, auth=READER)
 def get_fleet(
     request: HttpRequest,
-    price: Annotated[str, Query(max_length=20, description="Of an hour of a device.")] = "",
+    price: Annotated[str, Query(max_length=20, description="Of a GPU hour; without it the project's.")] = "",
 ) -> dict[str, Any]:
     """The hours of all runs of the project, what was lost of them, and what FP8 saved."""
     return fleet_of(project_of(request), price_of(price)).as_dict()

@@ -7,17 +7,12 @@ from typing import Any, Final
 
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.pages.fleet.measured import Savings, Waiting, savings_of, waiting_in
-from fp8scope_dashboard.pages.fleet.usage import RunUsage, Usage, usage_of
-from fp8scope_dashboard.pages.formatting import count, number, percent
-from fp8scope_dashboard.text.numbers import MINUS, THIN
+from fp8scope_dashboard.pages.formatting import count, percent
+from fp8scope_dashboard.pages.hours.usage import RunUsage, Usage, usage_of
+from fp8scope_dashboard.pages.hours.wording import HOUR, MIN_HOURS, cost, hours
 from fp8scope_dashboard.text.numbers import count as counted
 
-HOUR: Final = 3_600.0
-MAX_PRICE: Final = 1_000.0
-"""The most that a GPU hour may cost."""
 MAX_LISTED: Final = 20
-MIN_HOURS: Final = 0.01
-"""Fewer hours are told by their bound."""
 PRECISIONS: Final = {"fp8": "FP8", "bf16": "BF16", "fp16": "FP16", "fp32": "FP32", "unknown": "Not known"}
 
 
@@ -230,35 +225,10 @@ class Fleet:
 
 
 def fleet_of(project: Project, price: float | None = None) -> Fleet:
-    """Add up the hours of a project's runs."""
+    """Add up the hours of a project's runs. `price`: of a GPU hour, in place of the project's."""
     usage = usage_of(project)
+    price = project.gpu_hour_price if price is None else price
     return Fleet(usage, waiting_in(usage.largest), savings_of(usage.largest), price)
-
-
-def hours(seconds: float) -> str:
-    """Seconds as hours: < 0.01, 0.013, 3.2, 41.0, 4 120."""
-    amount = abs(seconds) / HOUR
-    sign = MINUS if seconds < 0.0 else ""
-    if 0.0 < amount < MIN_HOURS:
-        return f"> {sign}{MIN_HOURS}" if sign else f"< {MIN_HOURS}"
-    if amount >= 99.95:
-        return f"{sign}{count(round(amount))}"
-    return f"{sign}{amount:.1f}" if amount >= 0.95 or amount == 0.0 else f"{sign}{number(amount, 2)}"
-
-
-def cost(seconds: float, price: float) -> str:
-    """The price of hours, in the unit of the price."""
-    amount = price * seconds / HOUR
-    return f"{MINUS if amount < 0.0 else ''}{abs(amount):,.2f}".replace(",", THIN)
-
-
-def price_of(text: str) -> float | None:
-    """A price of a GPU hour that somebody has typed, within its bounds; None if it is none."""
-    try:
-        price = float(text.strip().replace(",", "."))
-    except ValueError:
-        return None
-    return price if 0.0 < price <= MAX_PRICE else None
 
 
 def _reason(run: RunUsage) -> str:

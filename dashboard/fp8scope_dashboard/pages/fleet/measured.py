@@ -15,7 +15,7 @@ from uuid import UUID
 import numpy as np
 
 from fp8scope_dashboard.analysis.models import Comparison
-from fp8scope_dashboard.pages.fleet.usage import RunUsage
+from fp8scope_dashboard.pages.hours.usage import RunUsage
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import queries
 

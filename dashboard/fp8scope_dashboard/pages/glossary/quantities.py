@@ -43,6 +43,11 @@ QUANTITY_TERMS: Final[Mapping[str, Term]] = {
         "process is taken for one GPU.",
         "Where fewer processes write than the run has (WORLD_SIZE), those that write stand for all.",
     ),
+    "cost": Term(
+        "Cost",
+        "GPU hours times the price of one, which the settings of the project have. It has the currency of "
+        "that price.",
+    ),
     "hours_lost": Term(
         "Hours lost",
         "Divergences count from the onset of an alert of the loss until it was resolved, or to the end. "

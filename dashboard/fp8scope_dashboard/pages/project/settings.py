@@ -16,13 +16,23 @@ from django.urls import reverse
 from fp8scope_dashboard.accounts import members, people, projects
 from fp8scope_dashboard.accounts.addresses import server_address
 from fp8scope_dashboard.accounts.members import MAX_MEMBERS
-from fp8scope_dashboard.accounts.models import ApiToken, Membership, Project, Role, Scope, User
+from fp8scope_dashboard.accounts.models import (
+    MAX_PRICE,
+    MIN_PRICE,
+    ApiToken,
+    Membership,
+    Project,
+    Role,
+    Scope,
+    User,
+)
 from fp8scope_dashboard.accounts.services import create_sign_in_link, create_token, revoke_token
 from fp8scope_dashboard.alerts.models import Channel, Rule
 from fp8scope_dashboard.audit import member_changes
 from fp8scope_dashboard.audit.log import actor_of, record
 from fp8scope_dashboard.audit.models import Action, Entry
 from fp8scope_dashboard.pages.access import POST, in_project, may, page, person
+from fp8scope_dashboard.pages.hours.wording import price_of
 from fp8scope_dashboard.pages.project.audit import changes_shown
 from fp8scope_dashboard.pages.project.quota_use import quota_use
 from fp8scope_dashboard.pages.run.data import deletions
@@ -92,8 +102,13 @@ def _live_links() -> Coalesce:
 
 @in_project(Role.ADMIN, methods=POST)
 def general(request: HttpRequest, project: Project) -> HttpResponse:
-    """Change the project's name, its description and its default baseline."""
+    """Change the project's name, its description, its default baseline and its price of a GPU hour."""
     project.default_baseline = request.POST.get("default_baseline", "").strip()
+    text = request.POST.get("gpu_hour_price", "")
+    project.gpu_hour_price = price_of(text)
+    if text.strip() and project.gpu_hour_price is None:
+        messages.error(request, f"The price is a number from {MIN_PRICE} to {MAX_PRICE:g}, such as 2.50.")
+        return _settings(project, "general")
     try:
         changes = projects.change(
             project, name=request.POST.get("name", ""), description=request.POST.get("description", "")
@@ -101,8 +116,10 @@ def general(request: HttpRequest, project: Project) -> HttpResponse:
     except projects.ProjectError as error:
         messages.error(request, str(error))
     else:
-        project.save(update_fields=["default_baseline"])
-        text = ", ".join([*changes, f"default baseline “{project.default_baseline}”"])
+        project.save(update_fields=["default_baseline", "gpu_hour_price"])
+        price = "none" if project.gpu_hour_price is None else f"{project.gpu_hour_price:g}"
+        changes += [f"default baseline “{project.default_baseline}”", f"price of a GPU hour {price}"]
+        text = ", ".join(changes)
         record(actor_of(request), project, Action.PROJECT, text)
         messages.success(request, "Saved.")
     return _settings(project, "general")

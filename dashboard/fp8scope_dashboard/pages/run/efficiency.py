@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.pages.formatting import compact, number, percent
+from fp8scope_dashboard.pages.hours.usage import usage_of_run
+from fp8scope_dashboard.pages.hours.wording import HOUR, cost, hours
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.statistics.arrays import Floats
 from fp8scope_dashboard.telemetry import queries
@@ -100,6 +102,17 @@ def recent_figures(run: Run) -> list[KeyFigure]:
             figures.append(KeyFigure(name, number(value), float(value or 0)))
     if units := _on_fp8_units(run):
         figures.append(KeyFigure("fp8_units", units))
+    return figures
+
+
+def hours_figures(run: Run) -> list[KeyFigure]:
+    """The run's hours so far, and their cost where the project has a price."""
+    usage = usage_of_run(run)
+    if usage is None:
+        return []
+    figures = [KeyFigure("gpu_hours", hours(usage.seconds), usage.seconds / HOUR)]
+    if (price := run.project.gpu_hour_price) is not None:
+        figures.append(KeyFigure("cost", cost(usage.seconds, price), price * usage.seconds / HOUR))
     return figures
 
 

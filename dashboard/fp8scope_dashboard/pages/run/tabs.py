@@ -21,7 +21,7 @@ from fp8scope_dashboard.pages.run.advice import advice_context
 from fp8scope_dashboard.pages.run.anatomy.card import anatomy_of
 from fp8scope_dashboard.pages.run.console import console_context
 from fp8scope_dashboard.pages.run.controls import content as run_controls
-from fp8scope_dashboard.pages.run.efficiency import recent_figures
+from fp8scope_dashboard.pages.run.efficiency import hours_figures, recent_figures
 from fp8scope_dashboard.pages.run.onset_facts import last_line
 from fp8scope_dashboard.pages.run.ranks import ranks_of
 from fp8scope_dashboard.pages.run.related import offered_groups, offered_runs, related_runs_of
@@ -155,7 +155,7 @@ def _efficiency(run: Run, query: QueryDict, user: User) -> dict[str, Any]:
     names = [name for name in run.last_scalars if name not in ("loss", "tokens")]
     names.sort(key=lambda name: (SECONDARY.index(name) if name in SECONDARY else len(SECONDARY), name))
     return {
-        "efficiency": recent_figures(run),
+        "efficiency": [*recent_figures(run), *hours_figures(run)],
         "anatomy": anatomy_of(run),
         "stored": training_state_of(run),
         "step_times": step_times_of(run),

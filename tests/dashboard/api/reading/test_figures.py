@@ -13,6 +13,7 @@ from dashboard.helpers.recording import Recorder, make_run
 from dashboard.helpers.seeding import Seeded
 from dashboard.helpers.visitors import Visitor
 from django.urls import reverse
+from django.utils.html import escape
 
 from fp8scope_dashboard.accounts.services import create_project
 from fp8scope_dashboard.alerts.models import Alert
@@ -144,5 +145,5 @@ def test_efficiency_and_fleet_are_those_of_their_pages(
 ) -> None:
     answer = reader.json(f"/runs/{seeded.healthy.pk}/efficiency")
     page = viewer.client.get(viewer.address(f"runs/{seeded.healthy.pk}/?tab=efficiency")).content.decode()
-    assert answer["figures"] and all(figure["value"] in page for figure in answer["figures"])
+    assert answer["figures"] and all(escape(figure["value"]) in page for figure in answer["figures"])
     assert reader.json("/fleet") == viewer.client.get(viewer.address("fleet/fleet.json")).json()

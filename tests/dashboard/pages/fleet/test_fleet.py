@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from datetime import timedelta
 from typing import Any
-from uuid import uuid4
 
 import numpy as np
 import pytest
 from dashboard.helpers.recording import Recorder, make_run
+from dashboard.helpers.trained_runs import BEGAN, trained
 from dashboard.helpers.visitors import Visitor, html
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
@@ -19,44 +19,13 @@ from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.accounts.services import create_project
 from fp8scope_dashboard.alerts.models import Alert
 from fp8scope_dashboard.analysis.models import Comparison
-from fp8scope_dashboard.pages.fleet.content import Fleet, fleet_of, hours, price_of
+from fp8scope_dashboard.pages.fleet.content import Fleet, fleet_of
 from fp8scope_dashboard.pages.fleet.measured import savings_of, waiting_in
-from fp8scope_dashboard.pages.fleet.usage import usage_of
+from fp8scope_dashboard.pages.hours.usage import usage_of
+from fp8scope_dashboard.pages.hours.wording import hours, price_of
 from fp8scope_dashboard.runs.models import Artefact, Run, RunState, Writer
 
-BEGAN = timezone.now() - timedelta(days=2)
 HOUR = 3_600.0
-
-
-def trained(
-    project: Project,
-    name: str,
-    *attempts: tuple[int, int, float],
-    ranks: int = 1,
-    world_size: int | None = None,
-    **fields: Any,
-) -> Run:
-    """A run whose attempts, one after the other, trained steps first..last in these hours."""
-    environment = {"gpu_count": 8, **({} if world_size is None else {"world_size": str(world_size)})}
-    last = attempts[-1][1] if attempts else None
-    fields = {"state": RunState.FINISHED, "environment": environment, "last_step": last, **fields}
-    run = make_run(project, name, created_at=BEGAN, **fields)
-    began = BEGAN
-    for number, (first, end, duration) in enumerate(attempts):
-        finished = began + timedelta(hours=duration)
-        for rank in range(ranks):
-            Writer.objects.create(
-                run=run,
-                uuid=uuid4(),
-                rank=rank,
-                attempt=number,
-                first_step=first,
-                last_step=end,
-                created_at=began,
-                seen_at=finished,
-            )
-        began = finished + timedelta(hours=1)
-    return run
 
 
 def diverged(run: Run, onset: int, resolved: int | None = None, kind: str = "loss_divergence") -> None:

@@ -21,6 +21,7 @@ from uuid import UUID
 from django.db import connection
 
 from fp8scope_dashboard.accounts.models import Project
+from fp8scope_dashboard.runs.models import Run
 
 MAX_RUNS: Final = 200
 """Runs with the most hours, which other figures of the page are measured from."""
@@ -36,7 +37,7 @@ WITH runs AS MATERIALIZED (
         CASE WHEN environment->>'gpu_count' ~ '^[0-9]{1,6}$'
             THEN (environment->>'gpu_count')::int ELSE 0 END AS gpus
     FROM runs_run
-    WHERE project_id = %(project)s AND deleted_at IS NULL
+    WHERE project_id = %(project)s AND deleted_at IS NULL AND (%(run)s::uuid IS NULL OR id = %(run)s)
 ), attempts AS MATERIALIZED (
     SELECT run_id, attempt, min(writers.first_step) AS first,
         least(max(writers.last_step), %(last)s) AS last,
@@ -176,15 +177,25 @@ class Usage:
 
 def usage_of(project: Project) -> Usage:
     """Add up the hours of all runs of a project, archived ones included."""
-    values = {"project": project.pk, "runs": MAX_RUNS, "losers": MAX_LOSERS, "last": LAST_STEP}
+    precisions, largest, losers = _queried(project.pk, None)
+    return Usage(
+        [PrecisionUsage(**row) for row in precisions],
+        [_run(row) for row in largest],
+        [_run(row) for row in losers],
+    )
+
+
+def usage_of_run(run: Run) -> RunUsage | None:
+    """The hours of one run; None if none of its processes has told a time."""
+    _, largest, _ = _queried(run.project_id, run.pk)
+    return _run(largest[0]) if largest else None
+
+
+def _queried(project: int, run: UUID | None) -> list[list[Mapping[str, Any]]]:
+    values = {"project": project, "run": run, "runs": MAX_RUNS, "losers": MAX_LOSERS, "last": LAST_STEP}
     with connection.cursor() as cursor:
         cursor.execute(QUERY, values)
-        precisions, largest, losers = cursor.fetchone()
-    return Usage(
-        [PrecisionUsage(**row) for row in precisions or ()],
-        [_run(row) for row in largest or ()],
-        [_run(row) for row in losers or ()],
-    )
+        return [rows or [] for rows in cursor.fetchone()]
 
 
 def _run(row: Mapping[str, Any]) -> RunUsage:
