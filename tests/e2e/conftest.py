@@ -17,6 +17,17 @@ if TYPE_CHECKING:
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
 FLAGS += ["--disable-background-networking", "--disable-component-update"]
+# Each browser would start renderers for the suggestions of an address bar that nobody sees. The other
+# features are off in Playwright's own list, whose place this one takes.
+OFF = (
+    "WebUIOmniboxPopup",
+    "WebUIOmniboxAimPopup",
+    "HttpsUpgrades",
+    "MediaRouter",
+    "OptimizationHints",
+    "PaintHolding",
+)
+FLAGS += [f"--disable-features={','.join(OFF)}"]
 LOG_SHOWN = 10_000
 """Characters of the server's log that a failed test shows."""
 
