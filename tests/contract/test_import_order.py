@@ -27,14 +27,14 @@ ORDERS = {
     """,
     "fp8scope": """
         credentials config guard scalars metadata arguments process observe step recording unrecorded delivery
-        client session control incidents advice run evaluation capture autolog replay postmortem integrations
-        compat planning demo cli __main__
+        client session control incidents advice run evaluation capture event_files autolog replay postmortem
+        integrations compat planning demo cli __main__
     """,
     "fp8scope_dashboard": """
         process_setup preload embedded settings statistics text db notifications accounts audit wire runs
         receipts telemetry evaluations ingest analysis diagnosis certificates alerts control shared_reports
-        monitoring exports edge pages api mlflow_tracking urls asgi celery apps servers administration demo
-        certification cli
+        monitoring exports edge pages api mlflow_tracking urls asgi celery apps servers
+        administration demo certification cli
     """,
 }
 # Inside of these folders of the dashboard the order is held, too.

@@ -114,6 +114,7 @@ ENDPOINTS: Final[Mapping[tuple[str, str], Endpoint]] = {
     ("POST", "runs/{run}/finish"): Endpoint(Scope.WRITE, MESSAGE),
     ("POST", "runs/{run}/heartbeat"): Endpoint(Scope.WRITE, MESSAGE),
     ("GET", "runs/{run}"): Endpoint(Scope.READ),
+    ("GET", "runs/{run}/writers/{writer}"): Endpoint(Scope.READ),
     ("GET", "runs/{run}/diagnosis"): Endpoint(Scope.READ),
     ("GET", "runs/{run}/certificate"): Endpoint(Scope.READ),
     ("GET", "runs/{run}/history"): Endpoint(Scope.READ),

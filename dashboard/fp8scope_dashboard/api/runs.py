@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -18,6 +19,7 @@ from fp8scope_dashboard.api.auth import (
     ADMINISTRATOR,
     RUN_READER,
     WRITER,
+    check_run,
     deleted_recently,
     project_of,
     run_of,
@@ -30,6 +32,7 @@ from fp8scope_dashboard.audit.models import Action
 from fp8scope_dashboard.runs import catalogue, notes, services
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import deletion
+from fp8scope_dashboard.telemetry.writers import position_of
 from fp8scope_dashboard.wire import limits, schemas
 from fp8scope_dashboard.wire.errors import (
     CatalogueGapRefusalError,
@@ -140,6 +143,17 @@ def extend_catalogue(
             f"The run would have more than {limits.TENSORS} tensors.", "Watch fewer tensors."
         ) from error
     return {"count": count}
+
+
+@router.get(
+    "/runs/{run}/writers/{writer}",
+    response={200: schemas.WriterPositionOut, ERRORS: schemas.ErrorOut},
+    auth=RUN_READER,
+)
+def get_writer(request: HttpRequest, run: UUID, writer: UUID) -> dict[str, Any]:
+    """The stored part of a writer, for clients that have no record of what they have sent."""
+    check_run(request, run)
+    return asdict(position_of(run, writer))
 
 
 @router.get("/runs/{run}", response={200: schemas.RunOut, ERRORS: schemas.ErrorOut}, auth=RUN_READER)

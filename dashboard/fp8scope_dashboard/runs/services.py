@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+from functools import reduce
+from operator import or_
 from typing import Any
 from uuid import UUID
 
@@ -24,7 +26,8 @@ from fp8scope_dashboard.runs.models import Choice, DeletedRun, Run, RunState, Wr
 CREATION = 0x66703874
 # An agent sends a heartbeat at least every 10 s.
 SILENT_AFTER = timedelta(seconds=60)
-# Of a client that sends no heartbeat between two values, as MLflow's.
+# Of clients that send no heartbeat between two values: MLflow's, and `fp8scope tail`.
+WITHOUT_HEARTBEATS = ("mlflow", "tensorboard")
 SILENT_AFTER_WITHOUT_HEARTBEATS = timedelta(hours=1)
 MAX_WRITERS = 20_000
 # Characters of JSON.
@@ -341,13 +344,15 @@ def finish(
 def mark_silent() -> int:
     """Mark running runs without a heartbeat for SILENT_AFTER as silent. Returns how many.
 
-    Those of MLflow's clients, which send none, are marked after SILENT_AFTER_WITHOUT_HEARTBEATS.
+    Those of WITHOUT_HEARTBEATS, which send none, are marked after SILENT_AFTER_WITHOUT_HEARTBEATS.
 
     If the process that began the run has finished, the run is marked as finished instead: the other processes
     were killed or lost their connection.
     """
     now = timezone.now()
-    sends_heartbeats = ~Q(environment__contains={"client": "mlflow"})
+    # Not `environment__client__in`, which is neither true nor false for a run without this entry.
+    clients = [Q(environment__contains={"client": client}) for client in WITHOUT_HEARTBEATS]
+    sends_heartbeats = ~reduce(or_, clients)
     overdue = Q(state=RunState.RUNNING, heartbeat_at__lt=now - SILENT_AFTER) & (
         sends_heartbeats | Q(heartbeat_at__lt=now - SILENT_AFTER_WITHOUT_HEARTBEATS)
     )

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import numpy as np
 
-from fp8scope_dashboard.db import sql
+from fp8scope_dashboard.db import replica, sql
 from fp8scope_dashboard.telemetry.codec import TENSOR, Int64s
 
 EVERY_STEP = 2**63 - 1
@@ -150,3 +150,41 @@ def _range(
         return None
     begin = min(first for _, first, _ in attempts)
     return begin, max(begin, *(min(last, cuts.get(attempt, last + 1) - 1) for attempt, _, last in attempts))
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriterPosition:
+    """The stored part of a writer.
+
+    Attributes:
+        next_seq: the number behind that of its last message.
+        rows, points: those of its batches.
+        attempt: None if the writer is not there.
+    """
+
+    next_seq: int
+    rows: int
+    points: int
+    attempt: int | None
+
+
+def position_of(run_id: UUID, writer: UUID) -> WriterPosition:
+    """Read what is stored of a writer, from one snapshot."""
+    ((next_seq, rows, points, attempt),) = sql.fetch(
+        """
+        WITH stored AS (
+            SELECT rows, points FROM telemetry_chunk WHERE run_id = %(run)s AND writer = %(writer)s
+            UNION ALL
+            SELECT rows, points FROM telemetry_block WHERE run_id = %(run)s AND writer = %(writer)s
+        )
+        SELECT
+            (SELECT coalesce(max(seq) + 1, 0) FROM ingest_receipt
+             WHERE run_id = %(run)s AND writer = %(writer)s),
+            (SELECT coalesce(sum(rows), 0) FROM stored),
+            (SELECT coalesce(sum(points), 0) FROM stored),
+            (SELECT attempt FROM runs_writer WHERE run_id = %(run)s AND uuid = %(writer)s)
+        """,
+        {"run": run_id, "writer": writer},
+        replica.PRIMARY,
+    )
+    return WriterPosition(next_seq=int(next_seq), rows=int(rows), points=int(points), attempt=attempt)

@@ -226,6 +226,16 @@ class ArtefactOut(Schema):
     added_at: datetime
 
 
+class WriterPositionOut(Schema):
+    """The stored part of a writer: the number of its next message, and its rows and points."""
+
+    next_seq: int
+    rows: int
+    points: int
+    # Null if no such writer is there.
+    attempt: int | None
+
+
 class AttemptOut(Schema):
     """A start of the training: its processes and hosts, and the steps that they have stored."""
 

@@ -40,6 +40,7 @@ READING = (
         "/diagnosis",
         "/readiness",
     ),
+    f"/writers/{uuid.uuid4()}",
     *("/export", f"/export/{uuid.uuid4()}", "/evaluation_matrix", "/environment", "/scalars", "/tensors"),
     *(
         "/histograms?tensor=a.input",
@@ -133,6 +134,7 @@ def test_every_endpoint_that_reads_is_listed_here(server: Server) -> None:
     listed |= {re.sub(r"\?.*", "", path) for path in OF_PROJECT}
     listed = {re.sub(r"/(alerts)/1/", r"/\1/{alert}/", path) for path in listed}
     listed = {re.sub(r"/figures/\w+$", "/figures/{name}", path) for path in listed}
+    listed = {re.sub(r"/writers/[-\w]+$", "/writers/{writer}", path) for path in listed}
     assert {re.sub(r"/export/[-\w]+$", "/export/{progress}", path) for path in listed} == served
 
 

@@ -1,11 +1,13 @@
-"""`fp8scope tail`: follow a run until it ends."""
+"""`fp8scope tail`: follow a run until it ends, or a log directory of TensorBoard's event files."""
 
 import argparse
 import math
 import sys
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from fp8scope.cli.reading import tail_directory
 from fp8scope.cli.reading.common import NO, OK, answered, client_of, parser_of, write_json
 from fp8scope.cli.reading.printing import count, number, printable
 from fp8scope.cli.reading.terminal import Terminal
@@ -21,17 +23,24 @@ POINTS = 1_000
 
 
 def tail(arguments: list[str]) -> int:
-    """Follow a run: its new steps and alerts, until it ends."""
+    """Follow a run: its new steps and alerts, until it ends. Or send the event files below a directory."""
     parser = parser_of("tail", tail.__doc__)
-    parser.add_argument("run", help="the name or the id of a run")
+    parser.add_argument(
+        "run", help="the name or the id of a run; or a directory, whose TensorBoard event files are sent"
+    )
     parser.add_argument(
         "--scalar", action="append", metavar="NAME", help="print this scalar; may be repeated (default: loss)"
     )
     parser.add_argument("--last", type=int, default=10, help="begin with so many steps (%(default)s)")
     parser.add_argument("--every", type=float, default=1.0, help="seconds between two requests (%(default)s)")
+    tail_directory.add_options(parser)
     options = parser.parse_args(arguments)
     if options.last < 0 or not 0.1 <= options.every <= 3_600:
         parser.error("--last is at least 0, and --every from 0.1 to 3600")
+    if Path(options.run).is_dir():
+        return tail_directory.send(options)
+    if tail_directory.is_asked_for(options):
+        parser.error(f"{options.run} is no directory: --once, --name, --precision and --ended-after need one")
     return answered("tail", lambda: _tail(options))
 
 
