@@ -1,4 +1,4 @@
-"""Every address of the dashboard: the API under /api/v1/, that of MLflow, and pages elsewhere."""
+"""Every address of the dashboard: the API under /api/v1/, MLflow, OpenTelemetry, and pages elsewhere."""
 
 from django.urls import include, path
 
@@ -10,6 +10,7 @@ handler500 = on_server_error
 urlpatterns = [
     path("api/v1/", api.urls),
     path("mlflow/", include("fp8scope_dashboard.mlflow_tracking.urls")),
+    path("otlp/", include("fp8scope_dashboard.otlp_metrics.urls")),
     path("", include("fp8scope_dashboard.accounts.urls")),
     path("", include("fp8scope_dashboard.pages.urls")),
 ]

@@ -33,7 +33,7 @@ ORDERS = {
     "fp8scope_dashboard": """
         process_setup preload embedded settings statistics text db notifications accounts audit wire runs
         receipts telemetry evaluations ingest analysis diagnosis certificates alerts control shared_reports
-        monitoring exports edge pages api mlflow_tracking urls asgi celery apps servers
+        monitoring exports edge pages api mlflow_tracking otlp_metrics urls asgi celery apps servers
         administration demo certification cli
     """,
 }

@@ -34,6 +34,7 @@ from fp8scope_dashboard.db.encryption import encrypt_json
 from fp8scope_dashboard.diagnosis.models import Diagnosis
 from fp8scope_dashboard.evaluations.models import Evaluation
 from fp8scope_dashboard.mlflow_tracking.models import MlflowExperiment, MlflowRun
+from fp8scope_dashboard.otlp_metrics.models import OtlpWriter
 from fp8scope_dashboard.receipts.models import Receipt
 from fp8scope_dashboard.runs.models import (
     Artefact,
@@ -134,6 +135,7 @@ def fill_every_table() -> Run:
     ConsoleLine.objects.create(run=run, writer=writer, number=1, time=run.created_at, text="x")
     experiment = MlflowExperiment.objects.create(project=run.project, name="ablation")
     MlflowRun.objects.create(run=run, experiment=experiment)
+    OtlpWriter.objects.create(run=run)
     return run
 
 

@@ -10,7 +10,7 @@ from fp8scope_dashboard.edge import limits
 from fp8scope_dashboard.edge.scope import Receive, Scope, Send
 from fp8scope_dashboard.wire.errors import RefusalError, error_bytes
 
-API: Final = ("/api/", "/mlflow/")
+API: Final = ("/api/", "/mlflow/", "/otlp/")
 """Beginnings of the addresses that need a token."""
 # For people. It asks for no other file: such a request could be refused as well.
 PAGE: Final = """<!doctype html>

@@ -26,8 +26,8 @@ from fp8scope_dashboard.runs.models import Choice, DeletedRun, Run, RunState, Wr
 CREATION = 0x66703874
 # An agent sends a heartbeat at least every 10 s.
 SILENT_AFTER = timedelta(seconds=60)
-# Of clients that send no heartbeat between two values: MLflow's, and `fp8scope tail`.
-WITHOUT_HEARTBEATS = ("mlflow", "tensorboard")
+# Of clients that send no heartbeat between two values: MLflow's, OpenTelemetry's, and `fp8scope tail`.
+WITHOUT_HEARTBEATS = ("mlflow", "otlp", "tensorboard")
 SILENT_AFTER_WITHOUT_HEARTBEATS = timedelta(hours=1)
 MAX_WRITERS = 20_000
 # Characters of JSON.

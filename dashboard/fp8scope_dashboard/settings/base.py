@@ -72,6 +72,7 @@ INSTALLED_APPS = [
     "fp8scope_dashboard.control",
     "fp8scope_dashboard.shared_reports",
     "fp8scope_dashboard.mlflow_tracking",
+    "fp8scope_dashboard.otlp_metrics",
     "fp8scope_dashboard.pages",
 ]
 
