@@ -110,6 +110,8 @@ ENDPOINTS: Final[Mapping[tuple[str, str], Endpoint]] = {
     ("POST", "runs/{run}/batches"): Endpoint(Scope.WRITE, {**MESSAGE, "protocol": 1, "rows": [ROW]}),
     ("POST", "runs/{run}/histograms"): Endpoint(Scope.WRITE, {}),
     ("POST", "runs/{run}/evaluations"): Endpoint(Scope.WRITE, {**MESSAGE, **SCORES}),
+    ("POST", "runs/{run}/step_notes"): Endpoint(Scope.WRITE, {"step": 1, "text": "Seen."}),
+    ("POST", "runs/{run}/commands"): Endpoint(Scope.ADMINISTER, {"kind": "pause"}),
     ("POST", "runs/{run}/reports"): Endpoint(Scope.WRITE, {**MESSAGE, "kind": "accepts", "accepts": []}),
     ("POST", "runs/{run}/finish"): Endpoint(Scope.WRITE, MESSAGE),
     ("POST", "runs/{run}/heartbeat"): Endpoint(Scope.WRITE, MESSAGE),
@@ -134,7 +136,14 @@ ENDPOINTS: Final[Mapping[tuple[str, str], Endpoint]] = {
     },
     **{
         ("GET", name): Endpoint(Scope.READ)
-        for name in ("alerts", "alerts/{alert}/figure", "compare", "figures/{name}", "fleet")
+        for name in (
+            "alerts",
+            "alerts/{alert}",
+            "alerts/{alert}/figure",
+            "compare",
+            "figures/{name}",
+            "fleet",
+        )
     },
     ("GET", "runs"): Endpoint(Scope.READ),
     ("GET", "rules"): Endpoint(Scope.READ),
@@ -155,7 +164,7 @@ QUERIES: Final = {
     "compare": "?a={run}&b={run}",
 }
 # They name an object of the project without a run in the path.
-NAMING: Final = {"compare", "alerts/{alert}/figure"}
+NAMING: Final = {"compare", "alerts/{alert}", "alerts/{alert}/figure"}
 
 
 def entries(patterns: list[Any], prefix: str = "") -> Iterator[tuple[str, URLPattern]]:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from fp8scope.cli.reading.printing import printable
 from fp8scope.cli.server import server_settings
 from fp8scope.client.connection import ClientError, Connection
+from fp8scope.client.plain_text import printable
 from fp8scope.config import ConfigurationError
 from fp8scope.guard import configure_logging
 

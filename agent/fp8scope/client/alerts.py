@@ -49,6 +49,43 @@ class RunAlert:
         return read_object(cls, answer, run_id=str(run["id"]), run=run["name"], **times)
 
 
+@dataclass(frozen=True, kw_only=True)
+class AlertPage:
+    """A page of alerts, newest first. `next` is `after` of the following page; None on the last."""
+
+    alerts: tuple[RunAlert, ...]
+    total: int
+    next: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlertDetails:
+    """An alert with its evidence.
+
+    Attributes:
+        evidence: the numbers that the detector saw; their names depend on the kind of the alert.
+        history: what happened to it, newest first: kind, at, by and text.
+    """
+
+    alert: RunAlert
+    evidence: Mapping[str, Any]
+    history: tuple[Mapping[str, Any], ...]
+
+
+def read_page(connection: Connection, query: Query) -> AlertPage:
+    """One page of a project's alerts."""
+    answer = connection.json("/alerts", query)
+    alerts = tuple(map(RunAlert.of, answer["alerts"]))
+    return AlertPage(alerts=alerts, total=answer["total"], next=answer["next"])
+
+
+def read_details(connection: Connection, alert: int) -> AlertDetails:
+    """One alert with its evidence."""
+    answer = connection.json(f"/alerts/{alert}")
+    history = tuple(answer["history"])
+    return AlertDetails(alert=RunAlert.of(answer), evidence=answer["evidence"], history=history)
+
+
 def read_alerts(connection: Connection, path: str, query: Query) -> Iterator[RunAlert]:
     """The alerts at a path, newest first, page after page."""
     after: int | None = None

@@ -3,12 +3,12 @@
 import os
 import uuid
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
 
 from fp8scope.client import figures
-from fp8scope.client.alerts import RunAlert, read_alerts
+from fp8scope.client.alerts import AlertDetails, AlertPage, RunAlert, read_alerts, read_details, read_page
 from fp8scope.client.connection import PATIENCE, ClientError, Connection, RunNotFoundError
 from fp8scope.client.fields import OLDER
 from fp8scope.client.stored_run import StoredRun, read_run, rows_of
@@ -116,6 +116,30 @@ class Client:
         query = {"state": state, "severity": severity, "kind": kind}
         return read_alerts(self._connection, "/alerts", query)
 
+    def alert_page(
+        self,
+        *,
+        run: str | uuid.UUID | StoredRun | None = None,
+        state: str = "open",
+        severity: str = "",
+        kind: str = "",
+        limit: int = 100,
+        after: int | None = None,
+    ) -> AlertPage:
+        """A page of the alerts of the project, or of a run: at most `limit` (1 to 100), after `after`."""
+        query = {"state": state, "severity": severity, "kind": kind, "limit": limit, "after": after}
+        if run is not None:
+            query["run"] = run.id if isinstance(run, StoredRun) else self.run(run).id
+        return read_page(self._connection, query)
+
+    def alert(self, alert: int) -> AlertDetails:
+        """One alert with its evidence and history. Raises ClientError if the project has no such alert."""
+        return read_details(self._connection, alert)
+
+    def alert_table(self, alert: int) -> dict[str, Any]:
+        """The data of an alert's chart: summary and columns, or `empty` with the reason why not."""
+        return self._connection.json(f"/alerts/{alert}/figure", {"format": "json"})
+
     def figure(self, name: str, /, **query: Any) -> Any:
         """A figure of several runs as a plotly.graph_objects.Figure; see docs/api.md.
 
@@ -126,6 +150,15 @@ class Client:
     def fleet(self) -> dict[str, Any]:
         """The hours of all runs of the project, what was lost of them, and what FP8 saved."""
         return self._connection.json("/fleet")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunListPage:
+    """A page of a search. `next` is the value of `after` for the following page; None on the last one."""
+
+    runs: tuple[StoredRun, ...]
+    total: int
+    next: str | None
 
 
 class RunList:
@@ -150,6 +183,12 @@ class RunList:
     def __len__(self) -> int:
         """The number of runs that match."""
         return int(self._page({"limit": 1})["total"])
+
+    def page(self, limit: int = RUNS_A_PAGE, after: str | None = None) -> RunListPage:
+        """At most `limit` (1 to 100) of them, after the run with the id `after`."""
+        answer = self._page({"limit": limit, "after": after})
+        runs = tuple(rows_of(self._connection, answer["runs"]))
+        return RunListPage(runs=runs, total=int(answer["total"]), next=answer["next"])
 
     def first(self) -> StoredRun | None:
         """The first of them; None without any."""

@@ -1,4 +1,4 @@
-"""Requests that read, repeated while the server is away or busy."""
+"""Requests to a server: those that read are repeated while it is away or busy, those that write are not."""
 
 import json
 import time
@@ -43,7 +43,7 @@ class RunNotFoundError(ClientError, LookupError):
 
 
 class Connection:
-    """Reads from one server with one token; safe to use from several threads."""
+    """Asks one server with one token; safe to use from several threads."""
 
     def __init__(self, settings: Settings, patience: float = PATIENCE) -> None:
         self.url = settings.url
@@ -76,6 +76,25 @@ class Connection:
         """Return the text of a kind at `path`, by default CSV or SVG; as `json`."""
         return self._ask(path, query, kind, None)[1].decode()
 
+    def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Send a JSON object to `path` below /api/v1, once; returns the answer.
+
+        Raises:
+            UnreachableError: no answer. The server may have stored the request all the same: look first.
+            ClientError: the server refuses it; the message says why.
+        """
+        headers = {**self._headers, "Content-Type": "application/json"}
+        outcome = self._sent("POST", f"{self.url}/api/v1{path}", "application/json", headers, body)[0]
+        if outcome.action is NextAction.DONE:
+            return dict(outcome.answer)
+        error = _error_of(self.url, outcome)
+        if outcome.status == 0:
+            # Sent again, it might be carried out twice.
+            raise UnreachableError(
+                f"{error}; it may have been stored all the same, so look before you repeat it"
+            )
+        raise error
+
     def close(self) -> None:
         """Close the connections."""
         self._pool.clear()
@@ -98,9 +117,21 @@ class Connection:
     def _request(self, path: str, query: Query | None, kind: str) -> tuple[SendOutcome, bytes]:
         chosen = {name: value for name, value in (query or {}).items() if value is not None}
         address = f"{self.url}/api/v1{path}" + (f"?{urlencode(chosen, doseq=True)}" if chosen else "")
+        return self._sent("GET", address, kind, self._headers)
+
+    def _sent(
+        self,
+        method: str,
+        address: str,
+        kind: str,
+        headers: Mapping[str, str],
+        document: Mapping[str, Any] | None = None,
+    ) -> tuple[SendOutcome, bytes]:
+        """Send one request, with a document as JSON."""
+        sent = None if document is None else json.dumps(document).encode()
         try:
             response = self._pool.request(
-                "GET", address, headers=self._headers, redirect=False, preload_content=False
+                method, address, body=sent, headers=headers, redirect=False, preload_content=False
             )
             body = response.read(MAX_BYTES + 1, decode_content=True)
             if len(body) > MAX_BYTES:
@@ -111,10 +142,10 @@ class Connection:
         except (urllib3.exceptions.HTTPError, OSError) as error:
             return SendOutcome(action=NextAction.RETRY, message=reason_of(error)), b""
         served = response.headers.get("Content-Type", "").partition(";")[0]
-        if response.status == 200 and _is_of(served, kind):
+        if response.status in (200, 201) and _is_of(served, kind):
             answer = _object_in(body) if kind == "application/json" else {}
             if answer is not None:
-                return SendOutcome(action=NextAction.DONE, status=200, answer=answer), body
+                return SendOutcome(action=NextAction.DONE, status=response.status, answer=answer), body
         return classify(response.status, response.headers, body), body
 
 

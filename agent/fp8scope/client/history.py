@@ -10,6 +10,7 @@ from fp8scope.client.frames import to_arrow, to_pandas, to_polars
 
 Steps = NDArray[np.int64]
 Values = NDArray[np.float64]
+Times = NDArray[np.datetime64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,8 @@ class RunHistory:
         values: float64[N]; NaN and infinities are values.
         thinned: whether steps of the range are missing, because there are more than were asked for.
         how: the way in which they were chosen; empty if none is missing.
+        times: datetime64[us][N] in UTC at which the steps ended, NaT where a client sent none; None unless
+            they were asked for.
     """
 
     name: str
@@ -29,6 +32,7 @@ class RunHistory:
     values: Values
     thinned: bool = False
     how: str = ""
+    times: Times | None = None
 
     def __len__(self) -> int:
         return len(self.steps)

@@ -12,7 +12,7 @@ import numpy as np
 
 from fp8scope.client.connection import ClientError, Connection
 from fp8scope.client.fields import NOT_FINITE, number_of
-from fp8scope.client.history import RunHistory, StatisticMap, TensorHistograms
+from fp8scope.client.history import RunHistory, StatisticMap, TensorHistograms, Times
 
 MAX_POINTS: Final = 100_000
 """The most points of one answer."""
@@ -40,9 +40,13 @@ def read_series(
     first: int | None,
     last: int | None,
     points: int,
+    *,
+    times: bool = False,
 ) -> RunHistory:
     """A series of a run in at most `points` points. `series` names a scalar, or a tensor and a statistic."""
     path, query = f"/runs/{run}/series", {**series, "first": first, "last": last, "points": points}
+    if times:
+        query["times"] = "true"
     name = series.get("scalar") or f"{series['tensor']} {series['statistic']}"
     if points > AS_ARROW and has_arrow():
         table, facts = _table(connection.arrow(path, query))
@@ -52,6 +56,7 @@ def read_series(
             values=table.column("value").to_numpy(),
             thinned=facts["thinned"] == "true",
             how=facts.get("how", ""),
+            times=_times(table.column("time").to_numpy()) if times else None,
         )
     answer = connection.json(path, query)
     return RunHistory(
@@ -60,22 +65,36 @@ def read_series(
         values=_numbers(answer["values"]),
         thinned=answer["thinned"],
         how=answer.get("how", ""),
+        times=_times(np.array(answer["times"], "datetime64[us]")) if times else None,
     )
 
 
+def _times(times: Any) -> Times:
+    return np.asarray(times, "datetime64[us]")
+
+
 def read_every_step(
-    connection: Connection, run: str, series: Mapping[str, str], first: int | None, last: int | None
+    connection: Connection,
+    run: str,
+    series: Mapping[str, str],
+    first: int | None,
+    last: int | None,
+    *,
+    times: bool = False,
 ) -> RunHistory:
     """Every stored step of a series, in as many requests as that takes.
 
     Where retention has left only roll-ups, the series stays thinned.
     """
-    whole = read_series(connection, run, series, first, last, MAX_POINTS)
+    whole = read_series(connection, run, series, first, last, MAX_POINTS, times=times)
     if not whole.thinned:
         return whole
     begin = int(whole.steps[0]) if first is None else first
     end = int(whole.steps[-1]) if last is None else last
-    parts = [read_series(connection, run, series, low, high, MAX_POINTS) for low, high in _ranges(begin, end)]
+    parts = [
+        read_series(connection, run, series, low, high, MAX_POINTS, times=times)
+        for low, high in _ranges(begin, end)
+    ]
     is_thinned = any(part.thinned for part in parts)
     return RunHistory(
         name=whole.name,
@@ -83,6 +102,7 @@ def read_every_step(
         values=np.concatenate([part.values for part in parts]),
         thinned=is_thinned,
         how=whole.how if is_thinned else "",
+        times=np.concatenate([part.times for part in parts if part.times is not None]) if times else None,
     )
 
 

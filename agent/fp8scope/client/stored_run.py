@@ -1,7 +1,6 @@
 """A run on the server."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -11,60 +10,11 @@ from fp8scope.client.connection import ClientError, Connection
 from fp8scope.client.fields import OLDER, number_of, read_object, read_objects, time_of
 from fp8scope.client.history import RunHistory, StatisticMap, TensorHistograms
 from fp8scope.client.reading import MAX_POINTS, read_every_step, read_histograms, read_map, read_series
+from fp8scope.client.steering import GivenCommand, StoredStepNote
+from fp8scope.client.tensors import RankedTensors, StoredTensor, TensorRank
 from fp8scope.client.verdicts import EvaluatedScore, JudgedScore, RunVerdict
 
 TENSORS_A_PAGE = 2_000
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredTensor:
-    """A tensor of the catalogue. `index` is its row in heat maps."""
-
-    index: int
-    name: str
-    module: str
-    role: str
-    format: str
-    shape: tuple[int, ...]
-    numel: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class TensorRank:
-    """A tensor of the ranking. It left its range between the steps `earliest` and `onset`, if it did.
-
-    Attributes:
-        now, ever: the largest value of the last steps, and of the run.
-        before, after: the medians of the beginning and the end of the run; `change` is log2 of their ratio.
-    """
-
-    index: int
-    name: str
-    onset: int | None
-    earliest: int | None
-    now: float | None
-    ever: float | None
-    before: float | None
-    after: float | None
-    change: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankedTensors:
-    """The first tensors of a ranking.
-
-    Attributes:
-        limit: the value above which a tensor is out of its range: a rate, or a change in powers of two.
-        total: the observed tensors; `out_of_range` of them have an onset.
-        still: those that are left out, because their rate was 0 in every step.
-    """
-
-    statistic: str
-    limit: float
-    total: int
-    out_of_range: int
-    still: int
-    tensors: tuple[TensorRank, ...]
 
 
 class StoredRun:
@@ -225,12 +175,14 @@ class StoredRun:
         first: int | None = None,
         last: int | None = None,
         points: int | None = None,
+        times: bool = False,
     ) -> RunHistory:
         """A scalar, or a statistic of a tensor, over the steps first..last (inclusive; all by default).
 
         Args:
             points: thin it to at most this many points (8 to 100,000), as the charts do: the smallest and the
                 largest values stay. By default every stored step.
+            times: also read the times at which the steps ended.
         """
         if bool(scalar) == bool(tensor):
             raise ClientError(
@@ -238,10 +190,10 @@ class StoredRun:
             )
         series = {"scalar": scalar} if scalar else {"tensor": tensor, "statistic": statistic}
         if points is None:
-            return read_every_step(self._connection, self.id, series, first, last)
+            return read_every_step(self._connection, self.id, series, first, last, times=times)
         if not 8 <= points <= MAX_POINTS:
             raise ClientError(f"points must be from 8 to {MAX_POINTS:,}, not {points:,}; None is every step.")
-        return read_series(self._connection, self.id, series, first, last, points)
+        return read_series(self._connection, self.id, series, first, last, points, times=times)
 
     def heatmap(
         self,
@@ -271,13 +223,13 @@ class StoredRun:
                 return read
 
     def ranking(
-        self, statistic: str = "", *, sort: str = "onset", filter: str = "", limit: int = 100
+        self, statistic: str = "", *, sort: str = "onset", filter: str = "", limit: int = 100, offset: int = 0
     ) -> RankedTensors:
         """The tensors that left their range first, or are worst (`sort`: onset, now, ever, change).
 
-        By default of the statistic that the page ranks.
+        By default of the statistic that the page ranks. `offset` leaves out the first ones.
         """
-        query = {"statistic": statistic, "sort": sort, "filter": filter, "limit": limit}
+        query = {"statistic": statistic, "sort": sort, "filter": filter, "limit": limit, "offset": offset}
         answer = self._connection.json(f"/runs/{self.id}/tensors/ranking", query)
         return read_object(RankedTensors, answer, tensors=read_objects(TensorRank, answer["tensors"]))
 
@@ -325,6 +277,41 @@ class StoredRun:
         """The last lines of the console log of a rank."""
         query = {"rank": rank, "q": search, "limit": limit}
         return list(self._connection.json(f"/runs/{self.id}/console", query)["lines"])
+
+    def notes(self) -> list[StoredStepNote]:
+        """The notes at its steps, by step."""
+        return list(map(StoredStepNote.of, self.refresh().fields["step_notes"]))
+
+    def write_note(self, step: int, text: str) -> StoredStepNote:
+        """Pin a note to a step; the charts mark it. The token needs the scope *write runs*."""
+        return StoredStepNote.of(
+            self._connection.post(f"/runs/{self.id}/step_notes", {"step": step, "text": text})
+        )
+
+    def accepted_commands(self) -> list[str]:
+        """The kinds of commands that its processes accept now; none if it is over."""
+        return [str(kind) for kind in self._history("accepts")]
+
+    def commands(self) -> list[GivenCommand]:
+        """The commands that were given, newest first, with their results."""
+        return [GivenCommand.of(command) for command in self._history("commands")]
+
+    def give_command(
+        self, kind: str, arguments: Mapping[str, Any] | None = None, *, reason: str = ""
+    ) -> GivenCommand:
+        """Ask its processes to do something that the script allows; docs/control.md has the kinds.
+
+        The token needs the scope *administer*.
+        """
+        sent = {"kind": kind, "arguments": dict(arguments or {}), "reason": reason}
+        return GivenCommand.of(self._connection.post(f"/runs/{self.id}/commands", sent))
+
+    def _history(self, part: str) -> list[Any]:
+        """A list of its history. Raises ClientError from a server that is older."""
+        answer = self._connection.json(f"/runs/{self.id}/history")
+        if part not in answer:
+            raise ClientError(OLDER)
+        return list(answer[part])
 
     def figures(self) -> list[str]:
         """The names of its figures."""

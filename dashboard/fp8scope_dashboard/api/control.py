@@ -1,4 +1,4 @@
-"""Reports of training processes, and the history of commands and reports."""
+"""Reports of training processes, commands to them, and the history of both."""
 
 from __future__ import annotations
 
@@ -7,16 +7,26 @@ from functools import partial
 from typing import Annotated, Any
 from uuid import UUID
 
+from django.db import transaction
 from django.http import HttpRequest
-from ninja import Body, Query, Router, Schema, Status
+from ninja import Body, Field, Query, Router, Schema, Status
 
-from fp8scope_dashboard.api.auth import RUN_READER, WRITER, run_of, take_quota
+from fp8scope_dashboard.api.auth import ADMINISTRATOR, RUN_READER, WRITER, run_of, take_quota, token_of
 from fp8scope_dashboard.api.responses import ANSWERS, ERRORS, Known, take
+from fp8scope_dashboard.audit.log import actor_of, record
+from fp8scope_dashboard.audit.models import Action
 from fp8scope_dashboard.control import reports, schemas
-from fp8scope_dashboard.control.commands import giver_of, state_of
+from fp8scope_dashboard.control.commands import (
+    MESSAGE_LENGTH,
+    CommandError,
+    accepted_kinds,
+    give,
+    giver_of,
+    state_of,
+)
 from fp8scope_dashboard.control.models import Command, Report
 from fp8scope_dashboard.runs import console
-from fp8scope_dashboard.runs.models import ConsoleLine
+from fp8scope_dashboard.runs.models import ConsoleLine, Run, RunState
 from fp8scope_dashboard.wire import limits
 from fp8scope_dashboard.wire import schemas as wire
 from fp8scope_dashboard.wire.errors import InvalidError
@@ -30,6 +40,7 @@ LATEST = 1_000
 class CommandOut(Schema):
     """A command. `state` is that over all processes, `message` and `step` those of their latest result."""
 
+    id: int
     kind: str
     arguments: dict[str, Any]
     reason: str
@@ -50,8 +61,12 @@ class ReportOut(Schema):
 
 
 class HistoryOut(Schema):
-    """The latest commands to a run and reports of its processes, newest first."""
+    """The latest commands to a run and reports of its processes, newest first.
 
+    `accepts` are the kinds of commands that its processes accept now.
+    """
+
+    accepts: list[str]
     commands: list[CommandOut]
     reports: list[ReportOut]
 
@@ -62,9 +77,39 @@ def get_history(request: HttpRequest, run: UUID) -> dict[str, Any]:
     stored = run_of(request, run)
     commands = Command.objects.filter(run=stored).select_related("given_by").prefetch_related("results")
     return {
+        "accepts": accepted_now(stored),
         "commands": [_command(command) for command in commands[:LATEST]],
         "reports": list(Report.objects.filter(run=stored).order_by("-id")[:LATEST]),
     }
+
+
+def accepted_now(run: Run) -> list[str]:
+    """The kinds of commands that can be given to a run now; none if it is over."""
+    return sorted(accepted_kinds(run)) if run.state in (RunState.RUNNING, RunState.SILENT) else []
+
+
+class CommandIn(Schema):
+    """A command to the processes of a run; docs/control.md has the arguments of each kind."""
+
+    kind: Annotated[str, Field(max_length=32)]
+    arguments: dict[str, Any] = {}
+    reason: Annotated[str, Field(max_length=MESSAGE_LENGTH)] = ""
+
+
+@router.post("/runs/{run}/commands", response={201: CommandOut, ERRORS: wire.ErrorOut}, auth=ADMINISTRATOR)
+def give_command(request: HttpRequest, run: UUID, body: CommandIn) -> Status[Any]:
+    """Give a command that the training script accepts; its processes get it with their next message."""
+    stored = run_of(request, run)
+    user, reason = token_of(request).created_by, body.reason.replace("\0", "").strip()
+    try:
+        with transaction.atomic():
+            command = give(stored, body.kind, body.arguments, user=user, reason=reason)
+            text = f"{command.get_kind_display().lower()}, to the run “{stored.name}”"
+            record(actor_of(request), stored.project, Action.COMMAND, text, run=str(stored.pk))
+    except CommandError as error:
+        accepted = ", ".join(accepted_now(stored)) or "none"
+        raise InvalidError(str(error)[:500], f"The run accepts now: {accepted}.") from None
+    return Status(201, _command(command))
 
 
 class ConsoleLineOut(Schema):
@@ -117,6 +162,7 @@ def _command(command: Command) -> dict[str, Any]:
     results = list(command.results.all())
     last = results[-1] if results else None
     return {
+        "id": command.pk,
         "kind": command.kind,
         "arguments": command.arguments,
         "reason": command.reason,

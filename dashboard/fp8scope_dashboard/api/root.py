@@ -14,6 +14,7 @@ from fp8scope_dashboard.api.control import router as control
 from fp8scope_dashboard.api.errors import refusal_of
 from fp8scope_dashboard.api.exports import router as exports
 from fp8scope_dashboard.api.ingest import router as ingest
+from fp8scope_dashboard.api.notes import router as notes
 from fp8scope_dashboard.api.projects import router as projects
 from fp8scope_dashboard.api.reading import (
     alerts,
@@ -42,6 +43,7 @@ api.add_router("", certificates)
 api.add_router("", ingest)
 api.add_router("", exports)
 api.add_router("", control)
+api.add_router("", notes)
 api.add_router("", rules)
 api.add_router("", projects)
 for part in (run_list, course, telemetry, tensors, diagnosis, readiness, comparisons, alerts, figures):

@@ -13,6 +13,7 @@ class Action(models.TextChoices):
 
     RULES = "rules", "Alert rules"
     COMMAND = "command", "Gave a command"
+    NOTE = "note", "Wrote a note"
     RUN_DELETED = "run_deleted", "Deleted a run"
     RUNS_CHANGED = "runs_changed", "Changed runs"
     TOKEN_CREATED = "token_created", "Created a token"

@@ -59,7 +59,7 @@ def save_note(run: Run, text: str, version: int, user: User) -> Note:
     return Note.objects.select_related("edited_by").get(run=run)
 
 
-def add_step_note(run: Run, step: int | None, text: str, user: User) -> StepNote:
+def add_step_note(run: Run, step: int | None, text: str, user: User | None) -> StepNote:
     """Pin a note to a step of a run.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import socket
 import time
@@ -104,6 +105,43 @@ def test_a_refusal_is_not_repeated(answer: Prepared, message: str) -> None:
         with pytest.raises(ClientError, match=message) as caught:
             Client(server.url, TOKEN).project()
         assert len(server.asked) == 1 and TOKEN not in str(caught.value)
+
+
+NOTE = {"step": 3, "text": "x", "written_by": "ada", "written_at": "2026-01-01T00:00:00Z"}
+
+
+def test_what_is_written_is_sent_once_as_json() -> None:
+    with answer_server([Prepared(body=row()), Prepared(status=201, body=NOTE)]) as server:
+        note = Client(server.url, TOKEN).run(RUN).write_note(3, "x")
+        assert (note.step, note.text, note.written_by) == (3, "x", "ada")
+        assert server.asked[1:] == [f"/api/v1/runs/{RUN}/step_notes"]
+        assert json.loads(server.bodies[0]) == {"step": 3, "text": "x"}
+        assert server.headers[1]["Content-Type"] == "application/json"
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (Prepared(drops=True), "look before you repeat it"),
+        (error(503, "unavailable", "The database is not available."), "not available"),
+        (error(403, "forbidden", "It may not write."), "may not write"),
+        (Prepared(status=502, body=b"<html>", kind="text/html"), "HTTP 502"),
+    ],
+    ids=str,
+)
+def test_what_is_written_is_never_repeated(fault: Prepared, message: str) -> None:
+    with answer_server([Prepared(body=row()), fault, Prepared(status=201, body=NOTE)]) as server:
+        with pytest.raises(ClientError, match=message):
+            Client(server.url, TOKEN).run(RUN).write_note(3, "x")
+        assert len(server.asked) == 2
+
+
+def test_an_older_server_has_no_list_of_accepted_commands() -> None:
+    with answer_server([Prepared(body=row()), Prepared(body={"commands": [], "reports": []})]) as server:
+        run = Client(server.url, TOKEN).run(RUN)
+        with pytest.raises(ClientError, match="older than this client"):
+            run.accepted_commands()
+        assert run.commands() == []
 
 
 def test_an_unknown_run_is_a_lookup_error() -> None:

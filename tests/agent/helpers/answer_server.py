@@ -30,10 +30,11 @@ class Prepared:
 
 @dataclass
 class AnswerServer:
-    """The address of the server, and what it was asked: paths and headers."""
+    """The address of the server, and what it was asked: paths, headers and bodies."""
 
     url: str
     asked: list[str] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
 
 
@@ -43,6 +44,10 @@ def answer_server(answers: Sequence[Prepared]) -> Iterator[AnswerServer]:
     left, shown = list(answers), AnswerServer("")
 
     class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            shown.bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.do_GET()
+
         def do_GET(self) -> None:
             shown.asked.append(self.path)
             shown.headers.append(dict(self.headers))

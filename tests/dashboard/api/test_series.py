@@ -283,3 +283,10 @@ def test_reads_a_long_series_from_large_buckets(monkeypatch: pytest.MonkeyPatch)
         inside = values[first - 3 : last - 2]
         assert {first, last} <= set(line) and len(line) <= points
         assert {inside.min(), inside.max()} <= set(line.values())
+
+
+def test_times_are_microseconds_and_null_where_there_is_none() -> None:
+    times = np.array(["2026-01-01T00:00:00.000001", "NaT"], "datetime64[us]")
+    line = telemetry_series.Series(np.arange(2), np.zeros(2), times)
+    assert strictly(_line_as_json(line, times=True))["times"] == [1_767_225_600_000_001, None]
+    assert "times" not in strictly(_line_as_json(line))

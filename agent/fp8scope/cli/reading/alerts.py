@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from itertools import islice
 
 from fp8scope.cli.reading.common import OK, answered, client_of, parser_of, write_json
-from fp8scope.cli.reading.printing import count, printable
+from fp8scope.cli.reading.printing import count
 from fp8scope.cli.reading.runs import day_of
 from fp8scope.cli.reading.terminal import TableCell, TableColumn, Terminal
 from fp8scope.client import RunAlert
+from fp8scope.client.plain_text import printable
 
 STATES = ("open", "acknowledged", "muted", "resolved", "all")
 SEVERITIES = {"critical": "danger", "warning": "warning"}

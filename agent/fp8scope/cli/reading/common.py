@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from fp8scope.cli.reading.printing import printable
 from fp8scope.client import Client, ClientError
+from fp8scope.client.plain_text import printable
 from fp8scope.config import ConfigurationError
 
 OK, REFUSED, WRONG_USE, NO = 0, 1, 2, 3

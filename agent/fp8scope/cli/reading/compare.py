@@ -3,10 +3,11 @@
 import argparse
 
 from fp8scope.cli.reading.common import NO, OK, answered, client_of, parser_of, write_json
-from fp8scope.cli.reading.printing import difference, printable
+from fp8scope.cli.reading.printing import difference
 from fp8scope.cli.reading.show import write_scores, write_verdict
 from fp8scope.cli.reading.terminal import TableCell, TableColumn, Terminal
 from fp8scope.client import RunPair
+from fp8scope.client.plain_text import printable
 
 SEED_COLUMNS = (
     TableColumn(title="run of the group", gives=True),

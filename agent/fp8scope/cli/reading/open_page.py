@@ -6,7 +6,7 @@ import sys
 import webbrowser
 
 from fp8scope.cli.reading.common import OK, answered, client_of, parser_of, write_json
-from fp8scope.cli.reading.printing import printable
+from fp8scope.client.plain_text import printable
 
 
 def open_page(arguments: list[str]) -> int:

@@ -10,26 +10,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-# Joins parts of letters and emoji; harmless, and needed.
-JOINER, SELECTORS = "\u200d", range(0xFE00, 0xFE10)
+from fp8scope.client.plain_text import JOINER, SELECTORS
+
 ELLIPSIS: Final = "…"
 BARS: Final = "▁▂▃▄▅▆▇█"
 MIN_WIDTH: Final = 4
 NOTHING: Final = "–"
-
-
-def printable(text: object) -> str:
-    """A text with every character that a terminal would obey written as an escape, such as \\x1b."""
-    return "".join(map(_printable, str(text)))
-
-
-def _printable(character: str) -> str:
-    code = ord(character)
-    if character.isprintable() or character == JOINER or code in SELECTORS:
-        return character
-    if unicodedata.category(character) == "Zs":
-        return " "
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def width_of(text: str) -> int:

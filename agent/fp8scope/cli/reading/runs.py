@@ -6,10 +6,11 @@ from datetime import datetime
 from itertools import islice
 
 from fp8scope.cli.reading.common import OK, answered, client_of, parser_of, write_json
-from fp8scope.cli.reading.printing import NOTHING, count, difference, number, printable
+from fp8scope.cli.reading.printing import NOTHING, count, difference, number
 from fp8scope.cli.reading.terminal import TableCell, TableColumn, Terminal
 from fp8scope.client import RunVerdict, StoredRun
 from fp8scope.client.fields import number_of
+from fp8scope.client.plain_text import printable
 
 COLUMNS = (
     TableColumn(title="run", gives=True),

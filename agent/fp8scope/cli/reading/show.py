@@ -4,11 +4,12 @@ import argparse
 
 from fp8scope.cli.reading.alerts import alert_table
 from fp8scope.cli.reading.common import OK, answered, client_of, parser_of, write_json
-from fp8scope.cli.reading.printing import NOTHING, count, difference, number, printable, sparkline
+from fp8scope.cli.reading.printing import NOTHING, count, difference, number, sparkline
 from fp8scope.cli.reading.runs import STATES, VERDICTS
 from fp8scope.cli.reading.terminal import TableCell, TableColumn, Terminal
 from fp8scope.client import JudgedScore, RunAlert, RunHistory, RunVerdict, StoredRun
-from fp8scope.client.stored_run import RankedTensors, TensorRank
+from fp8scope.client.plain_text import printable
+from fp8scope.client.tensors import RankedTensors, TensorRank
 
 SPARK_WIDTH = 60
 POINTS = 1_000

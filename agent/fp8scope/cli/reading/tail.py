@@ -9,9 +9,10 @@ from pathlib import Path
 
 from fp8scope.cli.reading import tail_directory
 from fp8scope.cli.reading.common import NO, OK, answered, client_of, parser_of, write_json
-from fp8scope.cli.reading.printing import count, number, printable
+from fp8scope.cli.reading.printing import count, number
 from fp8scope.cli.reading.terminal import Terminal
 from fp8scope.client import RunAlert, RunHistory, StoredRun, UnreachableError
+from fp8scope.client.plain_text import printable
 
 ENDED = ("finished", "failed")
 SETTLE_SECONDS = 2.0

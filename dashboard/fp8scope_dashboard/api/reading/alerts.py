@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from uuid import UUID
 
 from django.db.models import Q, QuerySet
-from django.http import HttpRequest
-from ninja import Query, Router
+from django.http import Http404, HttpRequest
+from ninja import Path, Query, Router
 
 from fp8scope_dashboard.accounts.addresses import server_address
 from fp8scope_dashboard.alerts.models import Alert, RuleKind, Severity
@@ -16,13 +16,13 @@ from fp8scope_dashboard.alerts.services import alerts_of
 from fp8scope_dashboard.analysis.onset_search import TensorOnset
 from fp8scope_dashboard.api.auth import READER, RUN_READER, project_of, run_of
 from fp8scope_dashboard.api.reading.answers import as_reference
-from fp8scope_dashboard.api.reading.schemas import AlertsOut
+from fp8scope_dashboard.api.reading.schemas import AlertOut, AlertsOut
 from fp8scope_dashboard.api.responses import ERRORS
 from fp8scope_dashboard.pages.alerts.listing import FILTERS, Filter
 from fp8scope_dashboard.wire import limits, schemas
 from fp8scope_dashboard.wire.errors import InvalidError
 
-MAX_ALERTS = 100
+MAX_ALERTS, MAX_ENTRIES = 100, 100
 
 router = Router(tags=["alerts"], auth=READER)
 State = Annotated[str, Query(description=", ".join(FILTERS))]
@@ -61,6 +61,24 @@ def list_run_alerts(
     stored = run_of(request, run)
     chosen = _filter(state, severity, kind, stored.pk)
     return _answer(request, chosen.in_state(alerts_of(stored.project)), after, limit)
+
+
+@router.get("/alerts/{alert}", response={200: AlertOut, ERRORS: schemas.ErrorOut})
+def get_alert(request: HttpRequest, alert: Annotated[int, Path(ge=0, le=limits.MAX_INT)]) -> dict[str, Any]:
+    """One alert with its evidence, and with what happened to it, newest first."""
+    of_project = alerts_of(project_of(request)).select_related("run", "run__project", "acknowledged_by")
+    stored = of_project.filter(pk=alert).first()
+    if stored is None:
+        raise Http404
+    entries = stored.history.select_related("user").order_by("-id")[:MAX_ENTRIES]
+    return {
+        **_alert(stored, server_address(request)),
+        "evidence": stored.evidence,
+        "history": [
+            {"kind": entry.kind, "at": entry.at, "by": entry.user_name, "text": entry.text}
+            for entry in entries
+        ],
+    }
 
 
 def _filter(state: str, severity: str, kind: str, run: UUID | None) -> Filter:

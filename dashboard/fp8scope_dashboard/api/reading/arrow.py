@@ -21,6 +21,7 @@ EXPONENTS: Final = 277
 _TYPES: Final[Mapping[str, Any]] = {
     "step": pa.int64(),
     "value": pa.float64(),
+    "time": pa.timestamp("us", "UTC"),
     "zeros": pa.float64(),
     "nonfinite": pa.float64(),
     "counts": pa.list_(pa.float64(), EXPONENTS),

@@ -227,6 +227,22 @@ class RunAlertOut(Schema):
     url: str
 
 
+class AlertEntryOut(Schema):
+    """Entry of an alert's history; `by` is empty for what the server did itself."""
+
+    kind: str
+    at: datetime
+    by: str
+    text: str
+
+
+class AlertOut(RunAlertOut):
+    """An alert with its evidence: the numbers that its detector saw; their names depend on `kind`."""
+
+    evidence: dict[str, Any]
+    history: list[AlertEntryOut]
+
+
 class AlertsOut(Schema):
     """A page of alerts, newest first. `next` is the value of `after` for the following page."""
 

@@ -11,6 +11,7 @@ import orjson
 import pyarrow as pa
 from django.http import HttpRequest, HttpResponse
 from ninja import Query, Router
+from numpy.typing import NDArray
 
 from fp8scope_dashboard.api.auth import RUN_READER, check_run, run_of, tensor_of
 from fp8scope_dashboard.api.reading.arrow import ARROW, Form, arrow_answer
@@ -78,31 +79,35 @@ def get_series(
     first: Step = None,
     last: Step = None,
     points: Points = 2_000,
+    times: Annotated[bool, Query(description="Also the times of the steps.")] = False,
     format: Form = "json",
 ) -> HttpResponse:
     """A scalar, or a statistic of a tensor, over steps.
 
     Every stored step if there are at most `points` of them. Otherwise `thinned` is true, and `how` says which
     steps were chosen and how to get the others; spikes of a single step are kept. As Arrow, the columns are
-    step (int64) and value (float64), and the schema metadata has `thinned` and `how`.
+    step (int64) and value (float64), and the schema metadata has `thinned` and `how`. With `times` there are
+    the times at which the steps ended, by the clock of the training: in microseconds since 1970 (UTC), null
+    where a client sent none; as Arrow the column time.
     """
     index = tensor_of(request, run, tensor)
     if bool(scalar) == bool(tensor):
         raise InvalidError("Name either a scalar or a tensor.", "?scalar=loss or ?tensor=NAME&statistic=amax")
     if scalar:
-        line = queries.scalar(run, scalar, first=first, last=last, points=points, timed=False)
+        line = queries.scalar(run, scalar, first=first, last=last, points=points, timed=times)
     elif index is None:
         raise InvalidError("The run has no such tensor.", "Names are <module path>.<role>.")
     else:
         line = queries.tensor_series(
-            run, index, statistic, first=first, last=last, points=points, timed=False
+            run, index, statistic, first=first, last=last, points=points, timed=times
         )
     if format == "arrow":
         how: dict[bytes | str, bytes | str] = (
             {"thinned": "true", "how": HOW_THINNED} if line.thinned else {"thinned": "false"}
         )
-        return arrow_answer({"step": line.steps, "value": line.values}, how)
-    return HttpResponse(_line_as_json(line), content_type="application/json")
+        timed = {"time": line.times.astype("datetime64[us]")} if times else {}
+        return arrow_answer({"step": line.steps, "value": line.values, **timed}, how)
+    return HttpResponse(_line_as_json(line, times=times), content_type="application/json")
 
 
 @router.get("/runs/{run}/scalars", response={200: ScalarsOut, ERRORS: schemas.ErrorOut})
@@ -163,12 +168,20 @@ def _map_as_json(heatmap: queries.Heatmap) -> bytes:
     return orjson.dumps(body)
 
 
-def _line_as_json(line: queries.Series) -> bytes:
+def _microseconds(times: NDArray[np.datetime64]) -> list[int | None]:
+    """Microseconds since 1970; None where there is no time."""
+    whole = times.astype("datetime64[us]").astype(np.int64).tolist()
+    return [None if missing else time for time, missing in zip(whole, np.isnat(times).tolist(), strict=True)]
+
+
+def _line_as_json(line: queries.Series, *, times: bool = False) -> bytes:
     """Finite numbers without loss of precision; NaN and infinities as the strings of docs/wire.md."""
     values: Float64s | list[float | str] = np.ascontiguousarray(line.values)
     if not np.isfinite(line.values).all():
         values = [json_number(value) for value in line.values.tolist()]
     body: dict[str, Any] = {"steps": np.ascontiguousarray(line.steps), "values": values}
+    if times:
+        body["times"] = _microseconds(line.times)
     body["thinned"] = line.thinned
     if line.thinned:
         body["how"] = HOW_THINNED

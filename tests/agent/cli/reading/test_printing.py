@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp8scope.cli.reading.common import as_json
-from fp8scope.cli.reading.printing import BARS, cut, difference, number, printable, sparkline, width_of
+from fp8scope.cli.reading.printing import BARS, cut, difference, number, sparkline, width_of
 from fp8scope.cli.reading.terminal import TableCell, TableColumn, Terminal
+from fp8scope.client.plain_text import printable
 
 COLUMNS = (
     TableColumn(title="run", gives=True),

@@ -92,3 +92,21 @@ def test_what_the_page_leaves_out_is_refused(reader: Reader, many: list[Alert]) 
     assert "no alert" in reader.refused("/alerts", after=alert.pk)["message"]
     assert reader.refused(f"/runs/{foreign.pk}/alerts")["code"] == "unknown_run"
     assert reader.json("/alerts", run=foreign.pk)["total"] == 0
+
+
+def test_one_alert_has_its_evidence_and_its_history(
+    reader: Reader, seeded: Seeded, many: list[Alert]
+) -> None:
+    stored = seeded.faulty.alerts.order_by("-id")[0]
+    answer = reader.json(f"/alerts/{stored.pk}")
+    (listed,) = [
+        row for row in reader.json("/alerts", run=seeded.faulty.pk)["alerts"] if row["id"] == stored.pk
+    ]
+    assert {name: answer[name] for name in listed} == listed
+    assert answer["evidence"] == stored.evidence and answer["history"][-1]["kind"] == "opened"
+    elsewhere = make_run(create_project("elsewhere", "Elsewhere"), "run")
+    foreign = Alert.objects.create(
+        run=elsewhere, kind="loss_nan", severity="critical", onset_step=1, step=1, message="x"
+    )
+    for number in (foreign.pk, 10**12):
+        assert reader.refused(f"/alerts/{number}")["code"] == "not_found"
