@@ -46,7 +46,7 @@ PAGES: Final[Mapping[str, Page]] = {
     # Everybody. The secret in the address of the last ones is what lets people in.
     **pages("signin signin_link", read="anonymous", post="anonymous"),
     **pages("signout", post="anonymous"),
-    **pages("shared alert_picture", read="anonymous"),
+    **pages("shared alert_picture llms", read="anonymous"),
     # Whoever is signed in, about themselves.
     **pages("account", read="stranger", post="stranger"),
     **pages("account_time_zone account_sign_out", post="stranger"),

@@ -88,6 +88,7 @@ BUILT_IN: dict[str, Command] = {
             "completion",
             "Print the script that completes commands in a shell.",
         ),
+        "mcp": ("mcp", "mcp", "Serve the project to an agent by the Model Context Protocol."),
         "sync": ("sync", "sync", "Send the runs that are kept in a spool directory."),
         "export": ("export", "export", "Download a run as a Parquet or CSV file."),
         "import": ("import_run", "import_", "Upload a run from a file that `fp8scope export` wrote."),

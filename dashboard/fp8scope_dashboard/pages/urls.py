@@ -11,7 +11,7 @@ from fp8scope_dashboard.pages.compare import views as compare
 from fp8scope_dashboard.pages.fleet import views as fleet
 from fp8scope_dashboard.pages.live import views as events
 from fp8scope_dashboard.pages.panels import views as panels
-from fp8scope_dashboard.pages.project import audit, comparison_margin, home, server_status, settings
+from fp8scope_dashboard.pages.project import audit, comparison_margin, home, llms, server_status, settings
 from fp8scope_dashboard.pages.readiness import views as readiness
 from fp8scope_dashboard.pages.reports import views as shared_reports
 from fp8scope_dashboard.pages.run import console_views, data, diagnosis_views, notes, related_views
@@ -57,6 +57,7 @@ RUN = P + "runs/<uuid:run_id>/"
 
 urlpatterns: list[URLPattern] = [
     path("", home.home, name="home"),
+    path("llms.txt", llms.llms, name="llms"),
     path("projects/new", home.project_new, name="project_new"),
     path(P, run_list.project, name="project"),
     path(P + "find/suggestions.json", run_list.suggest, name="run_suggest"),
