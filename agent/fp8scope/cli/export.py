@@ -1,4 +1,4 @@
-"""`fp8scope export`: download a run as a file."""
+"""`fp8scope export`: download a run as a file, or write it in the form of another tool."""
 
 import argparse
 import sys
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import urllib3
 
+from fp8scope.cli import export_to
 from fp8scope.cli.progress import ProgressLine
 from fp8scope.cli.server import TransferError, server_settings
 from fp8scope.config import ConfigurationError, Settings
@@ -21,19 +22,33 @@ PROGRESS_SECONDS = 1.0
 
 
 def export(arguments: list[str]) -> int:
-    """Download a run as a Parquet or CSV file."""
+    """Download a run as a file, or write it for TensorBoard, W&B or MLflow, or as Parquet tables."""
     parser = argparse.ArgumentParser(prog="fp8scope export", description=export.__doc__)
-    parser.add_argument("run", type=uuid.UUID, help="the run's id, as in the address of its page")
+    parser.add_argument("run", help="the run's id, as in the address of its page; with --to also its name")
+    export_to.add_options(parser)
     parser.add_argument("--format", choices=FORMATS, default="parquet", help="default: %(default)s")
     parser.add_argument("-o", "--output", type=Path, help="the file to write (default: RUN.FORMAT)")
     parser.add_argument("--url", help="the server's address (default: FP8SCOPE_URL, or `fp8scope login`)")
     parser.add_argument("--project", help="the project whose login to use")
     options = parser.parse_args(arguments)
+    if options.to is not None:
+        return export_to.export_to(options)
+    return _download(options, _id_of(parser, options.run))
+
+
+def _id_of(parser: argparse.ArgumentParser, text: str) -> uuid.UUID:
+    try:
+        return uuid.UUID(text)
+    except ValueError:
+        parser.error(f"{text[:100]!r} is not the id of a run; only --to takes names")
+
+
+def _download(options: argparse.Namespace, run: uuid.UUID) -> int:
     configure_logging()
-    path = options.output or Path(f"{options.run}.{options.format}")
+    path = options.output or Path(f"{run}.{options.format}")
     try:
         settings = server_settings(options.url, options.project)
-        size = download(settings, options.run, options.format, path)
+        size = download(settings, run, options.format, path)
     except (ConfigurationError, TransferError, OSError) as error:
         print(f"fp8scope export: {error}", file=sys.stderr)
         return 1

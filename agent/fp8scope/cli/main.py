@@ -89,8 +89,13 @@ BUILT_IN: dict[str, Command] = {
             "Print the script that completes commands in a shell.",
         ),
         "mcp": ("mcp", "mcp", "Serve the project to an agent by the Model Context Protocol."),
+        "remote-write": (
+            "remote_write",
+            "remote_write",
+            "Send the latest values of runs to Prometheus, again and again.",
+        ),
         "sync": ("sync", "sync", "Send the runs that are kept in a spool directory."),
-        "export": ("export", "export", "Download a run as a Parquet or CSV file."),
+        "export": ("export", "export", "Download a run, or write it for TensorBoard, W&B or MLflow."),
         "import": ("import_run", "import_", "Upload a run from a file that `fp8scope export` wrote."),
         "rules": ("rules", "rules", "Write a project's alert rules to a YAML file, or apply one to it."),
     }.items()

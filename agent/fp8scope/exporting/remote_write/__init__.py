@@ -1,0 +1,1 @@
+"""Prometheus: the latest values of runs, sent by remote write."""
