@@ -28,7 +28,7 @@ ORDERS = {
     "fp8scope": """
         credentials config guard scalars metadata arguments process observe step recording unrecorded delivery
         client session control incidents advice run evaluation capture event_files autolog replay postmortem
-        integrations compat planning mcp_server exporting demo cli __main__
+        integrations compat planning mcp_server exporting demo importing cli __main__
     """,
     "fp8scope_dashboard": """
         process_setup preload embedded settings statistics text db notifications accounts audit wire runs

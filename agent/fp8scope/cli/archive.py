@@ -14,7 +14,7 @@ from typing import Any, Literal, cast, get_args
 import numpy as np
 import pyarrow as pa
 
-from fp8scope.cli.server import TransferError
+from fp8scope.importing.posting import TransferError
 
 FORMATS = (1, 2, 3, 4)
 # The first format with alerts.

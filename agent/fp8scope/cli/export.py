@@ -10,10 +10,11 @@ import urllib3
 
 from fp8scope.cli import export_to
 from fp8scope.cli.progress import ProgressLine
-from fp8scope.cli.server import TransferError, server_settings
+from fp8scope.cli.server import server_settings
 from fp8scope.config import ConfigurationError, Settings
 from fp8scope.delivery.transport import classify
 from fp8scope.guard import configure_logging
+from fp8scope.importing.posting import TransferError
 
 FORMATS = ("parquet", "csv")
 CHUNK_BYTES = 1 << 20

@@ -1,12 +1,9 @@
-"""`fp8scope import`: upload an exported run to a server.
+"""Uploads a run from a file that `fp8scope export` wrote.
 
 The rows are sent in the agent's protocol, so an interrupted import can be repeated: no row is
 stored twice. The imported run gets a new id, which is computed from the id in the file.
 """
 
-import argparse
-import sys
-import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,41 +14,28 @@ import pyarrow as pa
 
 from fp8scope.cli.archive import BINS, Archive, MessageRows
 from fp8scope.cli.progress import ProgressLine
-from fp8scope.cli.server import TransferError, server_settings
-from fp8scope.config import ConfigurationError, Settings
+from fp8scope.config import Settings
 from fp8scope.delivery.arrow_encoding import CONTENT_TYPE, PROTOCOL
 from fp8scope.delivery.sender import MATRIX
-from fp8scope.delivery.transport import Backoff, NextAction, Transport
-from fp8scope.guard import configure_logging
+from fp8scope.importing.posting import Poster, TransferError
 from fp8scope.recording.records import dump_json
 
 TENSORS_PER_MESSAGE = 2000
-PATIENCE_SECONDS = 120.0
 # What older servers do not know; it is left out for them.
 OPTIONAL = ("note", "artefact")
 
 
-def import_(arguments: list[str]) -> int:
-    """Upload a run from a file that `fp8scope export` wrote."""
-    parser = argparse.ArgumentParser(prog="fp8scope import", description=import_.__doc__)
-    parser.add_argument("file", type=Path, help="the Parquet or CSV file")
-    parser.add_argument(
-        "--id", type=uuid.UUID, help="the id of the new run (default: computed from the old one)"
-    )
-    parser.add_argument("--url", help="the server's address (default: FP8SCOPE_URL, or `fp8scope login`)")
-    parser.add_argument("--project", help="the project whose login to use")
-    options = parser.parse_args(arguments)
-    configure_logging()
+def import_archive(settings: Settings, path: Path, run: uuid.UUID | None) -> int:
+    """Upload the run of an archive, and print its address. Returns the exit status."""
+    upload = Upload(settings, Archive(path), run)
+    line = ProgressLine("importing", unit="rows")
     try:
-        settings = server_settings(options.url, options.project)
-        upload = Upload(settings, Archive(options.file), options.id)
-        line = ProgressLine("importing", unit="rows")
         for rows in upload.send():
             line.update(rows, upload.archive.rows)
+    except pa.ArrowException as error:
+        raise TransferError(f"{path} is damaged: {error}") from error
+    finally:
         line.end()
-    except (ConfigurationError, TransferError, OSError, pa.ArrowException) as error:
-        print(f"fp8scope import: {error}", file=sys.stderr)
-        return 1
     print(upload.page)
     return 0
 
@@ -64,7 +48,7 @@ class Upload:
         self.run = str(run or uuid.uuid5(uuid.UUID(archive.description["id"]), "imported"))
         self.page = ""
         self._accepts: set[str] = set()
-        self._transport = Transport(settings)
+        self._poster = Poster(settings)
         self._writers = archive.description["writers"]
         self._catalogues = [
             np.asarray(catalogue, np.int64) for catalogue in archive.description["catalogues"]
@@ -175,14 +159,7 @@ class Upload:
         self._post("POST", "/finish", dump_json(document))
 
     def _post(self, method: str, path: str, body: bytes, kind: str = "application/json") -> Mapping[str, Any]:
-        backoff, deadline = Backoff(0.5, 10.0), time.monotonic() + PATIENCE_SECONDS
-        while True:
-            outcome = self._transport.send(method, f"/runs/{self.run}{path}", body, kind)
-            if outcome.action is NextAction.DONE:
-                return outcome.answer
-            if outcome.action not in (NextAction.WAIT, NextAction.RETRY) or time.monotonic() > deadline:
-                raise TransferError(outcome.message or outcome.code or f"HTTP {outcome.status}")
-            time.sleep(max(outcome.wait or 0.0, backoff.next(), 0.01))
+        return self._poster.post(method, f"{self.run}{path}", body, kind)
 
 
 def encode(

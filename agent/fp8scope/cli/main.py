@@ -96,7 +96,11 @@ BUILT_IN: dict[str, Command] = {
         ),
         "sync": ("sync", "sync", "Send the runs that are kept in a spool directory."),
         "export": ("export", "export", "Download a run, or write it for TensorBoard, W&B or MLflow."),
-        "import": ("import_run", "import_", "Upload a run from a file that `fp8scope export` wrote."),
+        "import": (
+            "import_command",
+            "import_",
+            "Upload runs from files of other tools, or a run that `fp8scope export` wrote.",
+        ),
         "rules": ("rules", "rules", "Write a project's alert rules to a YAML file, or apply one to it."),
     }.items()
 }

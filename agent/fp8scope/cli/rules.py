@@ -7,9 +7,10 @@ from typing import Any
 
 import urllib3
 
-from fp8scope.cli.server import TransferError, server_settings
+from fp8scope.cli.server import server_settings
 from fp8scope.config import ConfigurationError, Settings
 from fp8scope.delivery.transport import NextAction, classify
+from fp8scope.importing.posting import TransferError
 
 MAX_BYTES = 1 << 20
 ANSWER_SECONDS = 60.0

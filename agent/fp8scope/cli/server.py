@@ -11,10 +11,6 @@ UNKNOWN_RUN = "unknown_run"
 """The error code with which a server answers `probe` if it accepts the token."""
 
 
-class TransferError(RuntimeError):
-    """A run could not be exported or imported; the message says why."""
-
-
 def server_settings(url: str | None, project: str | None) -> Settings:
     """Return the settings of an online run. Raises ConfigurationError without an address and a token."""
     settings = settings_from(url=url, project=project, mode="online")

@@ -20,7 +20,7 @@ from pyarrow import parquet
 from fp8scope.cli.archive import Archive
 from fp8scope.cli.export import download
 from fp8scope.cli.import_run import Upload
-from fp8scope.cli.server import TransferError
+from fp8scope.importing.posting import TransferError
 from fp8scope_dashboard.accounts.models import Membership, Project, User
 from fp8scope_dashboard.alerts.detection.run_detection import evaluate
 from fp8scope_dashboard.alerts.lifecycle import acknowledge, resolve

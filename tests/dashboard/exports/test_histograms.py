@@ -17,8 +17,9 @@ from pyarrow import parquet
 
 from fp8scope.cli.archive import BINS, Archive
 from fp8scope.cli.export import download
-from fp8scope.cli.import_run import Upload, import_
-from fp8scope.cli.server import TransferError
+from fp8scope.cli.import_command import import_
+from fp8scope.cli.import_run import Upload
+from fp8scope.importing.posting import TransferError
 from fp8scope_dashboard.exports import content
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import queries

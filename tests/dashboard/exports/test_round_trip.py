@@ -23,7 +23,7 @@ from fp8scope.cli import export
 from fp8scope.cli.archive import Archive
 from fp8scope.cli.export import download
 from fp8scope.cli.main import main
-from fp8scope.cli.server import TransferError
+from fp8scope.importing.posting import TransferError
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import compaction
 

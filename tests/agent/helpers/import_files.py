@@ -1,0 +1,295 @@
+"""Small files in the layouts of other tools, as these write them; one writer a format.
+
+Those of W&B and MLflow come from the tools themselves, in the tests that have them.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import zlib
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from agent.helpers.import_score_files import BEGIN, write_lighteval, write_lm_eval, write_opencompass
+from pyarrow import parquet
+
+
+def write_csv(folder: Path, rows: int = 20, metrics: int = 0) -> Path:
+    path = folder / "log.csv"
+    more = "".join(f",{name}" for name in _more(0, metrics))
+    lines = []
+    for step in range(rows):
+        cells = [
+            step,
+            BEGIN + step,
+            3 / (step + 1),
+            "" if step % 2 else 1e-3,
+            "gpt",
+            *_more(step, metrics).values(),
+        ]
+        lines.append(",".join(map(str, cells)) + "\n")
+    path.write_text(f"step,time,loss,lr,model{more}\n" + "".join(lines))
+    return path
+
+
+def write_jsonl(folder: Path, rows: int = 20, metrics: int = 0) -> Path:
+    path = folder / "log.jsonl"
+    rows_of = (
+        {"step": step, "loss": 3 / (step + 1), "eval": {"acc": step / rows}, **_more(step, metrics)}
+        for step in range(rows)
+    )
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows_of))
+    return path
+
+
+def write_parquet(folder: Path, rows: int = 20) -> Path:
+    path = folder / "log.parquet"
+    columns = {
+        "step": pa.array(range(rows)),
+        "loss": pa.array([3 / (step + 1) for step in range(rows)]),
+        "lr": pa.array([None if step % 2 else 1e-3 for step in range(rows)]),
+        "model": pa.array(["gpt"] * rows),
+    }
+    parquet.write_table(pa.table(columns), path)
+    return path
+
+
+def _more(step: int, metrics: int) -> dict[str, float]:
+    """Further metrics of a row."""
+    return {f"m{i}": (step + 1) / (i + 3) for i in range(metrics)}
+
+
+def write_wandb(folder: Path, rows: int = 20, metrics: int = 0) -> Path:
+    """An offline run in the records that W&B's library writes; see tests/agent/importing/test_wandb.py."""
+    path = folder / "run-abcd1234.wandb"
+    run = {1: b"abcd1234", 2: b"team", 3: b"project", 4: _items(2, {"lr": 1e-3, "seed": 7}, 1), 8: b"gpt fp8"}
+    records = [message({17: message(run)})]
+    for step in range(rows):
+        values = {"train/loss": 3 / (step + 1), "lr": 1e-3, "_timestamp": BEGIN + step, "_step": step}
+        values |= _more(step, metrics)
+        records.append(message({2: _items(1, values, 1) + message({2: message({1: step})})}))
+    records.append(message({18: message({1: 0})}))
+    path.write_bytes(b":W&B\xe1\xbe\x00" + leveldb(records, 7))
+    return path
+
+
+def _items(number: int, values: Mapping[str, Any], field: int) -> bytes:
+    """Items as fields of a message: their key is nested in newer versions (2)."""
+    parts = [message({number: key.encode(), 16: json.dumps(value).encode()}) for key, value in values.items()]
+    return b"".join(_field(field, part) for part in parts)
+
+
+def message(fields: Mapping[int, int | bytes]) -> bytes:
+    """A message of protocol buffers."""
+    return b"".join(_field(number, value) for number, value in fields.items())
+
+
+def _field(number: int, value: int | bytes) -> bytes:
+    if isinstance(value, int):
+        return _varint(number << 3) + _varint(value)
+    return _varint(number << 3 | 2) + _varint(len(value)) + value
+
+
+def _varint(value: int) -> bytes:
+    parts = []
+    while value > 127:
+        parts.append(value & 127 | 128)
+        value >>= 7
+    return bytes([*parts, value])
+
+
+def leveldb(records: list[bytes], offset: int) -> bytes:
+    """The records as a log of LevelDB, whose first block begins after `offset` bytes."""
+    log = bytearray()
+    for record in records:
+        begin = True
+        while begin or record:
+            room = 32_768 - (offset + len(log)) % 32_768
+            if room < 7:
+                log += bytes(room)
+                continue
+            part, record = record[: room - 7], record[room - 7 :]
+            kind = (1 if begin else 4) if not record else (2 if begin else 3)
+            checksum = zlib.crc32(bytes([kind]) + part)
+            log += checksum.to_bytes(4, "little") + len(part).to_bytes(2, "little") + bytes([kind]) + part
+            begin = False
+    return bytes(log)
+
+
+def write_mlflow_files(folder: Path, rows: int = 20) -> Path:
+    """A run of the file store."""
+    run = folder / "mlruns" / "1" / "0123456789abcdef0123456789abcdef"
+    (run / "metrics" / "train").mkdir(parents=True)
+    (run / "params").mkdir()
+    (run / "tags").mkdir()
+    (run.parent / "meta.yaml").write_text("experiment_id: '1'\nname: exp\n")
+    begin = int(BEGIN * 1e3)
+    meta = f"run_id: {run.name}\nrun_name: gpt\nstart_time: {begin}\nend_time: {begin + 60_000}\nstatus: 3\n"
+    (run / "meta.yaml").write_text(meta)
+    (run / "params" / "lr").write_text("0.001")
+    (run / "tags" / "mlflow.runName").write_text("gpt bf16")
+    lines = [f"{begin + step} {3 / (step + 1)!r} {step}\n" for step in range(rows)]
+    (run / "metrics" / "train" / "loss").write_text("".join(lines))
+    return run
+
+
+def write_mlflow_sqlite(folder: Path, rows: int = 20) -> Path:
+    """The tables of MLflow's database that the reader reads, with two runs of which one is deleted."""
+    path = folder / "mlflow.db"
+    with sqlite3.connect(path) as database:
+        database.executescript("""
+            CREATE TABLE experiments (experiment_id INTEGER, name TEXT);
+            CREATE TABLE runs (run_uuid TEXT, name TEXT, status TEXT, start_time BIGINT, end_time BIGINT,
+                lifecycle_stage TEXT, experiment_id INTEGER);
+            CREATE TABLE metrics (key TEXT, value FLOAT, timestamp BIGINT, step BIGINT, is_nan BOOLEAN,
+                run_uuid TEXT);
+            CREATE TABLE params (key TEXT, value TEXT, run_uuid TEXT);
+            CREATE TABLE tags (key TEXT, value TEXT, run_uuid TEXT);
+            INSERT INTO experiments VALUES (1, 'exp');
+        """)
+        begin = int(BEGIN * 1e3)
+        for identity, stage in (("a" * 32, "active"), ("b" * 32, "deleted")):
+            run = (identity, begin, begin, stage)
+            database.execute("INSERT INTO runs VALUES (?, 'gpt', 'FINISHED', ?, ?, ?, 1)", run)
+            database.execute("INSERT INTO params VALUES ('lr', '0.001', ?)", (identity,))
+            rows_of = [
+                ("loss", 3 / (step + 1), begin + step, step, step == 5, identity) for step in range(rows)
+            ]
+            database.executemany("INSERT INTO metrics VALUES (?, ?, ?, ?, ?, ?)", rows_of)
+    database.close()
+    return path
+
+
+def write_trackio(folder: Path, rows: int = 20, metrics: int = 0) -> Path:
+    """A project with two runs."""
+    path = folder / "project.db"
+    with sqlite3.connect(path) as database:
+        database.executescript("""
+            CREATE TABLE metrics (id INTEGER PRIMARY KEY AUTOINCREMENT, run_id TEXT NOT NULL,
+                timestamp TEXT NOT NULL, run_name TEXT NOT NULL, step INTEGER NOT NULL,
+                metrics TEXT NOT NULL);
+            CREATE TABLE configs (id INTEGER PRIMARY KEY AUTOINCREMENT, run_id TEXT NOT NULL,
+                run_name TEXT NOT NULL, config TEXT NOT NULL, created_at TEXT NOT NULL, UNIQUE(run_id));
+        """)
+        for name in ("bf16", "fp8"):
+            config = json.dumps({"lr": 1e-3, "seed": 2, "_Group": "g", "_Created": _iso(0)})
+            database.execute(
+                "INSERT INTO configs VALUES (NULL, ?, ?, ?, ?)", (f"id-{name}", name, config, _iso(0))
+            )
+            for step in range(rows):
+                values = json.dumps(
+                    {"loss": 3 / (step + 1), "bad": "Infinity", "text": "x", **_more(step, metrics)}
+                )
+                row = (f"id-{name}", _iso(step), name, step, values)
+                database.execute("INSERT INTO metrics VALUES (NULL, ?, ?, ?, ?, ?)", row)
+    database.close()
+    return path
+
+
+def write_inspect_log(folder: Path, steps: int = 10, rank: int = 0) -> Path:
+    """A statistics log of Transformer Engine."""
+    below = folder / "nvdlfw_inspect_statistics_logs"
+    below.mkdir(exist_ok=True)
+    path = below / f"nvdlfw_inspect_globalrank-{rank}.log"
+    lines = []
+    for step in range(steps):
+        for module in ("decoder.0.qkv", "decoder.0.fc1"):
+            for tensor in ("activation", "weight", "gradient"):
+                for stat, value in (("cur_amax", 2.0 + step), ("underflows%", 1.25), ("scale_inv_max", 0.25)):
+                    lines.append(_inspect_line(f"{module}_{tensor}_{stat}", step, value))
+        lines.append(_inspect_line("grad_norm_total", step, 1.5))
+    path.write_text("".join(lines))
+    return path
+
+
+def _inspect_line(name: str, step: int, value: float) -> str:
+    begin = f"2026-01-02 03:04:05,{step % 1000:03d} - INFO - {name}"
+    return f"{begin} \t\t\t\t iteration={step:06d} \t\t\t\t value={value:.4f}\n"
+
+
+def write_megatron(folder: Path, rows: int = 20) -> Path:
+    """A log with the arguments, an evaluation, and a second start from step 110."""
+    path = folder / "train.log"
+    lines = [
+        "[default0]:------------------------ arguments ------------------------",
+        "[default0]:  bf16 ............................................ True",
+        "[default0]:  fp8 ............................................. hybrid",
+        "[default0]:  seed ............................................ 1234",
+        "[default0]:  seq_length ...................................... 4096",
+        "[default0]:-------------------- end of arguments ---------------------",
+        "    forward-backward ...............................: (1111.11, 1112.12)",
+        *(_megatron_line(10 * (step + 1), 9 / (step + 1)) for step in range(rows)),
+        f" validation loss at iteration {10 * rows} | lm loss value: 2.5E+00 | lm loss PPL: 1.2E+01 | ",
+        *(_megatron_line(10 * (step + 1), 9 / (step + 1)) for step in range(rows // 2, rows)),
+    ]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def _megatron_line(step: int, loss: float) -> str:
+    return (
+        f" [2026-01-02 03:04:05] iteration {step:8d}/  500000 | consumed samples: {256 * step:12d} | "
+        f"elapsed time per iteration (ms): 1200.0 | learning rate: 1.5E-06 | global batch size:   256 | "
+        f"lm loss: {loss:.6E} | loss scale: 1.0 | grad norm: 2.000 | number of skipped iterations:   0 |"
+    )
+
+
+def write_neptune(folder: Path, rows: int = 20) -> Path:
+    """A part of neptune-exporter's export with two runs."""
+    path = folder / "RUN-1_part_0.parquet"
+    values: list[dict[str, Any]] = []
+    for run in ("RUN-1", "RUN-2"):
+        base = {"project_id": "team/project", "run_id": run}
+        values += [
+            {**base, "attribute_path": "sys/name", "attribute_type": "string", "string_value": f"gpt {run}"},
+            {**base, "attribute_path": "sys/tags", "attribute_type": "string_set", "string_set_value": ["a"]},
+            {**base, "attribute_path": "params/lr", "attribute_type": "float", "float_value": 1e-3},
+        ]
+        values += [
+            {
+                **base,
+                "attribute_path": "train/loss",
+                "attribute_type": "float_series",
+                "step": step,
+                "timestamp": datetime.fromtimestamp(BEGIN + step, UTC),
+                "float_value": 3 / (step + 1),
+            }
+            for step in range(rows)
+        ]
+    columns: list[tuple[str, pa.DataType]] = [
+        *((name, pa.string()) for name in ("project_id", "run_id", "attribute_path", "attribute_type")),
+        ("step", pa.decimal128(18, 6)),
+        ("timestamp", pa.timestamp("ms", tz="UTC")),
+        ("int_value", pa.int64()),
+        ("float_value", pa.float64()),
+        ("string_value", pa.string()),
+        ("bool_value", pa.bool_()),
+        ("string_set_value", pa.list_(pa.string())),
+    ]
+    parquet.write_table(pa.Table.from_pylist(values, pa.schema(columns)), path)
+    return path
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(BEGIN + seconds, UTC).isoformat()
+
+
+WRITERS: Mapping[str, Callable[[Path], Path]] = {
+    "csv": write_csv,
+    "jsonl": write_jsonl,
+    "parquet": write_parquet,
+    "lm-eval": write_lm_eval,
+    "lighteval": write_lighteval,
+    "opencompass": write_opencompass,
+    "wandb": write_wandb,
+    "mlflow": write_mlflow_files,
+    "mlflow-sqlite": write_mlflow_sqlite,
+    "trackio": write_trackio,
+    "te-inspect": write_inspect_log,
+    "megatron": write_megatron,
+    "neptune": write_neptune,
+}
