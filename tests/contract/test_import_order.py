@@ -26,9 +26,9 @@ ORDERS = {
         optimizer_storage optimizer
     """,
     "fp8scope": """
-        credentials config guard scalars metadata arguments process observe step recording unrecorded delivery
-        client session control incidents advice run evaluation capture event_files autolog replay postmortem
-        integrations compat planning mcp_server exporting demo importing cli __main__
+        credentials config guard scalars binary metadata arguments process observe step recording unrecorded
+        delivery client session control incidents advice run evaluation capture event_files autolog replay
+        postmortem integrations compat planning mcp_server exporting demo importing cli __main__
     """,
     "fp8scope_dashboard": """
         process_setup preload embedded settings statistics text db notifications accounts audit wire runs

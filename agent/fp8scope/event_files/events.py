@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
 
-from fp8scope.event_files.protobuf import (
+from fp8scope.binary.protobuf import (
     BYTES,
     FIXED32,
     FIXED64,

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fp8scope.event_files.crc32c import masked_crcs
+from fp8scope.binary.crc32c import masked_crcs
 
 READ_BYTES: Final = 1 << 20
 """Bytes that are read at a time."""

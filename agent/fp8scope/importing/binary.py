@@ -4,13 +4,13 @@ import zlib
 from collections.abc import Iterator
 from typing import BinaryIO, Final
 
+from fp8scope.binary import protobuf
 from fp8scope.importing.limits import MAX_RECORD, MIB
 from fp8scope.importing.model import UnreadableError
 
 BLOCK: Final = 32_768
 HEADER: Final = 7
 FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
-VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 MAX_FIELDS: Final = 1_000_000
 
 Field = tuple[int, int | bytes]
@@ -60,51 +60,27 @@ def log_records(file: BinaryIO, offset: int) -> Iterator[bytes]:
             else:
                 parts.append(data)
             at = end
+        if len(block) < BLOCK - offset and any(block[at:]):
+            raise TornError("the file ends inside of a record")
         offset = 0
     if parts:
         raise TornError("the file ends inside of a record")
 
 
-def varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the integer at a position, and the position after it. Raises UnreadableError without one."""
-    value = shift = 0
-    while shift < 64:
-        if at >= len(data):
-            raise UnreadableError("a message ends inside of a number")
-        byte = data[at]
-        at += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, at
-        shift += 7
-    raise UnreadableError("a number has more than 64 bits")
-
-
 def fields(data: bytes) -> Iterator[Field]:
     """Yield the fields of a message. Raises UnreadableError if it is malformed."""
-    at = count = 0
-    while at < len(data):
-        count += 1
-        if count > MAX_FIELDS:
-            raise UnreadableError(f"a message has more than {MAX_FIELDS:,} fields")
-        tag, at = varint(data, at)
-        kind = tag & 7
-        if kind == VARINT:
-            value, at = varint(data, at)
-            yield tag >> 3, value
-            continue
-        if kind == BYTES:
-            length, at = varint(data, at)
-        elif kind in (FIXED64, FIXED32):
-            length = 8 if kind == FIXED64 else 4
-        else:
-            raise UnreadableError(f"a field has the unknown kind {kind}")
-        if length > len(data) - at:
-            raise UnreadableError("a message ends inside of a field")
-        yield tag >> 3, data[at : at + length]
-        at += length
+    try:
+        for number, (field, kind, first, second) in enumerate(protobuf.fields(data)):
+            if number >= MAX_FIELDS:
+                raise UnreadableError(f"a message has more than {MAX_FIELDS:,} fields")
+            yield field, first if kind == protobuf.VARINT else data[first:second]
+    except protobuf.ProtobufError as error:
+        raise UnreadableError(f"a message is malformed: {error}") from None
 
 
-def signed(value: int) -> int:
-    """A varint as a signed integer of 64 bits."""
-    return value - (1 << 64) if value >> 63 else value
+def varint(data: bytes, at: int) -> tuple[int, int]:
+    """Return the integer at a position, and the position after it. Raises UnreadableError without one."""
+    try:
+        return protobuf.varint(data, at, len(data))
+    except protobuf.ProtobufError as error:
+        raise UnreadableError(f"a message is malformed: {error}") from None

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import crc32c as reference
 
+from fp8scope.binary.crc32c import crc32c, masked_crcs
 from fp8scope.event_files import framing
-from fp8scope.event_files.crc32c import crc32c, masked_crcs
 from fp8scope.event_files.framing import RecordFile
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8scope.exporting.protobuf import field_text, varint
+from fp8scope.binary.encoding import field_text, varint
 from fp8scope.exporting.tensorboard.messages import event, hparam_values, version_event
 from fp8scope.exporting.tensorboard.records import masked_checksums, record, scalar_records
 

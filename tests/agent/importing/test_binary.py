@@ -7,8 +7,9 @@ import io
 import pytest
 from agent.helpers.import_files import leveldb, message
 
+from fp8scope.binary.protobuf import signed
 from fp8scope.importing import binary
-from fp8scope.importing.binary import TornError, fields, log_records, signed, varint
+from fp8scope.importing.binary import TornError, fields, log_records, varint
 from fp8scope.importing.model import UnreadableError
 
 SIZES = (0, 1, 6, 7, 100, 32_753, 32_754, 32_755, 32_761, 32_768, 100_000)
@@ -33,6 +34,18 @@ def test_a_log_that_was_cut_off_is_read_to_the_last_record() -> None:
             for record in log_records(io.BytesIO(log[:end]), 7):
                 taken.append(record)
         assert taken == records[: len(taken)]
+
+
+def test_a_cut_at_any_byte_is_told_but_between_records() -> None:
+    """A cut inside of the seven bytes before a record's data, too."""
+    log = leveldb([b"a" * 20, b"b" * 20], 0)
+    whole = {0, 27, 54}
+    for end in range(len(log) + 1):
+        if end in whole:
+            assert len(read(log[:end], 0)) == end // 27
+        else:
+            with pytest.raises(TornError):
+                read(log[:end], 0)
 
 
 def test_a_damaged_record_is_refused() -> None:

@@ -4,7 +4,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from fp8scope.exporting.protobuf import field_bytes, field_double, field_number, field_text, varint
+from fp8scope.binary.encoding import field_bytes, field_double, field_number, field_text, varint
 from fp8scope.exporting.remote_write.samples import Labels, MetricSample
 
 HEADERS: Final = {

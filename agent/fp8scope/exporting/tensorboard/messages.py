@@ -7,7 +7,7 @@ tensorboard/plugins/hparams (plugin_data, api).
 from collections.abc import Mapping
 from typing import Final
 
-from fp8scope.exporting.protobuf import field_bytes, field_double, field_number, field_text
+from fp8scope.binary.encoding import field_bytes, field_double, field_number, field_text
 
 DT_FLOAT, DT_STRING = 1, 7
 SCALAR_CLASS, TENSOR_CLASS = 1, 2

@@ -5,41 +5,26 @@ and their checksums byte by byte for all of them at once.
 """
 
 import struct
-from functools import cache
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fp8scope.binary.crc32c import masked_crcs
+from fp8scope.binary.encoding import field_bytes, field_number, field_text, varint
 from fp8scope.client.history import Steps, Values
-from fp8scope.exporting.protobuf import field_bytes, field_number, field_text, varint
 from fp8scope.exporting.tensorboard.messages import DT_FLOAT, SCALAR_CLASS, metadata
 
 Bytes = NDArray[np.uint8]
 Checksums = NDArray[np.uint32]
-POLYNOMIAL: Final = 0x82F63B78
-"""Castagnoli's, reversed."""
-MASK: Final = 0xA282EAD8
 EVENTS_AT_ONCE: Final = 100_000
 
 
-@cache
-def _table() -> Checksums:
-    table = np.arange(256, dtype=np.uint32)
-    for _ in range(8):
-        table = np.where(table & 1, (table >> 1) ^ np.uint32(POLYNOMIAL), table >> 1).astype(np.uint32)
-    return table
-
-
 def masked_checksums(rows: Bytes) -> Checksums:
-    """uint32[N]: the masked CRC-32C of each row of uint8[N, L] (RFC 3720; the mask is TFRecord's)."""
-    table, checksums = _table(), np.full(len(rows), 0xFFFFFFFF, np.uint32)
-    for column in range(rows.shape[1]):
-        checksums = table[(checksums ^ rows[:, column]) & 0xFF] ^ (checksums >> np.uint32(8))
-    checksums = ~checksums
-    rotated = (checksums >> np.uint32(15)) | (checksums << np.uint32(17))
-    with np.errstate(over="ignore"):
-        return np.asarray(rotated + np.uint32(MASK), np.uint32)
+    """uint32[N]: the masked CRC-32C of each row of uint8[N, L]."""
+    count, length = rows.shape
+    starts = np.arange(count, dtype=np.int64) * length
+    return masked_crcs(np.ascontiguousarray(rows).reshape(-1), starts, np.full(count, length, np.int64))
 
 
 def record(content: bytes) -> bytes:

@@ -5,7 +5,8 @@ import math
 from collections.abc import Iterator
 from typing import Any, Final
 
-from fp8scope.importing.binary import TornError, fields, log_records, signed, varint
+from fp8scope.binary.protobuf import signed
+from fp8scope.importing.binary import TornError, fields, log_records, varint
 from fp8scope.importing.limits import MAX_ENTRIES
 from fp8scope.importing.model import SourceRun, UnreadableError, ValueTable
 from fp8scope.importing.names import MetricNames

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.tensor_pb2 import TensorProto
 
-from fp8scope.event_files.protobuf import (
+from fp8scope.binary.protobuf import (
     BYTES,
     FIXED64,
     VARINT,
