@@ -10,7 +10,8 @@ from fp8scope.step import MAX_SCALARS
 STANDARD: Final[Mapping[str, tuple[str, ...]]] = {
     "loss": (
         *("loss", "train/loss", "train_loss", "training_loss", "training/loss", "loss/train", "lm loss"),
-        *("lm_loss", "train/lm_loss", "reduced_train_loss", "loss_metrics/global_avg_loss"),
+        *("lm_loss", "train/lm_loss", "train/lm loss", "lm-loss", "lm-loss-training/lm loss"),
+        *("reduced_train_loss", "loss_metrics/global_avg_loss", "train_loss_step", "train/loss_step"),
     ),
     "learning_rate": ("learning_rate", "learning-rate", "lr", "train/learning_rate", "train/lr"),
     "grad_norm": ("grad_norm", "grad-norm", "train/grad_norm"),

@@ -3,22 +3,17 @@
 import hashlib
 from typing import Final
 
+from fp8scope.event_files.names import is_loss
 from fp8scope.importing.limits import MAX_SCALARS
 from fp8scope.step import MAX_NAME, SCALAR_NAME, valid_name
 
 LOSS: Final = "loss"
-LOSS_NAMES: Final = (
-    *(LOSS, "train_loss", "train/loss", "training_loss", "loss/train", "Loss/train", "lm loss", "lm_loss"),
-    *("train/lm loss", "lm-loss-training/lm loss", "lm-loss", "reduced_train_loss", "train_loss_step"),
-    "train/loss_step",
-)
-"""Names of a training's loss. It is recorded under its own name, and as `loss`, which verdicts judge."""
 
 
 class MetricNames:
     """The names of one run's scalars. Names that differ stay different.
 
-    `loss` chooses the metric that is also recorded as `loss`; empty for the first of LOSS_NAMES.
+    `loss` chooses the metric that is also recorded as `loss`; empty for the first with a usual name.
     """
 
     def __init__(self, loss: str = "") -> None:
@@ -50,7 +45,7 @@ class MetricNames:
 
     def is_loss(self, raw: str) -> bool:
         """Return whether the metric's values are the loss as well. A metric that is called so is it alone."""
-        if not self._loss and (raw == LOSS or (not self._chosen and raw in LOSS_NAMES)):
+        if not self._loss and (raw == LOSS or (not self._chosen and is_loss(raw))):
             self._chosen = raw
         return raw == self._chosen and raw != LOSS
 

@@ -7,6 +7,7 @@ from typing import Final
 from fp8scope.importing.formats import (
     aim,
     csv_table,
+    event_files,
     inspect_log,
     jsonl,
     lighteval,
@@ -25,6 +26,7 @@ from fp8scope.importing.model import UnreadableError
 from fp8scope.importing.source import FileFormat, SourcePath
 
 FORMATS: Final[tuple[FileFormat, ...]] = (
+    event_files.FORMAT,
     wandb.FORMAT,
     mlflow_files.FORMAT,
     mlflow_sqlite.FORMAT,

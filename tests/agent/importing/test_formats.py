@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sqlite3
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from agent.helpers.imported import read
 
 from fp8scope.importing.model import UnreadableError
 from fp8scope.importing.registry import FORMATS, sources_of
+from fp8scope.importing.source import ImportSource
 
 STEPS = list(range(20))
 LOSS = {step: 3 / (step + 1) for step in STEPS}
@@ -37,7 +39,7 @@ def test_it_works(name: str, tmp_path: Path) -> None:
 
 
 def test_every_format_has_a_file_here() -> None:
-    assert {form.name for form in FORMATS} - {"aim"} == set(WRITERS)
+    assert {form.name for form in FORMATS} - {"aim", "tensorboard"} == set(WRITERS)
 
 
 def test_a_folder_has_the_sources_of_its_files(tmp_path: Path) -> None:
@@ -249,7 +251,9 @@ def test_what_no_reader_knows_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "weights.pkl"
     path.write_bytes(b"\x80\x04\x95\x00cos\nsystem\n")
     for unknown in (path, tmp_path):
-        with pytest.raises(UnreadableError, match="no format that can be imported: W&B offline runs, MLflow"):
+        with pytest.raises(
+            UnreadableError, match="no format that can be imported: TensorBoard .*, W&B offline runs"
+        ):
             list(sources_of(unknown))
     with pytest.raises(UnreadableError, match="does not exist"):
         list(sources_of(tmp_path / "nothing"))
@@ -271,3 +275,15 @@ def test_a_view_in_a_database_is_not_read(tmp_path: Path) -> None:
         read(path)
     with pytest.raises(UnreadableError, match="no metrics"):
         read(path, "trackio")
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_event_files_name_the_command_that_sends_them(tmp_path: Path, named: bool) -> None:
+    """Found by their content in a folder, and as a file."""
+    path = tmp_path / "events.out.tfevents.1700000000.host.1.0"
+    path.write_bytes(b"\x18" + bytes(40))
+    chosen = tmp_path if named else path
+    ((source, form),) = sources_of(chosen)
+    assert form.name == "tensorboard"
+    with pytest.raises(UnreadableError, match=re.escape(f"fp8scope tail {tmp_path} --once")):
+        list(form.read(ImportSource(path=source)))

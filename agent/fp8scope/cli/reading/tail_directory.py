@@ -9,8 +9,8 @@ from types import FrameType
 from typing import Final
 
 from fp8scope.cli.reading.common import OK, REFUSED, WRONG_USE, write_json
-from fp8scope.cli.reading.printing import printable
 from fp8scope.cli.server import server_settings
+from fp8scope.client.plain_text import printable
 from fp8scope.config import ConfigurationError
 from fp8scope.delivery.transport import Transport
 from fp8scope.event_files.follower import DirectoryFollower, FollowOptions
