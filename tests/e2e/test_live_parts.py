@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from dashboard.helpers.recording import Recorder, make_run
-from e2e.helpers.tabs import OpenTab, Tab
+from e2e.helpers.tabs import REFRESHED_MS, OpenTab, Tab
 from helpers.live_servers import Server
 from playwright.sync_api import Route, expect
 
@@ -23,8 +23,6 @@ COUNT_CHANGES = """
     window.changes = 0;
     document.addEventListener("fp8:change", () => { window.changes += 1; });
 """
-# The longest time from a change to the refresh that it causes, in milliseconds.
-REFRESHED = 1500
 
 
 @pytest.fixture
@@ -50,20 +48,12 @@ def tab(open_tab: OpenTab) -> Tab:
     return tab
 
 
-def open_live(tab: Tab, path: str) -> None:
-    """Open a page, and wait until it is connected and has loaded what it loads by itself."""
-    tab.open(path)
-    indicator = tab.page.locator("[data-live]")
-    tab.wait(lambda: indicator.get_attribute("data-state") == "live", "Connecting")
-    tab.page.wait_for_timeout(REFRESHED)
-
-
 def announced(tab: Tab, change: Callable[[], None]) -> None:
     """Make a change, and wait until the page has heard of it and would have asked for its content."""
     before = tab.page.evaluate("window.changes")
     change()
     tab.wait(lambda: tab.page.evaluate("window.changes") > before, "Hearing of the change")
-    tab.page.wait_for_timeout(REFRESHED)
+    tab.page.wait_for_timeout(REFRESHED_MS)
 
 
 def hold(tab: Tab, address: str) -> list[Callable[[], None]]:
@@ -84,7 +74,7 @@ def hold(tab: Tab, address: str) -> list[Callable[[], None]]:
 def test_a_change_while_the_part_is_loading(
     tab: Tab, run: Run, write: Callable[[int, str], None], server: Server
 ) -> None:
-    open_live(tab, f"/p/{server.project.slug}/runs/{run.id}/?tab=console")
+    tab.open_live(f"/p/{server.project.slug}/runs/{run.id}/?tab=console")
     held = hold(tab, LINES)
     write(1, "the second line")
     tab.wait(lambda: bool(held), "Asking for the second line")
@@ -96,7 +86,7 @@ def test_a_change_while_the_part_is_loading(
 def test_a_change_while_the_part_is_held(
     tab: Tab, run: Run, write: Callable[[int, str], None], server: Server
 ) -> None:
-    open_live(tab, f"/p/{server.project.slug}/runs/{run.id}/?tab=console")
+    tab.open_live(f"/p/{server.project.slug}/runs/{run.id}/?tab=console")
     tab.page.get_by_label("Hold").check()
     announced(tab, lambda: write(1, "the second line"))
     expect(tab.page.locator(".console")).not_to_contain_text("the second line")
@@ -107,7 +97,7 @@ def test_a_change_while_the_part_is_held(
 def test_a_change_while_a_tab_with_the_part_is_loading(
     tab: Tab, run: Run, write: Callable[[int, str], None], server: Server
 ) -> None:
-    open_live(tab, f"/p/{server.project.slug}/runs/{run.id}/")
+    tab.open_live(f"/p/{server.project.slug}/runs/{run.id}/")
     held = hold(tab, "**/?tab=console*")
     tab.page.get_by_role("link", name="System", exact=True).click()
     tab.page.locator("[data-tab-link=console]").click()
@@ -120,7 +110,7 @@ def test_a_change_while_a_tab_with_the_part_is_loading(
 def test_a_change_that_the_server_cannot_show_at_once(
     tab: Tab, run: Run, write: Callable[[int, str], None], server: Server
 ) -> None:
-    open_live(tab, f"/p/{server.project.slug}/runs/{run.id}/?tab=console")
+    tab.open_live(f"/p/{server.project.slug}/runs/{run.id}/?tab=console")
     refused: list[str] = []
 
     def refuse(route: Route) -> None:

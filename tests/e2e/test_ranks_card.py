@@ -31,7 +31,8 @@ def test_it_works(open_tab: OpenTab, server: Server, width: int) -> None:
             if attempt == 0 or rank == 3:
                 stored_writer.update(seen_at=timezone.now() - timedelta(minutes=9))
     tab = open_tab(width, "light")
-    tab.open(f"/p/{server.project.slug}/runs/{run.id}/?tab=ranks")
+    # An event that comes before the page listens would be lost.
+    tab.open_live(f"/p/{server.project.slug}/runs/{run.id}/?tab=ranks")
     card = tab.page.locator("#ranks")
     card.scroll_into_view_if_needed()
     text = card.inner_text()

@@ -16,6 +16,8 @@ from fp8scope.recording.reserve import RowCounts
 from fp8scope.recording.segments import Owner, SpoolBusyError
 from fp8scope.recording.spool import Spool
 
+BUSY_SECONDS = 0.5
+"""So long the lock of a spool is waited for."""
 OnProgress = Callable[[int, int], None]
 """Called with the bytes sent and the total number of bytes."""
 
@@ -39,6 +41,25 @@ def _ignore_progress(done: int, total: int) -> None:
     pass
 
 
+def _opened(directory: Path) -> Spool:
+    """Open a spool whose process has ended.
+
+    A child that the process was starting when it was killed, such as git, has the lock of the spool for some
+    milliseconds more, until it is another program.
+
+    Raises:
+        SpoolBusyError: the process runs.
+    """
+    deadline = time.monotonic() + BUSY_SECONDS
+    while True:
+        try:
+            return Spool(directory)
+        except SpoolBusyError:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(0.02)
+
+
 def send_spool(
     directory: Path, settings: Settings, patience: float, on_progress: OnProgress = _ignore_progress
 ) -> SyncReport:
@@ -49,7 +70,7 @@ def send_spool(
     # Before the spool is opened, because that may shorten its last segment.
     ended = _last_written(directory)
     try:
-        spool = Spool(directory)
+        spool = _opened(directory)
     except (SpoolBusyError, OSError) as error:
         return SyncReport(directory=directory, problem=str(error))
     cursor = Cursor(directory / "cursor", SendProgress(writer=directory.name))

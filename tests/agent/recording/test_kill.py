@@ -1,5 +1,6 @@
 """`kill -9` of a training process, then `fp8scope sync`: at most the last step is lost, none is doubled."""
 
+import fcntl
 import os
 import signal
 import socket
@@ -159,6 +160,20 @@ def test_sync_leaves_a_living_process_alone(
     with run.step() as step:
         step.log(loss=1.0)
     assert run.finish().complete and server.run.steps == [1]
+
+
+def test_a_lock_that_a_child_of_the_killed_process_still_has_is_waited_for(
+    tmp_path: Path, server: WireServer, settings: Settings
+) -> None:
+    """As git has it between fork and exec, if the process is killed while it starts git."""
+    kill_a_run(tmp_path, server, steps=20)
+    (spool,) = find_spools(tmp_path / "spool")
+    (lock,) = spool.rglob("lock")
+    with lock.open("rb+") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        threading.Timer(0.2, fcntl.flock, (held, fcntl.LOCK_UN)).start()
+        report = send_spool(spool, settings, 10.0)
+    assert report.killed and not report.problem
 
 
 def test_a_spool_from_another_machine_does_not_say_that_its_process_is_dead(

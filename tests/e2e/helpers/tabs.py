@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 INTERNAL_SCHEMES = ("data", "blob", "about")
 PASSWORD = "correct horse battery"
 """Of the user whom every tab has signed in."""
+REFRESHED_MS = 1500
+"""The longest time from a change to the refresh that it causes."""
 TIMEOUT_SECONDS = 60.0
 """Many charts are drawn within a second, but not beside three other test processes."""
 
@@ -40,6 +42,13 @@ class Tab:
 
     def open(self, path: str) -> None:
         self.page.goto(self.url + path)
+
+    def open_live(self, path: str) -> None:
+        """Open a page, and wait until it is connected and has loaded what it loads by itself."""
+        self.open(path)
+        indicator = self.page.locator("[data-live]")
+        self.wait(lambda: indicator.get_attribute("data-state") == "live", "Connecting")
+        self.page.wait_for_timeout(REFRESHED_MS)
 
     def wait(self, done: Callable[[], object], event: str) -> None:
         """Wait until `done()` is true. The pages' policy forbids Playwright's wait_for_function."""
