@@ -420,8 +420,8 @@ class Run:
                 self.guard,
                 self._trace_path,
                 self._trace_kept,
-                lambda: self._steps.measures.models,
-                self.session.note_step_times,
+                models=lambda: self._steps.measures.models,
+                on_table=self.session.note_step_times,
             )
 
     def _trace_path(self, step: int) -> Path:

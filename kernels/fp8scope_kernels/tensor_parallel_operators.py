@@ -39,7 +39,10 @@ def sharded_linear_op(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """`torch.ops.fp8scope.linear` of this rank's part, see `PartSettings`."""
     turn.add_(1)
-    part = LayerPart(layer_of(number), PartSettings(cut, group, rank, size, before, along, after))
+    settings = PartSettings(
+        cut=cut, group=group, rank=rank, size=size, before=before, along=along, after=after
+    )
+    part = LayerPart(layer_of(number), settings)
     return linear_by(part, x, weight, bias, ProductSettings(recipe, products, out_dtype, for_x, for_weight))
 
 
@@ -74,7 +77,10 @@ def sharded_linear_gradients_op(
     after: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`torch.ops.fp8scope.linear_gradients` of this rank's part, see `PartSettings`."""
-    part = LayerPart(layer_of(number), PartSettings(cut, group, rank, size, before, along, after))
+    settings = PartSettings(
+        cut=cut, group=group, rank=rank, size=size, before=before, along=along, after=after
+    )
+    part = LayerPart(layer_of(number), settings)
     operands = operands_of(x_t, x_inverse, weight_t, weight_inverse, x, weight)
     return gradients_by(part, grad, operands, products, (x_dtype, weight_dtype, bias_dtype))
 
