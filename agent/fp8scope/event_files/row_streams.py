@@ -74,7 +74,7 @@ class RowStream:
         return Row(step=step, time_us=time_us, dropped=0, scalars=scalars, statistics=_NOTHING)
 
     def take(self) -> list[Row]:
-        """Return the waiting rows, sorted by step, and begin anew."""
+        """Return the waiting rows, sorted by step, and empty the stream."""
         rows, self._waiting, self._names, self._step = self._waiting, [], set(), -1
         return sorted(rows, key=lambda row: row.step) if self.is_late else rows
 

@@ -254,7 +254,7 @@ class RunUpload:
             return
         message = outcome.message or outcome.code or f"HTTP {outcome.status}"
         if outcome.action in (NextAction.NEW_WRITER, NextAction.REGISTER):
-            # Another process sends the directory; or the run was deleted, and begins anew.
+            # Another process sends the directory; or the run was deleted, and starts again.
             self._is_registered = False
             raise _ConflictError
         if outcome.status == 404 and outcome.code == "not_found":

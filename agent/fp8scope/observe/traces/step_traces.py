@@ -36,7 +36,7 @@ class StepTraces:
     ) -> None:
         """`path_of` names the file of a step; `on_written` is called with each that was written.
 
-        `models`: those whose modules are told apart. `on_table`: called with the document of `time_table`.
+        `models`: those whose layers the table lists. `on_table`: called with the document of `time_table`.
         """
         self._waiting = deque(sorted(set(steps))[:MAX_TRACES])
         self._guard = guard

@@ -10,7 +10,7 @@ from fp8scope_dashboard.text.numbers import MINUS, THIN
 
 HOUR: Final = 3_600.0
 MIN_HOURS: Final = 0.01
-"""Fewer hours are told by their bound."""
+"""A shorter time is shown as less than this."""
 
 
 def hours(seconds: float) -> str:
