@@ -3,16 +3,14 @@
 import importlib
 import logging.config
 import os
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from celery import Celery, Task
-from celery.signals import before_task_publish, setup_logging, task_prerun, worker_init
+from celery.signals import setup_logging, task_prerun, worker_init
 from django.conf import settings
 
 from fp8scope_dashboard import process_setup
-from fp8scope_dashboard.monitoring.brokers import QUEUED_AT
 from fp8scope_dashboard.notifications import RUN_JOBS, job_started
 from fp8scope_dashboard.preload import freeze, import_lazily_imported
 from fp8scope_dashboard.process_setup import keep_freed_memory
@@ -27,6 +25,8 @@ NICENESS = 10
 app = Celery("fp8scope")
 app.config_from_object("django.conf:settings", namespace="CELERY")
 app.autodiscover_tasks()
+# Its functions are connected to signals when it is imported, which needs settings.
+importlib.import_module("fp8scope_dashboard.instrumentation.jobs")
 
 
 def load_before_forking(**_: Any) -> None:
@@ -40,13 +40,6 @@ def load_before_forking(**_: Any) -> None:
 
 
 worker_init.connect(load_before_forking)
-
-
-@before_task_publish.connect  # type: ignore[untyped-decorator]
-def note_queueing(headers: dict[str, Any] | None = None, **_: Any) -> None:
-    """Note when a task is queued, for the state of the server."""
-    if headers is not None:
-        headers[QUEUED_AT] = time.time()
 
 
 @worker_init.connect  # type: ignore[untyped-decorator]

@@ -31,10 +31,10 @@ ORDERS = {
         postmortem integrations compat planning mcp_server exporting demo importing cli __main__
     """,
     "fp8scope_dashboard": """
-        process_setup preload embedded settings statistics text db notifications accounts audit wire runs
-        receipts telemetry evaluations ingest analysis diagnosis certificates alerts control shared_reports
-        monitoring exports edge pages api mlflow_tracking otlp_metrics urls asgi celery apps servers
-        administration demo certification cli
+        process_setup preload embedded settings statistics text db notifications instrumentation accounts
+        audit wire runs receipts telemetry evaluations ingest analysis diagnosis certificates alerts control
+        shared_reports monitoring exports edge pages api mlflow_tracking otlp_metrics urls asgi celery apps
+        servers administration demo certification cli
     """,
 }
 # Inside of these folders of the dashboard the order is held, too.

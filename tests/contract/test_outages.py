@@ -107,4 +107,5 @@ def test_stores_batches_while_redis_hangs_and_after_it_stops(
     # One line each of those that use Redis, however long it is away.
     assert log.read_text().count("Redis is unavailable") <= 1
     assert log.read_text().count("Redis does not answer") <= 1
+    assert log.read_text().count("Metrics wait until Redis answers") <= 1
     assert "Traceback" not in log.read_text()

@@ -51,7 +51,7 @@ PAGES: Final[Mapping[str, Page]] = {
     **pages("account", read="stranger", post="stranger"),
     **pages("account_time_zone account_sign_out", post="stranger"),
     **pages("home", read="stranger"),
-    **pages("server_status server_status_json", read="superuser"),
+    **pages("server_status server_status_json server_metrics", read="superuser"),
     **pages(
         """
         project run spark figure compare compare_figure evaluations scores alerts evidence settings token_list
@@ -234,7 +234,7 @@ def client_of(role: str, project: Project) -> Client:
 def expected(name: str, needed: str, role: str) -> str:
     if ROLES.index(role) >= ROLES.index(needed):
         return "allowed"
-    if role == "anonymous" or name == "server_status_json":
+    if role == "anonymous" or name in ("server_status_json", "server_metrics"):
         return "sign in"
     return "hidden" if role == "stranger" and needed != "superuser" else "forbidden"
 

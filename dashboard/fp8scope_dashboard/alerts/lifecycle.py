@@ -30,6 +30,7 @@ from fp8scope_dashboard.alerts.models import (
     HistoryEntry,
     Reason,
 )
+from fp8scope_dashboard.instrumentation import metrics
 from fp8scope_dashboard.notifications import run_changed
 
 LONGEST_MUTE: Final = timedelta(days=30)
@@ -71,6 +72,7 @@ TRANSITIONS: Final[Mapping[EntryKind, Transition]] = {
 
 def note_opened(alert: Alert) -> None:
     """Begin the history of a new alert."""
+    transaction.on_commit(lambda: metrics.ALERTS.add(alert.severity))
     write(alert, EntryKind.OPENED, text=alert.message)
 
 

@@ -36,6 +36,7 @@ class Batch:
     Attributes:
         body: the Arrow IPC stream to store; `head` as in `telemetry.models.Chunk`.
         width: length of the longest tensor list; the catalogue of the writer must be at least as long.
+        last_time: that of the last row, in microseconds since 1970, by the sender's clock.
         last_scalars: the latest value of each scalar.
         not_finite: the scalars with a value that is NaN or infinite.
         tensors_break: whether tensors begin to have NaN or infinite elements, after rows without.
@@ -51,6 +52,7 @@ class Batch:
     points: int
     first_step: int
     last_step: int
+    last_time: int
     width: int
     last_scalars: dict[str, float]
     not_finite: frozenset[str]
@@ -66,6 +68,7 @@ class _Tally:
     points: int = 0
     first_step: int = 0
     last_step: int = -1
+    last_time: int = 0
     last_scalars: dict[str, float] = field(default_factory=dict)
     not_finite: set[str] = field(default_factory=set)
     # Whether the last row that observed tensors had elements that are not finite; None: there was none.
@@ -105,6 +108,7 @@ def read_envelope(envelope: Envelope, body: bytes) -> Batch:
         points=tally.points,
         first_step=tally.first_step,
         last_step=tally.last_step,
+        last_time=tally.last_time,
         width=max(widths.values(), default=0),
         last_scalars=tally.last_scalars,
         not_finite=frozenset(tally.not_finite),
@@ -296,6 +300,7 @@ def _add_steps(tally: _Tally, batch: pa.RecordBatch) -> None:
     if tally.rows == 0:
         tally.first_step = int(numbers[0])
     tally.last_step = int(numbers[-1])
+    tally.last_time = int(micros[-1])
 
 
 def _last_value(column: pa.Array[Any]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,6 +13,7 @@ from django.db import transaction
 from fp8scope_dashboard.ingest import statements
 from fp8scope_dashboard.ingest.batch import Batch
 from fp8scope_dashboard.ingest.urgency import is_urgent
+from fp8scope_dashboard.instrumentation import metrics
 from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.receipts import dedup
 from fp8scope_dashboard.runs import services as runs
@@ -74,9 +76,21 @@ def store_batch(
         is_new = statements.store(run.id, stored_writer.id, message, batch)
     if not is_new:
         dedup.check_same(message)
+        metrics.REPEATED.add()
         return False
     run_changed(run.id, run.project_id, "rows", batch.last_step, urgent=is_urgent(run, batch, said=urgent))
+    _count(batch)
     return True
+
+
+def _count(batch: Batch) -> None:
+    """Count a stored batch for the metrics of the server."""
+    metrics.MESSAGES.add()
+    metrics.ROWS.add(amount=batch.rows)
+    metrics.POINTS.add(amount=batch.points)
+    metrics.BYTES.add(amount=len(batch.body))
+    # A sender's clock may be ahead.
+    metrics.STEP_LAG.observe(max(0.0, time.time() - batch.last_time / 1e6))
 
 
 @transaction.atomic

@@ -14,10 +14,10 @@ from django.conf import settings
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from fp8scope_dashboard.instrumentation.jobs import QUEUED_AT
+
 TIMEOUT_SECONDS: Final = 1.0
 QUEUES: Final = ("deliveries", "evaluations", "celery")
-QUEUED_AT: Final = "fp8scope_queued_at"
-"""The header of a task with the time at which it was queued; see celery.py."""
 MAX_MESSAGE_BYTES: Final = 64 * 1024
 
 

@@ -40,6 +40,15 @@ _threads = ThreadPoolExecutor(2, thread_name_prefix="status")
 _lock = threading.Lock()
 
 
+@dataclass(frozen=True)
+class Disk:
+    """The disk of a directory, in bytes."""
+
+    name: str
+    total: int
+    free: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Status:
     """The state of the server; parts that did not answer are None."""
@@ -51,6 +60,7 @@ class Status:
     broker: Broker | None = None
     workers: list[CeleryWorker] = field(default_factory=list)
     database: Database | None = None
+    disks: list[Disk] = field(default_factory=list)
 
     @property
     def tone(self) -> Tone:
@@ -80,10 +90,11 @@ def measure() -> Status:
     deadline = time.monotonic() + ANSWER_SECONDS
     broker = _answer(asked_broker, deadline)
     answered = _answer(asked_workers, deadline)
+    disks = read_disks()
     measured = [
         *_of_broker(broker, answered),
         *_of_database(database),
-        *_disks(),
+        *(checks.disk(disk.name, disk.total, disk.free) for disk in disks),
     ]
     order = checks.WORST_FIRST
     return Status(
@@ -94,6 +105,7 @@ def measure() -> Status:
         broker=broker,
         workers=answered or [],
         database=database,
+        disks=disks,
     )
 
 
@@ -153,9 +165,9 @@ def _of_database(database: Database | None) -> list[Check]:
     ]
 
 
-def _disks() -> list[Check]:
+def read_disks() -> list[Disk]:
     """The disks of the data directory and of the embedded PostgreSQL; of other servers it is unknown."""
-    measured: dict[int, Check] = {}
+    measured: dict[int, Disk] = {}
     for name, folder in (("database", settings.DATABASE_DIR), ("data directory", str(settings.DATA_DIR))):
         try:
             device = os.stat(folder).st_dev if folder else -1
@@ -163,7 +175,7 @@ def _disks() -> list[Check]:
         except OSError:
             continue
         if usage is not None:
-            measured.setdefault(device, checks.disk(name, usage.total, usage.free))
+            measured.setdefault(device, Disk(name, usage.total, usage.free))
     return list(measured.values())
 
 

@@ -138,6 +138,7 @@ urlpatterns: list[URLPattern] = [
     ),
     path("server/", server_status.server_status, name="server_status"),
     path("server/status.json", server_status.server_status_json, name="server_status_json"),
+    path("metrics", server_status.server_metrics, name="server_metrics"),
     path("shared/<str:secret>/", shared_reports.shared, name="shared"),
     path("alert-pictures/<str:signed>.png", alerts.picture, name="alert_picture"),
     path(P + "alerts/", alerts.alerts, name="alerts"),

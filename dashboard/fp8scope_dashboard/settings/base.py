@@ -15,7 +15,7 @@ from kombu.entity import Queue
 from whitenoise.compress import Compressor  # type: ignore[import-untyped]
 
 from fp8scope_dashboard.settings.database import broker_from_url, database_from_url
-from fp8scope_dashboard.settings.log_level import log_level_from_text
+from fp8scope_dashboard.settings.log_level import log_format_from_text, log_level_from_text
 from fp8scope_dashboard.settings.networks import networks_from_environment
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -266,10 +266,20 @@ CELERY_BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
-    "formatters": {"line": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"}},
-    "filters": {"redact": {"()": "fp8scope_dashboard.settings.redaction.RedactSecrets"}},
+    "formatters": {
+        "line": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s%(context)s"},
+        "json": {"()": "fp8scope_dashboard.instrumentation.log_context.JsonLines"},
+    },
+    "filters": {
+        "redact": {"()": "fp8scope_dashboard.settings.redaction.RedactSecrets"},
+        "context": {"()": "fp8scope_dashboard.instrumentation.log_context.AddContext"},
+    },
     "handlers": {
-        "console": {"class": "logging.StreamHandler", "formatter": "line", "filters": ["redact"]},
+        "console": {
+            "class": "logging.StreamHandler",
+            "formatter": log_format_from_text(os.environ.get("FP8SCOPE_LOG_FORMAT", "")),
+            "filters": ["redact", "context"],
+        },
     },
     # At level DEBUG urllib3 logs request paths, and that of a webhook is secret. Apprise quotes what
     # receivers answer; what is useful of it is stored with the delivery.

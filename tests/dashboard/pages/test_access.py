@@ -79,7 +79,7 @@ MEMBER += ["delivery_again", "run_delete", "baseline_new", "group_new", "choice_
 # Reading needs no role, writing does.
 FORMS = ["shared_report_new"]
 # Addresses outside of projects, with tests of their own.
-OTHERS = ["home", "llms", "shared", "alert_picture", "server_status", "server_status_json"]
+OTHERS = ["home", "llms", "shared", "alert_picture", "server_status", "server_status_json", "server_metrics"]
 # Makes a project, so it is not in one; test_home.py covers it.
 MAKES = ["project_new"]
 # Their address is a secret, which `Addresses` does not make.

@@ -31,6 +31,7 @@ from fp8scope_dashboard.alerts.channels import CHANNELS, DeliveryError
 from fp8scope_dashboard.alerts.delivery import message
 from fp8scope_dashboard.alerts.models import Alert, Channel, Delivery, Reason, Severity
 from fp8scope_dashboard.db.encryption import UnreadableSecretError
+from fp8scope_dashboard.instrumentation import metrics
 
 logger = logging.getLogger(__name__)
 
@@ -179,6 +180,7 @@ def deliver(delivery_id: int) -> bool:
         _failed(delivery, f"Unexpected {type(error).__name__}; see the worker's log.", permanent=False)
         return False
     _message_of(delivery).update(delivered_at=timezone.now(), failed_at=None, claimed_at=None, last_error="")
+    metrics.DELIVERIES.add(delivery.channel.kind, "sent")
     return True
 
 
@@ -287,6 +289,7 @@ def _waits_for_its_opening(delivery: Delivery) -> bool:
 
 
 def _failed(delivery: Delivery, reason: str, *, permanent: bool, retry_after: float = 0.0) -> None:
+    metrics.DELIVERIES.add(delivery.channel.kind, "failed")
     now = timezone.now()
     over = permanent or delivery.attempts >= MAX_ATTEMPTS or delivery.reason == Reason.TEST
     # Unless it was delivered by a worker that claimed it after this one's claim had expired.

@@ -12,10 +12,14 @@ from django.shortcuts import render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
-from fp8scope_dashboard.monitoring import status
+from fp8scope_dashboard.monitoring import exposition, status
 from fp8scope_dashboard.pages.access import person
 from fp8scope_dashboard.pages.badges import Badge
 
+REFUSAL = (
+    "This needs an administrator's session, or the header Authorization: Bearer with the value of "
+    "FP8SCOPE_STATUS_TOKEN on the server."
+)
 TONES = {
     "good": Badge("Good", "good", "check"),
     "warning": Badge("Look at it", "warning", "alert"),
@@ -50,16 +54,25 @@ def server_status(request: HttpRequest) -> HttpResponse:
 @require_safe
 def server_status_json(request: HttpRequest) -> HttpResponse:
     """The same as JSON: for administrators, or with the token of FP8SCOPE_STATUS_TOKEN."""
-    if not (_has_token(request) or (request.user.is_authenticated and person(request).is_superuser)):
-        return JsonResponse(
-            {
-                "error": "This needs an administrator's session, or the header Authorization: Bearer with "
-                "the value of FP8SCOPE_STATUS_TOKEN on the server."
-            },
-            status=401,
-            headers={"WWW-Authenticate": "Bearer"},
-        )
+    if not _may_read(request):
+        return JsonResponse({"error": REFUSAL}, status=401, headers={"WWW-Authenticate": "Bearer"})
     return JsonResponse(status.current().as_dict())
+
+
+@never_cache
+@require_safe
+def server_metrics(request: HttpRequest) -> HttpResponse:
+    """Metrics of the whole server for Prometheus, with the permission of `server_status_json`."""
+    if not _may_read(request):
+        return HttpResponse(
+            f"{REFUSAL}\n", status=401, content_type="text/plain", headers={"WWW-Authenticate": "Bearer"}
+        )
+    body, content_type = exposition.render(status.current(), request.headers.get("Accept", ""))
+    return HttpResponse(body, content_type=content_type)
+
+
+def _may_read(request: HttpRequest) -> bool:
+    return _has_token(request) or (request.user.is_authenticated and person(request).is_superuser)
 
 
 def _has_token(request: HttpRequest) -> bool:

@@ -11,6 +11,7 @@ from dashboard.helpers.visitors import Visitor
 from django.conf import LazySettings
 from django.test import Client
 
+from fp8scope_dashboard.instrumentation.jobs import QUEUED_AT
 from fp8scope_dashboard.monitoring import brokers, checks, database, status
 
 
@@ -75,7 +76,7 @@ def test_a_slow_database_does_not_hold_the_page(superuser: Visitor, monkeypatch:
 
 
 def test_the_wait_of_a_task_is_from_its_header() -> None:
-    message = json.dumps({"headers": {brokers.QUEUED_AT: 100.0}}).encode()
+    message = json.dumps({"headers": {QUEUED_AT: 100.0}}).encode()
     assert brokers.waiting_since(message, 130.0) == 30.0
     for other in (None, b"", b"{", b"[]", json.dumps({"headers": {}}).encode(), b"x" * 100_000):
         assert brokers.waiting_since(other, 130.0) is None

@@ -1,0 +1,1 @@
+"""Measurements of this server for its operators: counts for Prometheus, and the context of log lines."""
