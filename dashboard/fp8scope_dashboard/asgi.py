@@ -20,12 +20,14 @@ from fp8scope_dashboard.edge.admission import Admission  # noqa: E402
 from fp8scope_dashboard.edge.body_limit import BodyLimit  # noqa: E402
 from fp8scope_dashboard.edge.health import Health  # noqa: E402
 from fp8scope_dashboard.edge.measured import Measured  # noqa: E402
+from fp8scope_dashboard.edge.scraped import Scraped  # noqa: E402
 from fp8scope_dashboard.edge.thread_pools import ThreadPools  # noqa: E402
 from fp8scope_dashboard.edge.threaded_asgi import make_handler  # noqa: E402
 
 limit_statements(settings.STATEMENT_SECONDS)
 _pools = ThreadPools()
-application = Health(Measured(Admission(BodyLimit(DirectBatches(make_handler(_pools), _pools)), _pools)))
+_answering = DirectBatches(make_handler(_pools), _pools)
+application = Health(Measured(Scraped(Admission(BodyLimit(_answering), _pools), _pools)))
 
 if getattr(settings, "SECRET_KEY_IS_RANDOM", False) and "base" in os.environ["DJANGO_SETTINGS_MODULE"]:
     raise ImproperlyConfigured("Set FP8SCOPE_SECRET_KEY (50 random characters) before serving.")

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 import redis
+import urllib3
 import yaml
 from contract.helpers.wire_client import WireClient
 from django.conf import LazySettings
 from django.test import Client
-from helpers.live_servers import Server, Worker
+from helpers.live_servers import Server, Worker, web_server
 from helpers.waiting import wait_until
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
@@ -82,6 +83,23 @@ def test_the_id_of_a_request_stands_in_the_log(server: Server) -> None:
         urllib.request.urlopen(request)
     assert refused.value.headers["X-Request-ID"] == "4f0c-here"
     wait_until(lambda: b"[request=4f0c-here]" in server.log.read_bytes(), "the line")
+
+
+@pytest.mark.usefixtures("transactional_db")
+def test_monitoring_asks_a_process_at_its_own_address(tmp_path: Path) -> None:
+    """It is answered by plain HTTP, where everybody else is redirected to https."""
+    settings = {"FP8SCOPE_STATUS_TOKEN": "let me see", "FP8SCOPE_BASE_URL": "https://fp8.example.org"}
+    with web_server(tmp_path / "web.log", **settings) as (url, _):
+
+        def ask(token: str, method: str = "GET") -> tuple[int, str]:
+            answer = urllib3.request(
+                method, f"{url}/metrics", headers={"Authorization": f"Bearer {token}"}, redirect=False
+            )
+            return answer.status, answer.data.decode()
+
+        code, body = ask("let me see")
+        assert code == 200 and 'fp8scope_part_up{part="postgresql"} 1.0' in body
+        assert ask("let me in")[0] == 301 and ask("let me see", "POST")[0] == 301
 
 
 @pytest.mark.django_db

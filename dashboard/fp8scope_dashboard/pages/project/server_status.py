@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
-
-from django.conf import settings
 from django.contrib.auth.decorators import login_required
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse, JsonResponse
@@ -13,6 +10,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from fp8scope_dashboard.monitoring import exposition, status
+from fp8scope_dashboard.monitoring.access import has_status_token
 from fp8scope_dashboard.pages.access import person
 from fp8scope_dashboard.pages.badges import Badge
 
@@ -72,12 +70,6 @@ def server_metrics(request: HttpRequest) -> HttpResponse:
 
 
 def _may_read(request: HttpRequest) -> bool:
-    return _has_token(request) or (request.user.is_authenticated and person(request).is_superuser)
-
-
-def _has_token(request: HttpRequest) -> bool:
-    expected = settings.STATUS_TOKEN
-    scheme, _, sent = request.headers.get("Authorization", "").partition(" ")
-    if not expected or scheme.lower() != "bearer":
-        return False
-    return hmac.compare_digest(sent.strip().encode(), expected.encode())
+    if has_status_token(request.headers.get("Authorization", "")):
+        return True
+    return request.user.is_authenticated and person(request).is_superuser
