@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
+from helpers.run_order import in_parts
 
 if TYPE_CHECKING:
     from helpers.live_servers import Server, Worker
@@ -153,11 +154,19 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the longest tests first, then the other slow ones: at the end other workers would wait for them."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Run the longest tests first, then the other slow ones and those of the browser; see `run_order`."""
+    processes = int(getattr(config, "workerinput", {}).get("workercount", 1))
     items.sort(
         key=lambda item: (
             not any(name in item.nodeid for name in LONGEST),
             item.get_closest_marker("slow") is None,
         )
+    )
+    items[:] = in_parts(
+        items,
+        processes,
+        file_of=lambda item: item.nodeid.partition("::")[0],
+        browser=lambda item: item.nodeid.startswith("tests/e2e/"),
+        long=lambda item: item.get_closest_marker("slow") is not None or "tests/contract/" in item.nodeid,
     )
