@@ -73,6 +73,12 @@ def admin(argv: list[str]) -> int:
     return command
 
 
+def upgrade(argv: list[str]) -> int:
+    """Change an installation for the installed version: PostgreSQL's files and the tables."""
+    command: int = importlib.import_module("fp8scope_dashboard.administration.upgrade").upgrade(argv)
+    return command
+
+
 def backup(argv: list[str]) -> int:
     """Save the database and the secret key to a file, while the server runs or not."""
     command: int = importlib.import_module("fp8scope_dashboard.administration.backup").backup(argv)
@@ -197,6 +203,7 @@ COMMANDS = {
     "admin": admin,
     "backup": backup,
     "restore": restore,
+    "upgrade": upgrade,
     "verify": verify,
     "certify-file": certify_file,
 }

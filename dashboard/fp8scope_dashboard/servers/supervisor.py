@@ -24,7 +24,7 @@ from types import TracebackType
 
 import psutil
 
-from fp8scope_dashboard.embedded import processes
+from fp8scope_dashboard.embedded import conversion, processes
 from fp8scope_dashboard.embedded.postgres import EmbeddedPostgres
 from fp8scope_dashboard.embedded.processes import ServerError
 from fp8scope_dashboard.embedded.redis import EmbeddedRedis
@@ -165,6 +165,7 @@ class Supervisor:
         self.port = listener.getsockname()[1]
         self.data.save_address(self.url)
         self._reap()
+        conversion.finish_interrupted(self.data.root)
         servers = self._private_servers(stack)
         self.environment = configuration.child_environment(
             self.data,
