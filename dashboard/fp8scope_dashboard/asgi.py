@@ -1,5 +1,6 @@
 """The ASGI application: `fp8scope_dashboard.asgi:application`."""
 
+import logging
 import os
 
 import django
@@ -23,7 +24,11 @@ from fp8scope_dashboard.edge.measured import Measured  # noqa: E402
 from fp8scope_dashboard.edge.scraped import Scraped  # noqa: E402
 from fp8scope_dashboard.edge.thread_pools import ThreadPools  # noqa: E402
 from fp8scope_dashboard.edge.threaded_asgi import make_handler  # noqa: E402
+from fp8scope_dashboard.instrumentation.tracing import tracer  # noqa: E402
 
+# In the format of the log.
+logging.captureWarnings(capture=True)
+tracer.configure("fp8scope-web")
 limit_statements(settings.STATEMENT_SECONDS)
 _pools = ThreadPools()
 _answering = DirectBatches(make_handler(_pools), _pools)

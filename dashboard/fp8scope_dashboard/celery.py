@@ -11,6 +11,7 @@ from celery.signals import setup_logging, task_prerun, worker_init
 from django.conf import settings
 
 from fp8scope_dashboard import process_setup
+from fp8scope_dashboard.instrumentation.tracing import tracer
 from fp8scope_dashboard.notifications import RUN_JOBS, job_started
 from fp8scope_dashboard.preload import freeze, import_lazily_imported
 from fp8scope_dashboard.process_setup import keep_freed_memory
@@ -43,6 +44,12 @@ worker_init.connect(load_before_forking)
 
 
 @worker_init.connect  # type: ignore[untyped-decorator]
+def send_traces(**_: Any) -> None:
+    """Send traces of jobs if a receiver is configured. The SDK begins again in each child."""
+    tracer.configure("fp8scope-worker")
+
+
+@worker_init.connect  # type: ignore[untyped-decorator]
 def give_way(sender: Any, **_: Any) -> None:
     """Let a worker that takes no alerts give way to everything else on this machine."""
     if set(sender.app.amqp.queues.consume_from) == {settings.CELERY_TASK_DEFAULT_QUEUE}:
@@ -60,5 +67,6 @@ def note_start(task: Task, args: Sequence[object], **_: Any) -> None:
 def log_as_the_web_server_does(loglevel: int | str | None = None, **_: Any) -> None:
     """Use the logging of the web server, which redacts secrets, instead of that of Celery."""
     logging.config.dictConfig(settings.LOGGING)
+    logging.captureWarnings(capture=True)
     if loglevel is not None:
         logging.getLogger().setLevel(loglevel)

@@ -10,6 +10,7 @@ from uuid import uuid4
 from fp8scope_dashboard.edge.scope import Application, Receive, Scope, Send
 from fp8scope_dashboard.instrumentation import log_context
 from fp8scope_dashboard.instrumentation.metrics import REQUEST_DURATION, REQUESTS
+from fp8scope_dashboard.instrumentation.tracing import tracer
 
 HEADER: Final = b"x-request-id"
 # By the beginning of the path; `batches` and `live` by its end.
@@ -32,10 +33,15 @@ class Measured:
             return
         request_id = _request_id(scope)
         answer = _MeasuredAnswer(send, request_id.encode())
-        token = log_context.context.set(log_context.of_request(request_id, scope["path"]))
+        context = log_context.of_request(request_id, scope["path"])
+        fields = {f"fp8scope.{field}": value for field, value in context.items()}
+        token = log_context.context.set(context)
         began = time.perf_counter()
         try:
-            await self._application(scope, receive, answer)
+            with tracer.request(f"{scope['method']} {_kind(scope['path'])}", _carrier(scope), fields) as span:
+                await self._application(scope, receive, answer)
+                if span is not None:
+                    span.set_attribute("http.response.status_code", answer.status)
         finally:
             log_context.context.reset(token)
             kind = LIVE if answer.is_stream else _kind(scope["path"])
@@ -70,6 +76,15 @@ def _request_id(scope: Scope) -> str:
         if name == HEADER and log_context.REQUEST_ID.fullmatch(text := value.decode("latin-1")):
             return str(text)
     return uuid4().hex
+
+
+def _carrier(scope: Scope) -> dict[str, str]:
+    """The trace that a request belongs to, as its headers say."""
+    return {
+        name.decode(): value.decode("latin-1")
+        for name, value in scope["headers"]
+        if name in (b"traceparent", b"tracestate")
+    }
 
 
 def _kind(path: str) -> str:

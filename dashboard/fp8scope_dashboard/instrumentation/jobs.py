@@ -13,6 +13,7 @@ from celery import Task
 from celery.signals import before_task_publish, task_postrun, task_prerun, worker_process_shutdown
 
 from fp8scope_dashboard.instrumentation import log_context, metrics
+from fp8scope_dashboard.instrumentation.tracing import JobSpan, tracer
 from fp8scope_dashboard.notifications import RUN_JOBS
 
 logger = logging.getLogger(__name__)
@@ -22,7 +23,7 @@ QUEUED_AT: Final = "fp8scope_queued_at"
 REQUEST: Final = "fp8scope_request"
 """The header with the id of the request that queued it."""
 
-_running: dict[str, tuple[float, Token[Any]]] = {}
+_running: dict[str, tuple[float, Token[Any], JobSpan | None]] = {}
 
 
 @before_task_publish.connect  # type: ignore[untyped-decorator]
@@ -32,6 +33,7 @@ def note_queueing(headers: dict[str, Any] | None = None, **_: Any) -> None:
         headers[QUEUED_AT] = time.time()
         if request := log_context.context.get().get("request"):
             headers[REQUEST] = request
+        tracer.inject(headers)
 
 
 @task_prerun.connect  # type: ignore[untyped-decorator]
@@ -44,7 +46,9 @@ def note_start(task_id: str, task: Task, args: Sequence[object], **_: Any) -> No
     # A header that other versions of the server do not send.
     if request := getattr(task.request, REQUEST, None):
         fields["request"] = str(request)[:64]
-    _running[task_id] = (time.perf_counter(), log_context.context.set(fields))
+    carrier = {key: str(getattr(task.request, key, "") or "") for key in ("traceparent", "tracestate")}
+    span = tracer.begin_job(name, carrier, {f"fp8scope.{field}": value for field, value in fields.items()})
+    _running[task_id] = (time.perf_counter(), log_context.context.set(fields), span)
     if isinstance(queued_at := getattr(task.request, QUEUED_AT, None), int | float):
         metrics.JOB_WAIT.observe(max(0.0, time.time() - queued_at), name)
 
@@ -54,10 +58,12 @@ def note_end(task_id: str, task: Task, state: str | None = None, **_: Any) -> No
     """Count a job that has ended."""
     if (begun := _running.pop(task_id, None)) is None:
         return
-    began, token = begun
+    began, token, span = begun
     log_context.context.reset(token)
-    name = short_name(task.name)
-    metrics.JOBS.add(name, (state or "unknown").lower())
+    name, ended = short_name(task.name), (state or "unknown").lower()
+    if span is not None:
+        span.end(ended)
+    metrics.JOBS.add(name, ended)
     metrics.JOB_DURATION.observe(time.perf_counter() - began, name)
 
 

@@ -47,7 +47,7 @@ def ask(
     async def send(message: Message) -> None:
         seen.update({name.decode(): value.decode() for name, value in message.get("headers", ())})
 
-    scope = {"type": "http", "path": path, "headers": list(headers)}
+    scope = {"type": "http", "method": "GET", "path": path, "headers": list(headers)}
     asyncio.run(Measured(application)(scope, receive, send))
     assert not log_context.context.get()
     return seen
