@@ -9,14 +9,26 @@ from fp8scope.step import MAX_SCALARS
 
 STANDARD: Final[Mapping[str, tuple[str, ...]]] = {
     "loss": (
-        *("loss", "train/loss", "train_loss", "training_loss", "training/loss", "loss/train", "lm loss"),
-        *("lm_loss", "train/lm_loss", "train/lm loss", "lm-loss", "lm-loss-training/lm loss"),
-        *("reduced_train_loss", "loss_metrics/global_avg_loss", "train_loss_step", "train/loss_step"),
+        *("loss", "train/loss", "train.loss", "train_loss", "train_loss_step", "train/loss_step"),
+        *("loss/train", "training_loss", "training/loss", "training.loss", "lm loss", "lm_loss", "lm-loss"),
+        *("train/lm_loss", "train/lm loss", "lm-loss-training/lm loss", "reduced_train_loss"),
+        *("loss_metrics/global_avg_loss", "megatron.training.loss", "dl.loss"),
     ),
-    "learning_rate": ("learning_rate", "learning-rate", "lr", "train/learning_rate", "train/lr"),
-    "grad_norm": ("grad_norm", "grad-norm", "train/grad_norm"),
+    "learning_rate": (
+        *("learning_rate", "learning-rate", "lr", "train/learning_rate", "train/lr", "train.learning_rate"),
+        *("training.learning_rate", "dl.learning_rate", "rl.learning_rate"),
+        "megatron.training.learning_rate",
+    ),
+    "grad_norm": (
+        *("grad_norm", "grad-norm", "train/grad_norm", "train.grad_norm", "training.grad_norm"),
+        *("dl.grad_norm", "rl.grad_norm", "megatron.training.grad_norm"),
+    ),
+    "tokens_per_second": (
+        *("tokens_per_second", "megatron.training.tokens_per_sec", "rl.throughput.tokens_per_sec"),
+        "dl.throughput_tokens_per_sec",
+    ),
 }
-"""Names that trainers give to the scalars with a fixed meaning, in small letters."""
+"""Names that trainers give to the scalars with a fixed meaning, in small letters, as the server has them."""
 _MEANING: Final = {tag: name for name, tags in STANDARD.items() for tag in tags}
 OTHER_AXES: Final = (" vs samples", "_vs_samples")
 """Megatron writes each value twice: over iterations, and over the samples that were consumed."""

@@ -17,6 +17,7 @@ from fp8scope_dashboard.analysis.losses.alignment import LossCurve
 from fp8scope_dashboard.certificates.claim import MAX_ARM
 from fp8scope_dashboard.certificates.errors import CertificateError
 from fp8scope_dashboard.certificates.members import MAX_POINTS, Member
+from fp8scope_dashboard.wire.standard_names import STANDARD
 
 MAX_FILE_BYTES: Final = 2 << 30
 MAX_ROWS: Final = 64_000_000
@@ -25,10 +26,12 @@ pc: Any = pyarrow.compute
 
 RUN: Final = ("run", "run_id", "run_name", "name")
 STEP: Final = ("step", "steps", "_step", "iteration", "global_step")
-LOSS: Final = ("loss", "train_loss", "train/loss", "lm_loss", "val_loss", "val/loss")
+LOSS: Final = (*STANDARD["loss"], "val_loss", "val/loss")
 TOKENS: Final = ("tokens",)
 GROUP: Final = ("group", "arm")
 NAMED: Final = 8
+MAX_NAMED: Final = 3
+"""Names of a column that an error message has."""
 
 
 def read_table(path: Path) -> pa.Table:
@@ -112,7 +115,7 @@ def _column(table: pa.Table, names: Sequence[str], what: str) -> Any:
     column = _optional(table, names)
     if column is None:
         raise CertificateError(
-            f"the file has no column for {what}: name it {' or '.join(names)}. It has "
+            f"the file has no column for {what}: name it {' or '.join(names[:MAX_NAMED])}. It has "
             f"{', '.join(table.column_names)[:300]}"
         )
     return column

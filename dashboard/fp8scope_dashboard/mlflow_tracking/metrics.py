@@ -34,13 +34,11 @@ from fp8scope_dashboard.receipts.dedup import identify
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.text.numbers import json_number
 from fp8scope_dashboard.wire.limits import FIRST_TIME_US, LAST_TIME_US, SCALARS
+from fp8scope_dashboard.wire.standard_names import LOSS, meaning_of
 
 MAX_METRICS: Final = 1_000
 MAX_PARAMS, MAX_TAGS = 100, 100
 PAGE: Final = 25_000
-LOSS: Final = "loss"
-LOSS_KEYS: Final = (LOSS, "train_loss", "train/loss", "training_loss")
-"""Keys whose values are the loss that verdicts and alarms judge: the first of them that a run logs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +124,7 @@ def _note(stored: MlflowRun, metric: LoggedMetric) -> str:
     name = latest[3] if latest is not None else _scalar_of(stored, metric.key)
     if latest is None or metric.step >= latest[2]:
         stored.metrics[metric.key] = [json_number(metric.value), metric.timestamp, metric.step, name]
-    if metric.key == LOSS or (not stored.loss_key and metric.key in LOSS_KEYS):
+    if metric.key == LOSS or (not stored.loss_key and meaning_of(metric.key) == LOSS):
         stored.loss_key = metric.key
     return str(name)
 

@@ -19,6 +19,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality, DataPointFlags, Metric
 
 from fp8scope_dashboard.otlp_metrics.resources import RANK
+from fp8scope_dashboard.wire.standard_names import meaning_of
 
 STEP: Final = (
     *("step", "global_step", "fp8scope.step", "train.step", "training.step", "train/global_step"),
@@ -26,26 +27,6 @@ STEP: Final = (
     "megatron.iteration",
 )
 """Attributes of a data point that have its step, and metrics that are the step of what comes with them."""
-STANDARD: Final[Mapping[str, tuple[str, ...]]] = {
-    "loss": (
-        *("loss", "train.loss", "train_loss", "train/loss", "training.loss", "training_loss", "lm loss"),
-        *("lm_loss", "megatron.training.loss", "reduced_train_loss", "dl.loss"),
-    ),
-    "learning_rate": (
-        *("learning_rate", "lr", "train.learning_rate", "training.learning_rate", "dl.learning_rate"),
-        *("megatron.training.learning_rate", "rl.learning_rate"),
-    ),
-    "grad_norm": (
-        *("grad_norm", "train.grad_norm", "training.grad_norm", "dl.grad_norm", "rl.grad_norm"),
-        "megatron.training.grad_norm",
-    ),
-    "tokens_per_second": (
-        *("tokens_per_second", "megatron.training.tokens_per_sec", "rl.throughput.tokens_per_sec"),
-        "dl.throughput_tokens_per_sec",
-    ),
-}
-"""Names that exporters give to the scalars with a fixed meaning."""
-MEANING: Final = {metric: name for name, metrics in STANDARD.items() for metric in metrics}
 MAX_SCALAR: Final = 128
 MAX_LABELS: Final = 16
 _NOT_IN_A_NAME: Final = re.compile(r"[^A-Za-z0-9_./-]")
@@ -137,7 +118,7 @@ def _point(name: str, kind: str, values: dict[str, float], point: Any, *, is_del
     step, rank = _number(attributes, STEP), _number(attributes, RANK)
     return DataPoint(
         series=series_name(name, attributes) if attributes else plain_series_name(name),
-        meaning="" if attributes else MEANING.get(name.lower(), ""),
+        meaning="" if attributes else meaning_of(name),
         kind="histogram" if kind == "exponential_histogram" else kind,
         values=values,
         start=point.start_time_unix_nano,
