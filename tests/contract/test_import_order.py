@@ -33,8 +33,8 @@ ORDERS = {
     "fp8scope_dashboard": """
         process_setup preload embedded settings statistics text db notifications instrumentation accounts
         audit wire runs receipts telemetry evaluations ingest analysis diagnosis certificates alerts control
-        shared_reports monitoring exports edge pages api mlflow_tracking otlp_metrics urls asgi celery apps
-        servers administration demo certification cli
+        shared_reports monitoring exports edge pages api mlflow_tracking otlp_metrics sql_views urls asgi
+        celery apps servers administration demo certification cli
     """,
 }
 # Inside of these folders of the dashboard the order is held, too.

@@ -49,6 +49,8 @@ from fp8scope_dashboard.runs.models import (
     Writer,
 )
 from fp8scope_dashboard.shared_reports.models import SharedReport, ShareLink
+from fp8scope_dashboard.sql_views import history
+from fp8scope_dashboard.sql_views.models import SqlReader
 from fp8scope_dashboard.telemetry import compaction, histograms, queries
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -136,6 +138,8 @@ def fill_every_table() -> Run:
     experiment = MlflowExperiment.objects.create(project=run.project, name="ablation")
     MlflowRun.objects.create(run=run, experiment=experiment)
     OtlpWriter.objects.create(run=run)
+    SqlReader.objects.create(role="no_login_of_postgresql", project=project)
+    assert history.copy_run(run.pk)
     return run
 
 

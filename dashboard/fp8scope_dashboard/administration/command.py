@@ -11,7 +11,9 @@ from pathlib import Path
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError
 
+from fp8scope_dashboard.administration import sql_readers
 from fp8scope_dashboard.administration.database import connected
+from fp8scope_dashboard.administration.errors import AdminError
 from fp8scope_dashboard.embedded.processes import ServerError
 from fp8scope_dashboard.servers.configuration import DataDir, default_data_dir
 
@@ -19,16 +21,12 @@ LONGEST_PASSWORD = 4096
 ROLES = ("viewer", "member", "admin")
 
 
-class AdminError(Exception):
-    """The command cannot be carried out; the message says what to do."""
-
-
 def admin(argv: list[str]) -> int:
-    """Create a sign-in link, set a password, invite or remove a user, or change keys, on the server."""
+    """Create a sign-in link, set a password, invite or remove a user, or make an SQL login, on the server."""
     options = _parser().parse_args(argv)
     data = DataDir(options.data_dir.expanduser().absolute())
     try:
-        if options.action == "password" and options.stdin:
+        if getattr(options, "stdin", False):
             options.password = _password_from_stdin()
         with connected(data) as is_running:
             _run_action(options, data, is_running)
@@ -50,6 +48,7 @@ def _run_action(options: argparse.Namespace, data: DataDir, is_running: bool) ->
 
     actions = {"link": _link, "password": _password, "invite": _invite, "remove": _remove, "rekey": _rekey}
     actions |= {"projects": _projects, "project": _project}
+    actions |= {"sql-reader": sql_readers.change, "sql-readers": sql_readers.show}
     try:
         actions[options.action](options, data)
     except PeopleError as error:
@@ -226,7 +225,9 @@ def _parser() -> argparse.ArgumentParser:
         help="the directory of `fp8scope up` (default: FP8SCOPE_DATA_DIR, else ~/.fp8scope)",
     )
     actions = parser.add_subparsers(
-        dest="action", required=True, metavar="{link,password,invite,remove,rekey,projects,project}"
+        dest="action",
+        required=True,
+        metavar="{link,password,invite,remove,rekey,projects,project,sql-reader,sql-readers}",
     )
     link = actions.add_parser("link", help="print a one-time sign-in link for a user")
     password = actions.add_parser("password", help="set a user's password")
@@ -246,6 +247,7 @@ def _parser() -> argparse.ArgumentParser:
         "--archive", dest="archived", action="store_true", default=None, help="list it apart; it goes on"
     )
     project.add_argument("--unarchive", dest="archived", action="store_false", help="list it again")
+    sql_readers.add_parsers(actions)
     for command in (link, password):
         command.add_argument("--user", metavar="NAME", help="default: the administrator")
     password.add_argument(

@@ -73,6 +73,7 @@ INSTALLED_APPS = [
     "fp8scope_dashboard.shared_reports",
     "fp8scope_dashboard.mlflow_tracking",
     "fp8scope_dashboard.otlp_metrics",
+    "fp8scope_dashboard.sql_views",
     "fp8scope_dashboard.pages",
 ]
 
@@ -257,6 +258,9 @@ _PERIODIC_TASKS = {
     "telemetry.tasks.sweep_compaction": 30.0,
     "telemetry.tasks.sweep_deletions": 60.0,
     "telemetry.tasks.sweep_retention": 3600.0,
+    "sql_views.tasks.enforce_limits": 15.0,
+    # It looks at every run.
+    "sql_views.tasks.copy_histories": 60.0,
 }
 CELERY_BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
     task: {"task": f"fp8scope_dashboard.{task}", "schedule": seconds}

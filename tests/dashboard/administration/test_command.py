@@ -111,6 +111,29 @@ def test_a_password_set_here_signs_in_and_ends_other_sessions(up: Up) -> None:
     assert after.name() == "admin"
 
 
+def test_makes_lists_and_removes_logins_for_sql(up: Up) -> None:
+    def reader(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
+        return admin("--data-dir", str(up.data_dir), *arguments, text=text)
+
+    made = reader("sql-reader", "grafana", "--project", "default", "--seconds", "9")
+    assert (
+        made.returncode == 0 and len(made.stdout.strip()) >= 30 and "reads the project default" in made.stderr
+    )
+    chosen = reader("sql-reader", "grafana", "--stdin", text=f"{PASSWORD}\n")
+    assert (chosen.returncode, chosen.stdout) == (0, "") and PASSWORD not in chosen.stderr
+    assert reader("sql-readers").stdout == "grafana\tdefault\t9 s\n"
+    url = EmbeddedPostgres(up.data_dir / "postgres").url.replace(
+        "postgresql://fp8scope@", "postgresql://grafana@"
+    )
+    with psycopg.connect(url) as session:
+        assert session.execute("SELECT project FROM projects").fetchall() == [("default",)]
+    removed = reader("sql-reader", "grafana", "--remove")
+    assert removed.returncode == 0 and "Removed the login grafana" in removed.stderr
+    again = reader("sql-reader", "grafana", "--remove")
+    assert again.returncode == 1 and "there is no login 'grafana'" in again.stderr
+    assert PASSWORD not in up.log("postgres")
+
+
 def test_makes_renames_and_archives_projects(up: Up) -> None:
     def project(*arguments: str) -> subprocess.CompletedProcess[str]:
         return admin("--data-dir", str(up.data_dir), *arguments)

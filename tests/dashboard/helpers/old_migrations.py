@@ -11,6 +11,8 @@ from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.recorder import MigrationRecorder
 from django.db.migrations.state import ProjectState
 
+from fp8scope_dashboard.sql_views.installation import install_views
+
 
 class OldMigrations(MigrationLoader):
     """All migrations but those that replace others."""
@@ -47,3 +49,4 @@ def migrate() -> None:
     """Upgrade to this version, as `fp8scope up` does."""
     executor = MigrationExecutor(connection)
     executor.migrate(executor.loader.graph.leaf_nodes())
+    install_views(connection)

@@ -29,18 +29,18 @@ MAX_LOSERS: Final = 10
 # Ranges end one step after their last, which must be a number that PostgreSQL has.
 LAST_STEP: Final = 2**63 - 2
 
-QUERY: Final = """
-WITH runs AS MATERIALIZED (
-    SELECT id, name, precision, state, created_at, last_step,
+HOURS_OF_RUNS: Final = """
+runs AS MATERIALIZED (
+    SELECT id, project_id, name, precision, state, created_at, last_step,
         CASE WHEN environment->>'world_size' ~ '^[0-9]{1,6}$'
             THEN (environment->>'world_size')::int ELSE 1 END AS ranks,
         CASE WHEN environment->>'gpu_count' ~ '^[0-9]{1,6}$'
             THEN (environment->>'gpu_count')::int ELSE 0 END AS gpus
     FROM runs_run
-    WHERE project_id = %(project)s AND deleted_at IS NULL AND (%(run)s::uuid IS NULL OR id = %(run)s)
+    WHERE deleted_at IS NULL AND {chosen}
 ), attempts AS MATERIALIZED (
     SELECT run_id, attempt, min(writers.first_step) AS first,
-        least(max(writers.last_step), %(last)s) AS last,
+        least(max(writers.last_step), {last}) AS last,
         greatest(1.0, max(ranks)::float8 / count(*)) * coalesce(sum(greatest(0.0, extract(epoch FROM
             CASE WHEN finished_at IS NOT NULL THEN finished_at WHEN NOT imported THEN seen_at END
             - CASE WHEN attempt = 0 THEN least(runs.created_at, writers.created_at)
@@ -56,13 +56,13 @@ WITH runs AS MATERIALIZED (
 ), resumed AS (
     SELECT parents.id AS run_id, min(trained.first) AS first
     FROM runs AS parents
-    JOIN runs_run AS children ON children.project_id = %(project)s AND children.deleted_at IS NULL
+    JOIN runs_run AS children ON children.project_id = parents.project_id AND children.deleted_at IS NULL
         AND children.parent = parents.id::text AND children.relation = 'resumed'
     JOIN trained ON trained.run_id = children.id
     WHERE parents.state IN ('failed', 'silent')
     GROUP BY parents.id
 ), saved AS (
-    SELECT artefacts.run_id, least(max(step), %(last)s) + 1 AS next
+    SELECT artefacts.run_id, least(max(step), {last}) + 1 AS next
     FROM runs_artefact AS artefacts JOIN runs ON runs.id = artefacts.run_id
     WHERE step IS NOT NULL AND runs.state IN ('failed', 'silent')
     GROUP BY artefacts.run_id
@@ -82,7 +82,7 @@ WITH runs AS MATERIALIZED (
         UNION ALL SELECT run_id, lost_from, last, is_guess FROM ended WHERE lost_from <= last
     ) AS lost GROUP BY run_id
 ), divergences AS (
-    SELECT alerts.run_id, range_agg(int8range(least(onset_step, %(last)s), least(%(last)s,
+    SELECT alerts.run_id, range_agg(int8range(least(onset_step, {last}), least({last},
         greatest(onset_step, coalesce(resolved_step, runs.last_step, onset_step))), '[]')) AS steps
     FROM alerts_event AS alerts JOIN runs ON runs.id = alerts.run_id
     WHERE kind IN ('loss_not_finite', 'loss_divergence')
@@ -94,7 +94,7 @@ WITH runs AS MATERIALIZED (
     SELECT run_id, min(first) AS first, max(last) AS last, sum(last::numeric - first + 1) AS steps
     FROM trained GROUP BY run_id
 ), used AS MATERIALIZED (
-    SELECT runs.id, name, precision, gpus > 0 AS has_gpu, coalesce(seconds, 0.0) AS seconds,
+    SELECT runs.id, project_id, name, precision, gpus > 0 AS has_gpu, coalesce(seconds, 0.0) AS seconds,
         coalesce(crashes.is_guess, false) AS is_guess,
         least(1.0, (SELECT coalesce(sum(upper(part)::numeric - lower(part)), 0) FROM unnest(
             divergences.steps * int8multirange(int8range(first, last, '[]'))
@@ -108,10 +108,23 @@ WITH runs AS MATERIALIZED (
     LEFT JOIN crashes ON crashes.run_id = runs.id
     LEFT JOIN divergences ON divergences.run_id = runs.id
 ), lost AS MATERIALIZED (
-    SELECT id, name, precision, has_gpu, seconds, is_guess, seconds * coalesce(diverged, 0.0) AS diverged,
+    SELECT id, project_id, name, precision, has_gpu, seconds, is_guess,
+        seconds * coalesce(diverged, 0.0) AS diverged,
         seconds * least(coalesce(crashed, 0.0), 1.0 - coalesce(diverged, 0.0)) AS crashed
     FROM used
 )
+"""
+"""The tables of a WITH clause. `lost` has a row for each run: its seconds, and those that it lost."""
+
+
+def hours_of_runs(chosen: str) -> str:
+    """The tables `HOURS_OF_RUNS` for the runs that meet the SQL condition `chosen` on `runs_run`."""
+    return HOURS_OF_RUNS.replace("{chosen}", chosen).replace("{last}", str(LAST_STEP))
+
+
+COLUMNS: Final = "id, name, precision, seconds, diverged, crashed, is_guess"
+QUERY: Final = f"""
+WITH {hours_of_runs("project_id = %(project)s AND (%(run)s::uuid IS NULL OR id = %(run)s)")}
 SELECT
     (SELECT json_agg(row_to_json(one)) FROM (
         SELECT precision, count(*) AS runs, sum(seconds) AS seconds, sum(diverged) AS diverged,
@@ -121,10 +134,11 @@ SELECT
         FROM lost GROUP BY precision ORDER BY sum(seconds) DESC
     ) AS one),
     (SELECT json_agg(row_to_json(one)) FROM (
-        SELECT * FROM lost WHERE seconds > 0 ORDER BY seconds DESC, id LIMIT %(runs)s
+        SELECT {COLUMNS} FROM lost WHERE seconds > 0 ORDER BY seconds DESC, id LIMIT %(runs)s
     ) AS one),
     (SELECT json_agg(row_to_json(one)) FROM (
-        SELECT * FROM lost WHERE diverged + crashed > 0 ORDER BY diverged + crashed DESC, id LIMIT %(losers)s
+        SELECT {COLUMNS} FROM lost WHERE diverged + crashed > 0
+        ORDER BY diverged + crashed DESC, id LIMIT %(losers)s
     ) AS one)
 """
 
@@ -192,12 +206,11 @@ def usage_of_run(run: Run) -> RunUsage | None:
 
 
 def _queried(project: int, run: UUID | None) -> list[list[Mapping[str, Any]]]:
-    values = {"project": project, "run": run, "runs": MAX_RUNS, "losers": MAX_LOSERS, "last": LAST_STEP}
+    values = {"project": project, "run": run, "runs": MAX_RUNS, "losers": MAX_LOSERS}
     with connection.cursor() as cursor:
         cursor.execute(QUERY, values)
         return [rows or [] for rows in cursor.fetchone()]
 
 
 def _run(row: Mapping[str, Any]) -> RunUsage:
-    fields = {name: value for name, value in row.items() if name not in ("id", "has_gpu")}
-    return RunUsage(id=UUID(row["id"]), **fields)
+    return RunUsage(**{**row, "id": UUID(row["id"])})
