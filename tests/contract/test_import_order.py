@@ -33,8 +33,8 @@ ORDERS = {
     "fp8scope_dashboard": """
         process_setup preload embedded settings statistics text db notifications instrumentation accounts
         audit wire runs receipts telemetry evaluations ingest analysis diagnosis certificates alerts control
-        shared_reports monitoring exports edge pages api mlflow_tracking otlp_metrics sql_views urls asgi
-        celery apps servers administration demo certification cli
+        shared_reports file_imports monitoring exports edge pages api mlflow_tracking otlp_metrics sql_views
+        urls asgi celery apps servers administration demo certification cli
     """,
 }
 # Inside of these folders of the dashboard the order is held, too.
@@ -46,7 +46,8 @@ INNER_ORDERS = {
     "fp8scope_dashboard.pages": """
         apps request_reads access address_values formatting badges glossary configuration_differences
         undo_offer storage_notice early_head finders saved_views settled charts live progress middleware
-        tensors readiness scores panels hours run compare certificate fleet runs alerts reports project
+        tensors readiness scores panels hours run compare certificate fleet runs imports alerts reports
+        project
         templatetags urls
     """,
 }

@@ -33,6 +33,7 @@ from fp8scope_dashboard.control.models import Command, CommandResult, Listener, 
 from fp8scope_dashboard.db.encryption import encrypt_json
 from fp8scope_dashboard.diagnosis.models import Diagnosis
 from fp8scope_dashboard.evaluations.models import Evaluation
+from fp8scope_dashboard.file_imports.models import ImportAccess, ImportChunk, ImportJob
 from fp8scope_dashboard.mlflow_tracking.models import MlflowExperiment, MlflowRun
 from fp8scope_dashboard.otlp_metrics.models import OtlpWriter
 from fp8scope_dashboard.receipts.models import Receipt
@@ -140,6 +141,9 @@ def fill_every_table() -> Run:
     OtlpWriter.objects.create(run=run)
     SqlReader.objects.create(role="no_login_of_postgresql", project=project)
     assert history.copy_run(run.pk)
+    imported = ImportJob.objects.create(project=project, created_by=user, title="a.csv", bytes=1)
+    ImportChunk.objects.create(job=imported, name="a.csv", number=0, body=b"x")
+    ImportAccess.objects.create(project=project, token=create_token(project, "imports of files")[0])
     return run
 
 

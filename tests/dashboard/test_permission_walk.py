@@ -77,7 +77,7 @@ PAGES: Final[Mapping[str, Page]] = {
         rule_save rule_switch rule_remove rule_try note_save note_preview artefact_new artefact_remove
         step_note_save step_note_remove
         share_link_new share_link_revoke shared_report_delete runs_change runs_undo run_colour
-        comparison_margin delivery_again run_delete baseline_new group_new choice_undo change_undo
+        comparison_margin import_new delivery_again run_delete baseline_new group_new choice_undo change_undo
         """,
         post="member",
     ),
@@ -88,6 +88,7 @@ PAGES: Final[Mapping[str, Page]] = {
         """,
         post="admin",
     ),
+    **pages("imports import_list", read="member"),
     # Only administrators of the server make projects.
     **pages("project_new", post="superuser"),
 }

@@ -24,6 +24,7 @@ from helpers.live_servers import Server
 from fp8scope_dashboard.accounts.models import Role, User
 from fp8scope_dashboard.accounts.services import create_project
 from fp8scope_dashboard.alerts.models import Alert, Rule
+from fp8scope_dashboard.file_imports.models import ImportJob
 from fp8scope_dashboard.shared_reports.models import SharedReport
 from fp8scope_dashboard.shared_reports.services import create_link
 
@@ -52,6 +53,10 @@ def tab(open_tab: OpenTab, server: Server, seeded: Seeded) -> Tab:
     tab = open_tab(390, "dark")
     User.objects.filter(username="ada").update(is_superuser=True)
     visitor_of(create_project("elsewhere", "Elsewhere"), "eve", Role.ADMIN)
+    imported = {"project": server.project, "title": "training_logs_of_march.zip", "bytes": 1}
+    runs = [[str(run.pk), "150 rows, 900 values, 0 evaluations"] for run in seeded.baselines]
+    ImportJob.objects.create(**imported, state="done", results=runs, problems=["a.csv: it has no step"])
+    ImportJob.objects.create(**imported, state="failed", problems=["The import was interrupted twice."])
     tab.open(f"/p/{server.project.slug}/reports/new?runs={seeded.faulty.pk}")
     tab.page.get_by_role("button", name="Freeze the report").click()
     tab.page.get_by_role("button", name="Make a link").wait_for()
@@ -163,6 +168,7 @@ def test_pages_without_data(open_tab: OpenTab, server: Server, width: int) -> No
         "settings/",
         "reports/",
         "reports/new",
+        "imports/",
     )
     for rest in rests:
         tab.open(f"/p/{server.project.slug}/{rest}")

@@ -60,6 +60,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--id", type=uuid.UUID, help="the id of the new run (default: computed from the file's run)"
     )
+    parser.add_argument(
+        "--root", type=Path, help="paths name runs from this folder on, so that it may be moved (default: /)"
+    )
     parser.add_argument("--dry-run", action="store_true", help="say what is in the files; send nothing")
     parser.add_argument("--url", help="the server's address (default: FP8SCOPE_URL, or `fp8scope login`)")
     parser.add_argument("--project", help="the project whose login to use")
@@ -128,6 +131,7 @@ class _Import:
             step=options.step,
             step_column=options.step_column,
             time_column=options.time_column,
+            root=options.root,
         )
         for run in form.read(source):
             self._runs += 1

@@ -54,6 +54,7 @@ class ImportSource:
         loss: the metric that is recorded as `loss`; empty for the usual names.
         step: of evaluations whose file says none.
         step_column, time_column: of tables; empty for the usual names.
+        root: the folder from which on a path names a run; None: the whole path does.
     """
 
     path: Path
@@ -61,9 +62,22 @@ class ImportSource:
     step: int | None = None
     step_column: str = ""
     time_column: str = ""
+    root: Path | None = None
     total: int = 0
     done: int = 0
     notes: list[str] = field(default_factory=list)
+
+    def identity(self, path: Path) -> str:
+        """The part of a path that names a run which carries no id."""
+        whole = path.resolve()
+        root = None if self.root is None else self.root.resolve()
+        return whole.relative_to(root).as_posix() if root and whole.is_relative_to(root) else str(whole)
+
+    def file_key(self, path: Path) -> str:
+        """Identifies a file without an id: its path and its first two lines, which stay when it grows."""
+        with path.open("rb") as file:
+            head = file.readline(HEAD_BYTES) + file.readline(HEAD_BYTES)
+        return f"{self.identity(path)} {hashlib.sha256(head).hexdigest()}"
 
     def lines(self, path: Path | None = None) -> Iterator[bytes]:
         """Yield the lines of a file, without their ends. Raises UnreadableError for one that is too long."""
@@ -97,13 +111,6 @@ class FileFormat:
         if below and self.matches_below is not None:
             return self.matches_below(candidate)
         return self.matches(candidate)
-
-
-def file_key(path: Path) -> str:
-    """Identifies a file that carries no id: its path and its first two lines, which stay when it grows."""
-    with path.open("rb") as file:
-        head = file.readline(HEAD_BYTES) + file.readline(HEAD_BYTES)
-    return f"{path.resolve()} {hashlib.sha256(head).hexdigest()}"
 
 
 def files_below(folder: Path) -> Iterator[Path]:

@@ -26,6 +26,7 @@ class Action(models.TextChoices):
     LINK_CREATED = "link_created", "Made a link to a report"
     LINK_REVOKED = "link_revoked", "Revoked a link to a report"
     REPORT_DELETED = "report_deleted", "Deleted a report"
+    IMPORTED = "imported", "Imported files"
     UNDONE = "undone", "Undid a change"
 
 

@@ -9,6 +9,7 @@ from fp8scope_dashboard.pages.alerts import views as alerts
 from fp8scope_dashboard.pages.certificate import views as certificates
 from fp8scope_dashboard.pages.compare import views as compare
 from fp8scope_dashboard.pages.fleet import views as fleet
+from fp8scope_dashboard.pages.imports import views as imports
 from fp8scope_dashboard.pages.live import views as events
 from fp8scope_dashboard.pages.panels import views as panels
 from fp8scope_dashboard.pages.project import audit, comparison_margin, home, llms, server_status, settings
@@ -126,6 +127,9 @@ urlpatterns: list[URLPattern] = [
     path(P + "evaluations/", evaluations.evaluations, name="evaluations"),
     path(P + "evaluations/scores.json", evaluation_figures.scores, name="scores"),
     path(P + "evaluations/differences.json", evaluation_figures.differences, name="score_differences"),
+    path(P + "imports/", imports.imports, name="imports"),
+    path(P + "imports/list", imports.import_list, name="import_list"),
+    path(P + "imports/new", imports.import_new, name="import_new"),
     path(P + "reports/", shared_reports.reports, name="shared_reports"),
     path(P + "reports/new", shared_reports.report_new, name="shared_report_new"),
     path(P + "reports/<uuid:report_id>/", shared_reports.report, name="shared_report"),

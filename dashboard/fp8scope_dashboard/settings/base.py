@@ -71,6 +71,7 @@ INSTALLED_APPS = [
     "fp8scope_dashboard.alerts",
     "fp8scope_dashboard.control",
     "fp8scope_dashboard.shared_reports",
+    "fp8scope_dashboard.file_imports",
     "fp8scope_dashboard.mlflow_tracking",
     "fp8scope_dashboard.otlp_metrics",
     "fp8scope_dashboard.sql_views",
@@ -261,6 +262,7 @@ _PERIODIC_TASKS = {
     "sql_views.tasks.enforce_limits": 15.0,
     # It looks at every run.
     "sql_views.tasks.copy_histories": 60.0,
+    "file_imports.tasks.sweep": 15.0,
 }
 CELERY_BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
     task: {"task": f"fp8scope_dashboard.{task}", "schedule": seconds}

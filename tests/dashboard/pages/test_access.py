@@ -76,6 +76,9 @@ MEMBER += ["step_note_save", "step_note_remove"]
 MEMBER += ["share_link_new", "share_link_revoke", "shared_report_delete"]
 MEMBER += ["runs_change", "runs_undo", "run_colour", "comparison_margin"]
 MEMBER += ["delivery_again", "run_delete", "baseline_new", "group_new", "choice_undo"]
+MEMBER += ["import_new"]
+# Only members import, so only they see what was imported; see pages/imports.
+READ_BY_MEMBERS = ["imports", "import_list"]
 # Reading needs no role, writing does.
 FORMS = ["shared_report_new"]
 # Addresses outside of projects, with tests of their own.
@@ -99,13 +102,25 @@ def test_it_works(viewer: Visitor, addresses: Addresses) -> None:
 
 
 def test_every_address_is_listed_here() -> None:
-    listed = {*READ, *REDIRECTS, *STREAMS, *PERSONAL, *MEMBER, *ADMIN, *FORMS, *OTHERS, *MAKES}
+    listed = {
+        *READ,
+        *REDIRECTS,
+        *STREAMS,
+        *PERSONAL,
+        *MEMBER,
+        *ADMIN,
+        *FORMS,
+        *OTHERS,
+        *MAKES,
+        *READ_BY_MEMBERS,
+    }
     assert {entry.name for entry in urlpatterns} == listed
 
 
 def test_an_address_takes_only_its_own_methods(admin: Visitor, addresses: Addresses) -> None:
     addresses.of("project")
     own = {name: {"GET", "HEAD"} for name in (*READ, *REDIRECTS, *STREAMS, *OTHERS) if name not in SIGNED}
+    own |= {name: {"GET", "HEAD"} for name in READ_BY_MEMBERS}
     own |= {name: {"POST"} for name in (*PERSONAL, *MEMBER, *ADMIN, *MAKES)}
     own |= {name: {"GET", "HEAD", "POST"} for name in FORMS}
     for name, methods in own.items():
@@ -116,7 +131,7 @@ def test_an_address_takes_only_its_own_methods(admin: Visitor, addresses: Addres
 
 
 def test_redirects_anonymous_visitors_to_sign_in(db: None, addresses: Addresses) -> None:
-    for name in (*READ, *FORMS):
+    for name in (*READ, *READ_BY_MEMBERS, *FORMS):
         answer = Client().get(addresses.of(name))
         assert answer.status_code == 302 and answer["Location"].startswith("/signin/?next="), name
     for name in (*PERSONAL, *MEMBER, *FORMS, *ADMIN):
@@ -126,7 +141,7 @@ def test_redirects_anonymous_visitors_to_sign_in(db: None, addresses: Addresses)
 
 
 def test_a_member_of_another_project_gets_404(stranger: Visitor, addresses: Addresses) -> None:
-    for name in (*READ, *FORMS, *STREAMS):
+    for name in (*READ, *READ_BY_MEMBERS, *FORMS, *STREAMS):
         assert stranger.client.get(addresses.of(name)).status_code == 404, name
     for name in (*PERSONAL, *MEMBER, *FORMS, *ADMIN):
         assert stranger.client.post(addresses.of(name)).status_code == 404, name

@@ -49,6 +49,7 @@ PAGES: Final[dict[str, dict[str, str]]] = {
     "rule": {"": ""},
     "channels": {"": ""},
     "settings": {"": ""},
+    "imports": {"": ""},
     "shared_reports": {"": ""},
     "shared_report_new": {"": "?{chosen}"},
     "shared_report": {"": ""},
@@ -59,8 +60,8 @@ PAGES: Final[dict[str, dict[str, str]]] = {
 """The queries of each page's states; the state "" is the page itself."""
 SIGNED_OUT: Final[dict[str, int]] = {"signin": 200, "signin_link": 410, "shared": 410}
 """Pages that are shown without an account, with the status for a secret that nobody has."""
-OTHERS: Final = ("project_events", "run_events", "alert_picture", "tensor_find", "llms")
-"""No pages: streams that do not end, a picture that needs a signature, a redirect, and a text."""
+OTHERS: Final = ("import_list", "project_events", "run_events", "alert_picture", "tensor_find", "llms")
+"""No pages: a part of one, streams without end, a picture that needs a signature, a redirect, and a text."""
 
 
 def address_of(name: str, values: Mapping[str, Any], query: str = "") -> str:

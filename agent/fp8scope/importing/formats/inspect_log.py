@@ -15,7 +15,7 @@ import numpy as np
 from fp8scope.importing.limits import CELLS_OF_A_TABLE, MAX_TENSORS, ROWS_OF_A_TABLE
 from fp8scope.importing.model import SourceRun, SourceTensor, UnreadableError, ValueTable
 from fp8scope.importing.names import MetricNames
-from fp8scope.importing.source import FileFormat, ImportSource, SourcePath, file_key
+from fp8scope.importing.source import FileFormat, ImportSource, SourcePath
 from fp8scope.importing.tables import RowTables
 from fp8scope.importing.values import FIRST_TIME, LAST_TIME, MAX_STEP
 
@@ -53,7 +53,7 @@ def read(source: ImportSource) -> Iterator[SourceRun]:
     first = source.path.with_name(_RANK.sub("_globalrank-0.log", source.path.name))
     notes: list[str] = []
     yield SourceRun(
-        key=file_key(first if first.is_file() else source.path),
+        key=source.file_key(first if first.is_file() else source.path),
         name=_name_of(source.path),
         parts=_parts(source, rank, notes),
         environment={"folder": source.path.resolve().parent.name},

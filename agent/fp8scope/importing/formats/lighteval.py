@@ -43,7 +43,7 @@ def read(source: ImportSource) -> Iterator[SourceRun]:
     training, checkpoint = checkpoint_of(model)
     notes: list[str] = []
     yield SourceRun(
-        key=json.dumps([str(source.path.resolve().parent), training]),
+        key=json.dumps([source.identity(source.path.parent), training]),
         name=Path(training).name or training,
         parts=_parts(source, document, step_at(source, checkpoint), notes),
         config={"lighteval": {"model": settings, "tasks": document.get("versions")}},

@@ -53,7 +53,7 @@ def read(source: ImportSource) -> Iterator[SourceRun]:
     notes: list[str] = []
     yield SourceRun(
         key=json.dumps(
-            [str(source.path.resolve().parent.parent), training, _without_model(arguments, model)]
+            [source.identity(source.path.parent.parent), training, _without_model(arguments, model)]
         ),
         name=Path(training).name or training,
         parts=_parts(source, document, step_at(source, checkpoint), notes),

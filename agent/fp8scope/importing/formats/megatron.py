@@ -7,7 +7,7 @@ from typing import Final
 from fp8scope.importing.limits import MAX_ENTRIES
 from fp8scope.importing.model import SourceRun, ValueTable
 from fp8scope.importing.names import MetricNames
-from fp8scope.importing.source import FileFormat, ImportSource, SourcePath, file_key
+from fp8scope.importing.source import FileFormat, ImportSource, SourcePath
 from fp8scope.importing.tables import RowTables
 from fp8scope.importing.values import MAX_STEP, from_text, micros_of, number_in
 
@@ -44,7 +44,7 @@ def read(source: ImportSource) -> Iterator[SourceRun]:
     """Yield the run of the log."""
     source.total = source.path.stat().st_size
     run = SourceRun(
-        key=file_key(source.path),
+        key=source.file_key(source.path),
         name=source.path.stem,
         parts=iter(()),
         environment={"file": source.path.name},

@@ -44,7 +44,7 @@ def read(source: ImportSource) -> Iterator[SourceRun]:
         training, checkpoint = checkpoint_of(model)
         notes: list[str] = []
         yield SourceRun(
-            key=json.dumps([str(source.path.resolve()), model]),
+            key=json.dumps([source.identity(source.path), model]),
             name=training,
             parts=_parts(source, rows[1:], column, model, step_at(source, checkpoint), notes),
             config={"opencompass": {"model": model, "summary": source.path.name}},

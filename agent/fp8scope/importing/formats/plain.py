@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from fp8scope.importing.model import SourceRun, UnreadableError, ValueTable
-from fp8scope.importing.source import ImportSource, file_key
+from fp8scope.importing.source import ImportSource
 
 STEP_NAMES: Final = (
     *("step", "_step", "global_step", "trainer/global_step", "iteration", "iter", "train_step", "steps"),
@@ -72,7 +72,7 @@ def plain_run(source: ImportSource, parts: Iterator[ValueTable], notes: list[str
     stat = source.path.stat()
     source.total = stat.st_size
     return SourceRun(
-        key=file_key(source.path),
+        key=source.file_key(source.path),
         name=source.path.stem,
         parts=parts,
         environment={"file": source.path.name},

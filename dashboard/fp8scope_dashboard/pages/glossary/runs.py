@@ -97,6 +97,13 @@ RUN_TERMS: Final[Mapping[str, Term]] = {
         "commands and deletes runs. An administrator also changes members, channels, margins and storage.",
         "A project keeps at least one administrator.",
     ),
+    "file_import": Term(
+        "Import files",
+        "The server reads the files in a process with limits of memory and time, and sends them to itself as "
+        "an agent would. A token of this project works for that process alone, while it runs.",
+        "Runs are known by their ids, or by the name and the first lines of their file: a file that has "
+        "grown adds to its run.",
+    ),
     "shared_report": Term(
         "Report",
         "Charts, verdicts and text as they were when the report was made. It does not change when runs go on "
