@@ -63,7 +63,8 @@ import django; django.setup()
 from fp8scope_dashboard.celery import app
 while len(app.control.ping(timeout=2.0)) < 2:
     pass
-from fp8scope_dashboard.accounts.services import create_project, create_token
+from fp8scope_dashboard.accounts.services import create_project
+from fp8scope_dashboard.accounts.tokens import create_token
 from fp8scope_dashboard.alerts import rules
 from fp8scope_dashboard.alerts.models import Channel, Rule
 from fp8scope_dashboard.db.encryption import encrypt_json

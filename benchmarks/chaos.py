@@ -154,7 +154,8 @@ def make_token(supervisor: Any, slug: str = "default") -> str:
     script = (
         "import django; django.setup()\n"
         "from fp8scope_dashboard.accounts.models import Project\n"
-        "from fp8scope_dashboard.accounts.services import create_project, create_token\n"
+        "from fp8scope_dashboard.accounts.services import create_project\n"
+        "from fp8scope_dashboard.accounts.tokens import create_token\n"
         f"project = Project.objects.filter(slug={slug!r}).first() or create_project({slug!r}, {slug!r})\n"
         "print(create_token(project, 'chaos', scopes=('write', 'read'))[1])\n"
     )

@@ -99,7 +99,8 @@ def server(transactional_db: None, web_process: tuple[str, subprocess.Popen[byte
     from helpers.live_servers import Server
 
     from fp8scope_dashboard.accounts.models import Scope
-    from fp8scope_dashboard.accounts.services import create_project, create_token
+    from fp8scope_dashboard.accounts.services import create_project
+    from fp8scope_dashboard.accounts.tokens import create_token
 
     url, process, log = web_process
     project = create_project("default", "Default")

@@ -16,7 +16,7 @@ from contract.helpers.wire_client import ARROW, TIME, Answer, WireClient
 from helpers.live_servers import Server
 
 from fp8scope_dashboard.accounts.models import ApiToken
-from fp8scope_dashboard.accounts.services import revoke_token
+from fp8scope_dashboard.accounts.tokens import revoke_token
 
 Change = Callable[[WireClient], bytes]
 

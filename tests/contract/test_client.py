@@ -16,7 +16,7 @@ from helpers.live_servers import Server
 
 from fp8scope.client import Client, ClientError, RunNotFoundError, reading
 from fp8scope_dashboard.accounts.models import Scope
-from fp8scope_dashboard.accounts.services import create_token
+from fp8scope_dashboard.accounts.tokens import create_token
 from fp8scope_dashboard.runs.models import Run
 
 

@@ -207,7 +207,8 @@ def test_answers_carry_the_alerts_that_the_client_has_not_seen(client: WireClien
 
 
 def test_projects_do_not_see_each_other(client: WireClient, server: Server) -> None:
-    from fp8scope_dashboard.accounts.services import create_project, create_token
+    from fp8scope_dashboard.accounts.services import create_project
+    from fp8scope_dashboard.accounts.tokens import create_token
 
     client.register()
     token = create_token(create_project("other", "Other"), "t")[1]

@@ -24,7 +24,7 @@ from mcp_types import TextContent
 from fp8scope.cli.main import main
 from fp8scope.mcp_server.tools import TOOLS
 from fp8scope_dashboard.accounts.models import Role, Scope
-from fp8scope_dashboard.accounts.services import create_token
+from fp8scope_dashboard.accounts.tokens import create_token
 from fp8scope_dashboard.analysis.models import Comparison
 from fp8scope_dashboard.audit.models import Action, Entry
 from fp8scope_dashboard.control.models import Command, Listener

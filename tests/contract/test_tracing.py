@@ -21,7 +21,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from fp8scope_dashboard.accounts.models import Scope
-from fp8scope_dashboard.accounts.services import create_project, create_token
+from fp8scope_dashboard.accounts.services import create_project
+from fp8scope_dashboard.accounts.tokens import create_token
 from fp8scope_dashboard.instrumentation import tracing
 from fp8scope_dashboard.instrumentation.tracing import ServerTracer
 

@@ -20,11 +20,8 @@ from django.db.migrations.recorder import MigrationRecorder
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import ApiToken, Role, User
-from fp8scope_dashboard.accounts.services import (
-    create_project,
-    create_sign_in_link,
-    create_token,
-)
+from fp8scope_dashboard.accounts.services import create_project, create_sign_in_link
+from fp8scope_dashboard.accounts.tokens import create_token
 from fp8scope_dashboard.alerts.models import Alert, Channel, Delivery, DetectorState, Rule, RuleTrial
 from fp8scope_dashboard.analysis.models import Comparison, JobProgress
 from fp8scope_dashboard.audit.log import Actor, record

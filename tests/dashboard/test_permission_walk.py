@@ -1,7 +1,8 @@
 """Who may do what: every address of the URL resolver, with every method, as every role and token.
 
 Each address has an entry in `PAGES` or `ENDPOINTS`, which says who may use it. An address without one fails
-`test_every_address_has_an_entry`. Requests use the ids of real objects, and each is rolled back.
+`test_every_address_has_an_entry`. Forms name their permission of accounts/permissions.py, whose table gives
+the expected answers. Requests use the ids of real objects, and each is rolled back.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Final
 
 import pytest
@@ -20,14 +22,44 @@ from django.db import transaction
 from django.http import HttpResponseBase
 from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver
+from django.utils import timezone
 
-from fp8scope_dashboard.accounts.models import Project, Role, Scope, User
-from fp8scope_dashboard.accounts.services import create_project, create_token, revoke_token
+from fp8scope_dashboard.accounts.models import ApiToken, Project, Role, Scope, User
+from fp8scope_dashboard.accounts.permissions import (
+    ALERTS,
+    CHANGE_CHANNELS,
+    CHANGE_MEMBERS,
+    CHANGE_PROJECT,
+    CHANGE_RULES,
+    COMMAND,
+    CREATE_TOKENS,
+    DELETE_RUNS,
+    DELETE_VIEWS,
+    DESCRIBE_RUNS,
+    END_REPORTS,
+    IMPORT_FILES,
+    MAKE_REPORTS,
+    READ,
+    REVOKE_TOKENS,
+    ROTATE_TOKENS,
+    SAVE_VIEWS,
+    TRY_RULES,
+    UNDO_RUNS,
+    Permission,
+)
+from fp8scope_dashboard.accounts.services import create_project
+from fp8scope_dashboard.accounts.tokens import create_token, revoke_token, rotate_token
 from fp8scope_dashboard.runs.models import Run
 
 METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE")
-ROLES: Final = ("anonymous", "stranger", "viewer", "member", "admin", "superuser")
-TOKENS: Final = ("none", "session", "revoked", "own", "write", "read", "administer", "elsewhere")
+# The author is a member who made everything that the addresses name; for the others, somebody else did.
+ROLES: Final = ("anonymous", "stranger", "viewer", "member", "author", "admin", "superuser")
+ONLY_THE_AUTHOR: Final = "only the author"
+TOKENS: Final = (
+    *("none", "session", "revoked", "expired", "rotated", "own", "write", "read", "administer", "elsewhere"),
+    # It has every scope, and its owner is a member.
+    "of a member",
+)
 
 
 @dataclass(frozen=True)
@@ -40,6 +72,18 @@ class Page:
 
 def pages(names: str, read: str | None = None, post: str | None = None) -> dict[str, Page]:
     return dict.fromkeys(names.split(), Page(read, post))
+
+
+def forms(permission: Permission, names: str) -> dict[str, Page]:
+    """Pages that only take forms, which need this permission."""
+    return pages(names, post=least(permission))
+
+
+def least(permission: Permission) -> str:
+    """The least role of `ROLES` with a permission, from the table of docs/accounts.md."""
+    if permission.others is None:
+        return ONLY_THE_AUTHOR
+    return permission.own.value if permission.own == permission.others else "author"
 
 
 PAGES: Final[Mapping[str, Page]] = {
@@ -65,30 +109,33 @@ PAGES: Final[Mapping[str, Page]] = {
         read="viewer",
     ),
     # What people do for themselves: it changes nothing that others see.
-    **pages(
-        "compare_selected view_save list_density panel_save panels_change panel_view_save", post="viewer"
-    ),
-    # Its owner and administrators; the view of the walk belongs to somebody else.
-    **pages("view_delete panel_view_delete", post="admin"),
-    **pages("shared_report_new", read="viewer", post="member"),
-    **pages(
+    **forms(READ, "compare_selected list_density"),
+    **forms(SAVE_VIEWS, "view_save panel_save panels_change panel_view_save"),
+    **forms(DELETE_VIEWS, "view_delete panel_view_delete"),
+    "shared_report_new": Page("viewer", least(MAKE_REPORTS)),
+    **forms(MAKE_REPORTS, "share_link_new"),
+    **forms(END_REPORTS, "share_link_revoke shared_report_delete"),
+    **forms(ALERTS, "alert_change acknowledge_many acknowledge_undo delivery_again"),
+    **forms(CREATE_TOKENS, "token_create"),
+    **forms(REVOKE_TOKENS, "token_revoke"),
+    **forms(ROTATE_TOKENS, "token_rotate"),
+    **forms(COMMAND, "command_new"),
+    **forms(TRY_RULES, "rule_try"),
+    **forms(CHANGE_RULES, "rule_create rule_save rule_switch rule_remove change_undo"),
+    **forms(
+        DESCRIBE_RUNS,
         """
-        alert_change acknowledge_many acknowledge_undo token_create token_revoke command_new rule_create
-        rule_save rule_switch rule_remove rule_try note_save note_preview artefact_new artefact_remove
-        step_note_save step_note_remove
-        share_link_new share_link_revoke shared_report_delete runs_change runs_undo run_colour
-        comparison_margin import_new delivery_again run_delete baseline_new group_new choice_undo change_undo
+        note_save note_preview artefact_new artefact_remove step_note_save step_note_remove runs_change
+        run_colour comparison_margin baseline_new group_new choice_undo
         """,
-        post="member",
     ),
-    **pages(
-        """
-        channel_create channel_change margins retention project_general project_archive member_add
-        member_change panel_view_default
-        """,
-        post="admin",
-    ),
-    **pages("imports import_list", read="member"),
+    **pages("imports import_list", read=least(IMPORT_FILES)),
+    **forms(IMPORT_FILES, "import_new"),
+    **forms(UNDO_RUNS, "runs_undo"),
+    **forms(DELETE_RUNS, "run_delete"),
+    **forms(CHANGE_CHANNELS, "channel_create channel_change"),
+    **forms(CHANGE_PROJECT, "margins retention project_general project_archive panel_view_default"),
+    **forms(CHANGE_MEMBERS, "member_add member_change"),
     # Only administrators of the server make projects.
     **pages("project_new", post="superuser"),
 }
@@ -96,9 +143,9 @@ PAGES: Final[Mapping[str, Page]] = {
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The scope that an endpoint needs, and a valid body."""
+    """The scope that an endpoint needs, None for any token, and a valid body."""
 
-    scope: Scope
+    scope: Scope | None
     body: Any = None
 
 
@@ -152,6 +199,9 @@ ENDPOINTS: Final[Mapping[tuple[str, str], Endpoint]] = {
     ("DELETE", "runs/{run}"): Endpoint(Scope.ADMINISTER),
     ("GET", "project"): Endpoint(Scope.READ),
     ("PATCH", "project"): Endpoint(Scope.ADMINISTER, {"name": "n", "description": "d", "archived": True}),
+    ("GET", "token"): Endpoint(None),
+    ("POST", "token/rotate"): Endpoint(None),
+    ("GET", "tokens"): Endpoint(Scope.ADMINISTER),
     ("POST", "projects"): Endpoint(Scope.ADMINISTER, {"slug": "new", "name": "New"}),
 }
 # It has the losses of the baselines, which other tokens have registered.
@@ -222,18 +272,20 @@ def owner(db: None) -> Visitor:
 
 
 def client_of(role: str, project: Project) -> Client:
+    if role == "stranger":
+        return visitor_of(create_project("elsewhere", "Elsewhere"), "sam", Role.ADMIN).client
+    if role in Role.values:
+        return visitor_of(project, role, Role(role)).client
     client = Client(raise_request_exception=True)
     if role == "superuser":
         client.force_login(User.objects.create_superuser("root"))
-    elif role == "stranger":
-        return visitor_of(create_project("elsewhere", "Elsewhere"), "sam", Role.ADMIN).client
-    elif role != "anonymous":
-        return visitor_of(project, role, Role(role)).client
     return client
 
 
 def expected(name: str, needed: str, role: str) -> str:
-    if ROLES.index(role) >= ROLES.index(needed):
+    if needed == ONLY_THE_AUTHOR:
+        needed = "author" if ROLES.index(role) <= ROLES.index("author") else "nobody"
+    if needed != "nobody" and ROLES.index(role) >= ROLES.index(needed):
         return "allowed"
     if role == "anonymous" or name in ("server_status_json", "server_metrics"):
         return "sign in"
@@ -246,7 +298,9 @@ SECRET_IN_ADDRESS: Final = ("signin_link", "shared", "alert_picture")
 
 @pytest.mark.parametrize("role", ROLES)
 def test_pages(role: str, owner: Visitor) -> None:
-    addresses, client = Addresses(owner), client_of(role, owner.project)
+    author = visitor_of(owner.project, role, Role.MEMBER) if role == "author" else owner
+    addresses = Addresses(owner, author=author.user)
+    client = author.client if role == "author" else client_of(role, owner.project)
     wrong = []
     for name, allowed in PAGES.items():
         if name in SECRET_IN_ADDRESS:
@@ -265,23 +319,35 @@ def test_pages(role: str, owner: Visitor) -> None:
 
 
 class Tokens:
-    """Headers of each kind of client of the API. `own` has registered the run."""
+    """Headers of each kind of client of the API. `own` has registered the run.
+
+    `rotated` is a secret whose overlap with the one that replaced it is over.
+    """
 
     def __init__(self, owner: Visitor, run: Run) -> None:
-        project, elsewhere = owner.project, create_project("elsewhere", "Elsewhere")
+        project, elsewhere = owner.project, create_project("elsewhere", "Elsewhere", owner.user)
+        member, over = visitor_of(project, "mona", Role.MEMBER).user, timezone.now() - timedelta(hours=1)
         self._headers: dict[str, dict[str, str]] = {"none": {}, "session": {}}
         for name, of, scopes in (
             ("revoked", project, list(Scope)),
+            ("expired", project, list(Scope)),
+            ("rotated", project, list(Scope)),
+            ("of a member", project, list(Scope)),
             ("own", project, [Scope.WRITE]),
             ("write", project, [Scope.WRITE]),
             ("read", project, [Scope.READ]),
             ("administer", project, [Scope.ADMINISTER]),
             ("elsewhere", elsewhere, list(Scope)),
         ):
-            token, secret = create_token(of, name, owner.user, scopes)
+            token, secret = create_token(of, name, member if name == "of a member" else owner.user, scopes)
             self._headers[name] = {"Authorization": f"Bearer {secret}"}
             if name == "revoked":
                 revoke_token(token)
+            if name == "expired":
+                ApiToken.objects.filter(pk=token.pk).update(expires_at=over)
+            if name == "rotated":
+                rotate_token(token)
+                ApiToken.objects.filter(pk=token.pk).update(former_until=over)
             if name == "own":
                 Run.objects.filter(pk=run.pk).update(registered_with=token)
         self._member = owner.client
@@ -290,9 +356,11 @@ class Tokens:
         return self._member if name == "session" else Client(headers=self._headers[name])
 
 
-def expected_of_token(token: str, method: str, route: str, scope: Scope) -> str:
-    if token in ("none", "session", "revoked"):
+def expected_of_token(token: str, method: str, route: str, scope: Scope | None) -> str:
+    if token in ("none", "session", "revoked", "expired", "rotated"):
         return "sign in"
+    if scope is None:
+        return "allowed"
     if route == "projects":
         # Also the tokens that administer a project: they are not of an administrator of the server.
         return "forbidden"
@@ -307,6 +375,7 @@ def expected_of_token(token: str, method: str, route: str, scope: Scope) -> str:
         "write": {Scope.WRITE},
         "read": {Scope.READ},
         "administer": {Scope.READ, Scope.ADMINISTER},
+        "of a member": {Scope.READ, Scope.WRITE},
     }
     return "allowed" if scope in allowed[token] else "forbidden"
 

@@ -47,7 +47,7 @@ STATES: dict[str, tuple[str, Callable[[Page], None]]] = {
 @pytest.mark.parametrize(("width", "theme"), [(1440, "light"), (390, "dark")])
 def test_it_works(open_tab: OpenTab, server: Server, width: int, theme: str) -> None:
     seed_project(server.project, 60)
-    from fp8scope_dashboard.accounts.services import create_token
+    from fp8scope_dashboard.accounts.tokens import create_token
 
     create_token(server.project, "cluster A")
     tab = open_tab(width, theme)

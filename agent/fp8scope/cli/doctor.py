@@ -163,7 +163,7 @@ def check_server(settings: Settings) -> list[CheckResult]:
     if outcome.code == UNKNOWN_RUN:
         findings.append(CheckResult("token", "ok", "The server accepts the token."))
     else:
-        message = "The server does not accept the token." if settings.token else "There is no token."
+        message = f"The server refuses it: {outcome.message}" if settings.token else "There is no token."
         advice = f"Create one on the project's settings page, then run `fp8scope login {settings.url}`."
         findings.append(CheckResult("token", "fail", message, advice))
     return findings

@@ -11,6 +11,7 @@ from django.utils import timezone
 from fp8scope_dashboard.accounts.models import ApiToken, Membership, Project, Role, Scope, User
 from fp8scope_dashboard.accounts.people import PeopleError
 from fp8scope_dashboard.accounts.signals import access_ended, access_restored
+from fp8scope_dashboard.accounts.tokens import UNEXPIRED
 
 Ended = dict[str, list[int]]
 """The ids of what ended, or was taken over, when a person left: `tokens`, and what the receivers add."""
@@ -62,7 +63,7 @@ def change_role(membership: Membership, role: Role) -> Ended:
 def live_tokens(membership: Membership) -> QuerySet[ApiToken]:
     """The tokens of a member that work."""
     return ApiToken.objects.filter(
-        project=membership.project_id, created_by=membership.user_id, revoked_at=None
+        UNEXPIRED, project=membership.project_id, created_by=membership.user_id, revoked_at=None
     )
 
 

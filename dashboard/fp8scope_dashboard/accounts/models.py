@@ -130,10 +130,30 @@ class ApiToken(models.Model):
     created_at = models.DateTimeField(default=timezone.now)
     last_used_at = models.DateTimeField(null=True, blank=True)
     revoked_at = models.DateTimeField(null=True, blank=True)
+    expires_at = models.DateTimeField(null=True, blank=True, help_text="Null: when it is revoked.")
+    # After a rotation the former secret works for a while beside the new one.
+    rotated_at = models.DateTimeField(null=True, blank=True)
+    former_digest = models.BinaryField(max_length=32, unique=True, null=True, blank=True)
+    former_until = models.DateTimeField(null=True, blank=True)
 
     def may(self, scope: Scope) -> bool:
         """Return whether the token has this scope. *Administer* includes *read*."""
         return scope in self.scopes or (scope == Scope.READ and Scope.ADMINISTER in self.scopes)
+
+    @property
+    def is_expired(self) -> bool:
+        """Return whether its time is over."""
+        return self.expires_at is not None and self.expires_at <= timezone.now()
+
+    @property
+    def works(self) -> bool:
+        """Return whether it is neither revoked nor expired."""
+        return self.revoked_at is None and not self.is_expired
+
+    @property
+    def former_works(self) -> bool:
+        """Return whether the secret from before the last rotation still works."""
+        return self.works and self.former_until is not None and self.former_until > timezone.now()
 
     @property
     def scope_labels(self) -> str:

@@ -1,11 +1,10 @@
-"""Projects, API tokens, sign-in links and permissions."""
+"""Projects, the secrets of tokens, sign-in links and roles."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 import secrets
-from collections.abc import Collection
 from datetime import datetime, timedelta
 
 from django.core.exceptions import PermissionDenied
@@ -19,7 +18,6 @@ from fp8scope_dashboard.accounts.models import (
     Membership,
     Project,
     Role,
-    Scope,
     SignInLink,
     User,
 )
@@ -33,7 +31,12 @@ LINK_LIFETIME = timedelta(hours=24)
 LAST_USED_RESOLUTION = timedelta(minutes=1)
 
 TOKEN_FORM = re.compile(r"fp8s_[A-Za-z0-9]{8}_[A-Za-z0-9_-]{43}")
-_ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+TOKEN_WORKS = """
+    (token.digest = %(digest)s OR (token.former_digest = %(digest)s AND token.former_until > now()))
+    AND token.revoked_at IS NULL AND (token.expires_at IS NULL OR token.expires_at > now())
+    AND creator.is_active IS NOT FALSE
+"""
+"""The condition of a token's secret that works; `creator` is the user who created it, if any."""
 # Raw SQL, because every API request runs it and the ORM takes longer to build it than PostgreSQL to run it.
 _TOKEN_FIELDS = [field.attname for field in ApiToken._meta.concrete_fields]
 _PROJECT_FIELDS = [field.attname for field in Project._meta.concrete_fields]
@@ -43,7 +46,7 @@ _TOKEN_OF_DIGEST = f"""
     FROM {ApiToken._meta.db_table} token
     JOIN {Project._meta.db_table} project ON project.id = token.project_id
     LEFT JOIN {User._meta.db_table} creator ON creator.id = token.created_by_id
-    WHERE token.digest = %(digest)s AND token.revoked_at IS NULL AND creator.is_active IS NOT FALSE
+    WHERE {TOKEN_WORKS}
 """
 _RANKS = {Role.VIEWER.value: 0, Role.MEMBER.value: 1, Role.ADMIN.value: 2}
 
@@ -64,33 +67,10 @@ def create_project(slug: str, name: str, owner: User | None = None, *, descripti
     return project
 
 
-def create_token(
-    project: Project, name: str, user: User | None = None, scopes: Collection[str] = (Scope.WRITE,)
-) -> tuple[ApiToken, str]:
-    """Create a token of a project. Returns it with its secret, of which only the hash is stored.
-
-    Raises:
-        ValidationError: the name is empty or too long, or there is no scope.
-    """
-    label = "".join(secrets.choice(_ALPHABET) for _ in range(8))
-    secret = f"fp8s_{label}_{secrets.token_urlsafe(32)}"
-    token = ApiToken(
-        project=project,
-        name=name,
-        prefix=f"fp8s_{label}",
-        digest=digest_of(secret),
-        scopes=[scope.value for scope in Scope if scope in scopes],
-        created_by=user,
-    )
-    token.full_clean(exclude=["created_by"])
-    token.save()
-    return token, secret
-
-
 def authenticate_token(secret: str) -> ApiToken | None:
-    """Return the token of a secret, with its project; None if it is unknown or revoked.
+    """Return the token of a secret, with its project; None if it is unknown, revoked or expired.
 
-    Tokens of a deactivated account do not work.
+    Tokens of a deactivated account do not work. `tokens.why_refused` says why a secret does not.
     """
     if not TOKEN_FORM.fullmatch(secret):
         return None
@@ -102,6 +82,12 @@ def authenticate_token(secret: str) -> ApiToken | None:
     token.project = Project.from_db(replica.PRIMARY, _PROJECT_FIELDS, row[len(_TOKEN_FIELDS) :])
     note_use(token.pk, token.last_used_at)
     return token
+
+
+def administers(token: ApiToken) -> bool:
+    """Return whether the owner of a token administers its project now. True without an owner."""
+    owner = token.created_by
+    return owner is None or role_in(owner, token.project) == Role.ADMIN
 
 
 def note_use(token_id: int, last_used_at: datetime | None) -> None:
@@ -123,11 +109,6 @@ def token_and_project(secret: str) -> tuple[int, int] | None:
         return None
     fields = dict(zip(_TOKEN_FIELDS, rows[0], strict=False))
     return fields["id"], fields["project_id"]
-
-
-def revoke_token(token: ApiToken) -> None:
-    """Revoke a token from the next request on. Idempotent."""
-    ApiToken.objects.filter(pk=token.pk, revoked_at=None).update(revoked_at=timezone.now())
 
 
 def create_sign_in_link(user: User, base_url: str, lifetime: timedelta = LINK_LIFETIME) -> str:

@@ -12,7 +12,8 @@ from django.http import HttpRequest
 from ninja.security import HttpBearer
 
 from fp8scope_dashboard.accounts.models import ApiToken, Project, Scope
-from fp8scope_dashboard.accounts.services import authenticate_token
+from fp8scope_dashboard.accounts.services import administers, authenticate_token
+from fp8scope_dashboard.accounts.tokens import why_refused
 from fp8scope_dashboard.db import replica, sql
 from fp8scope_dashboard.edge import callers
 from fp8scope_dashboard.edge.quotas import counts
@@ -59,11 +60,12 @@ class Token(HttpBearer):
     """`Authorization: Bearer fp8s_…`, with a token that has a scope.
 
     Args:
+        scope: None: any.
         own_runs: for endpoints that read one run. A token that only writes runs is accepted as well; `run_of`
             and `tensor_of` then refuse the runs that it did not register.
     """
 
-    def __init__(self, scope: Scope, *, own_runs: bool = False) -> None:
+    def __init__(self, scope: Scope | None, *, own_runs: bool = False) -> None:
         super().__init__()
         self._scope = scope
         self._own_runs = own_runs
@@ -76,10 +78,16 @@ class Token(HttpBearer):
         authenticated = authenticate_token(secret)
         if authenticated is None:
             callers.tokens.discard(secret)
-            raise BadTokenError
+            raise BadTokenError(why_refused(secret))
         callers.tokens.add(secret, callers.Caller(authenticated.pk, authenticated.project_id))
-        if not self._own_runs and not authenticated.may(self._scope):
+        if self._scope is not None and not self._own_runs and not authenticated.may(self._scope):
             raise forbidden(authenticated, self._scope)
+        if self._scope == Scope.ADMINISTER and not administers(authenticated):
+            raise ForbiddenError(
+                f"The token “{authenticated.name}” belongs to {authenticated.created_by}, who is not an "
+                f"administrator of the project {authenticated.project.name}.",
+                "Use a token of an administrator, or ask one to change the role of its owner.",
+            )
         request.META[NEEDED_SCOPE] = self._scope
         return authenticated
 
@@ -88,6 +96,7 @@ WRITER: Final = Token(Scope.WRITE)
 READER: Final = Token(Scope.READ)
 RUN_READER: Final = Token(Scope.READ, own_runs=True)
 ADMINISTRATOR: Final = Token(Scope.ADMINISTER)
+ANY_TOKEN: Final = Token(None)
 
 
 def secret_of(request: HttpRequest) -> str:

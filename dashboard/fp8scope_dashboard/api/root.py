@@ -29,6 +29,7 @@ from fp8scope_dashboard.api.reading import (
 from fp8scope_dashboard.api.reading import runs as run_list
 from fp8scope_dashboard.api.rules import router as rules
 from fp8scope_dashboard.api.runs import router as runs
+from fp8scope_dashboard.api.tokens import router as tokens
 from fp8scope_dashboard.wire.errors import InvalidError, MalformedError, RefusalError, error_body
 
 api = NinjaAPI(
@@ -46,6 +47,7 @@ api.add_router("", control)
 api.add_router("", notes)
 api.add_router("", rules)
 api.add_router("", projects)
+api.add_router("", tokens)
 for part in (run_list, course, telemetry, tensors, diagnosis, readiness, comparisons, alerts, figures):
     api.add_router("", part.router)
 

@@ -167,6 +167,7 @@ def get_run(request: HttpRequest, run: UUID) -> dict[str, Any]:
         "last_attempt": services.last_attempt(stored),
         "attempts": services.attempts_of(stored),
         "project": stored.project.slug,
+        "owner": None if stored.owner is None else stored.owner.username,
         "comparison": _comparison(stored),
         "evaluations": _evaluations(stored),
         "evaluations_summary": _evaluations_summary(stored),

@@ -11,7 +11,8 @@ from typing import Any, Final
 from uuid import UUID
 
 from fp8scope_dashboard.accounts.models import ApiToken, Scope, User
-from fp8scope_dashboard.accounts.services import TOKEN_FORM, digest_of, note_use
+from fp8scope_dashboard.accounts.services import TOKEN_FORM, TOKEN_WORKS, digest_of, note_use
+from fp8scope_dashboard.accounts.tokens import why_refused
 from fp8scope_dashboard.api.auth import SENT_FIELDS, forbidden, unknown_run
 from fp8scope_dashboard.api.responses import HAS_ALERTS, HAS_COMMANDS, Known, News
 from fp8scope_dashboard.db import replica, sql
@@ -32,7 +33,7 @@ _SENDER: Final = f"""
     LEFT JOIN runs_run run
         ON run.id = %(run)s AND run.project_id = token.project_id AND run.deleted_at IS NULL
     LEFT JOIN runs_writer writer ON writer.run_id = run.id AND writer.uuid = %(writer)s
-    WHERE token.digest = %(digest)s AND token.revoked_at IS NULL AND creator.is_active IS NOT FALSE
+    WHERE {TOKEN_WORKS}
 """
 
 
@@ -52,7 +53,7 @@ def sender_of(secret: str, run_id: UUID, writer: UUID | None, received: Known) -
         writer: the writer of the message; None if it is not known yet.
 
     Raises:
-        BadTokenError: the token is unknown or revoked.
+        BadTokenError: the token is unknown, revoked or expired.
         ForbiddenError: it may not write runs.
         RefusalError: its project has no such run.
     """
@@ -68,7 +69,7 @@ def sender_of(secret: str, run_id: UUID, writer: UUID | None, received: Known) -
     rows = sql.fetch(_SENDER, parameters, replica.PRIMARY)
     if not rows:
         callers.tokens.discard(secret)
-        raise BadTokenError
+        raise BadTokenError(why_refused(secret))
     (token, project, scopes, used_at, *of_writer), of_run = rows[0][:9], rows[0][9:]
     callers.tokens.add(secret, callers.Caller(token, project))
     note_use(token, used_at)

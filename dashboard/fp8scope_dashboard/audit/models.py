@@ -17,6 +17,7 @@ class Action(models.TextChoices):
     RUN_DELETED = "run_deleted", "Deleted a run"
     RUNS_CHANGED = "runs_changed", "Changed runs"
     TOKEN_CREATED = "token_created", "Created a token"
+    TOKEN_ROTATED = "token_rotated", "Gave a token a new secret"
     TOKEN_REVOKED = "token_revoked", "Revoked a token"
     MEMBER_ADDED = "member_added", "Added a member"
     MEMBER_CHANGED = "member_changed", "Changed a member’s role"

@@ -57,6 +57,7 @@ def create(base_url: str) -> DemoProject:
 
     from fp8scope_dashboard.accounts import services
     from fp8scope_dashboard.accounts.models import Project, User
+    from fp8scope_dashboard.accounts.tokens import create_token
 
     taken = set(Project.objects.filter(slug__startswith=SLUG).values_list("slug", flat=True))
     number = next(n for n in range(1, len(taken) + 2) if _slug(n) not in taken)
@@ -66,7 +67,7 @@ def create(base_url: str) -> DemoProject:
     project = services.create_project(_slug(number), f"Demo {number}" if number > 1 else "Demo", owner=user)
     project.margin = MARGIN
     project.save(update_fields=["margin"])
-    _, token = services.create_token(project, "demo", user)
+    _, token = create_token(project, "demo", user)
     page = reverse("project", args=[project.slug])
     link = f"{services.create_sign_in_link(user, base_url)}?next={quote(page)}"
     return DemoProject(project.slug, f"{base_url}{page}", token, link)

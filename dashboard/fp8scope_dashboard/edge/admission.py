@@ -20,6 +20,7 @@ from django.urls import reverse
 
 from fp8scope_dashboard.accounts import attempts, services
 from fp8scope_dashboard.accounts.addresses import address_group
+from fp8scope_dashboard.accounts.tokens import why_refused
 from fp8scope_dashboard.edge import callers, limits
 from fp8scope_dashboard.edge.callers import Caller
 from fp8scope_dashboard.edge.credentials import secret_in
@@ -147,15 +148,21 @@ class Admission:
             raise UnavailableError(
                 "The database is not available.", "Wait for the seconds in Retry-After, then send again."
             ) from error
-        if ids is None:
-            raise BadTokenError
         caller = Caller(*ids)
         callers.tokens.add(secret, caller)
         return caller
 
-    def _look_up(self, secret: str) -> tuple[int, int] | None:
+    def _look_up(self, secret: str) -> tuple[int, int]:
+        """The ids of a token and its project.
+
+        Raises:
+            BadTokenError: the secret does not work; the message says why.
+        """
         try:
-            return self._identify(secret)
+            ids = self._identify(secret)
+            if ids is None:
+                raise BadTokenError(why_refused(secret))
+            return ids
         finally:
             close_old_connections()
 

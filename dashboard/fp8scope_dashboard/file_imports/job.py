@@ -17,6 +17,7 @@ from uuid import UUID
 
 from django.conf import settings
 
+from fp8scope_dashboard.accounts.tokens import TokenError
 from fp8scope_dashboard.file_imports import limited_importer, limits, services
 from fp8scope_dashboard.file_imports.models import ImportChunk, ImportJob
 from fp8scope_dashboard.file_imports.output import ImporterOutput
@@ -45,6 +46,8 @@ def run(job_id: UUID) -> None:
     try:
         with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX, ignore_cleanup_errors=True) as folder:
             problem = _import(job, Path(folder), output)
+    except TokenError as error:
+        problem = str(error)
     except Exception:
         logger.exception("The import %s failed", job.pk)
         problem = "The import failed on the server; its log has the reason."

@@ -15,8 +15,8 @@ from django.db import transaction
 from django.db.models import F, Q
 from django.utils import timezone
 
-from fp8scope_dashboard.accounts.models import ApiToken, Project, Scope, User
-from fp8scope_dashboard.accounts.services import create_token, revoke_token
+from fp8scope_dashboard.accounts.models import Project, Scope, User
+from fp8scope_dashboard.accounts.tokens import create_token, renew_token, revoke_token
 from fp8scope_dashboard.file_imports import limits
 from fp8scope_dashboard.file_imports.models import ImportAccess, ImportChunk, ImportJob, ImportState
 from fp8scope_dashboard.text.numbers import count
@@ -24,6 +24,8 @@ from fp8scope_dashboard.wire.limits import MIB
 
 logger = logging.getLogger(__name__)
 
+TOKEN_LIFETIME: Final = timedelta(seconds=2 * limits.SECONDS)
+"""A token that a killed worker could not revoke ends by itself."""
 RUN_IMPORT: Final = "fp8scope_dashboard.file_imports.tasks.run_import"
 # A worker says every second that it lives.
 LOST_AFTER: Final = timedelta(seconds=60)
@@ -132,22 +134,19 @@ def finish(job: ImportJob, **values: Any) -> None:
 
 
 def give_token(job: ImportJob) -> str:
-    """Let the token of the project's imports work, on behalf of who has uploaded. Returns its new secret."""
+    """Let the token of the project's imports work, on behalf of who has uploaded. Returns its new secret.
+
+    Raises:
+        TokenError: the project has no room for the first one.
+    """
     with transaction.atomic():
-        token, secret = create_token(job.project, "imports of files", job.created_by, scopes=(Scope.WRITE,))
         access = ImportAccess.objects.select_related("token").filter(project=job.project_id).first()
-        if access is None:
-            ImportAccess.objects.create(project=job.project, token=token)
-            return secret
-        token.delete()
-        ApiToken.objects.filter(pk=access.token_id).update(
-            digest=token.digest,
-            prefix=token.prefix,
-            created_by=job.created_by,
-            created_at=timezone.now(),
-            last_used_at=None,
-            revoked_at=None,
+        if access is not None:
+            return renew_token(access.token, job.created_by, TOKEN_LIFETIME)
+        token, secret = create_token(
+            job.project, "imports of files", job.created_by, scopes=(Scope.WRITE,), lifetime=TOKEN_LIFETIME
         )
+        ImportAccess.objects.create(project=job.project, token=token)
     return secret
 
 

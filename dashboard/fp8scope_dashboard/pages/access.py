@@ -19,7 +19,9 @@ from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
 
+from fp8scope_dashboard.accounts import permissions
 from fp8scope_dashboard.accounts.models import Project, Role, User
+from fp8scope_dashboard.accounts.permissions import Permission, allows, includes
 from fp8scope_dashboard.accounts.services import projects_of, require_project, role_in
 from fp8scope_dashboard.alerts.models import Alert, AlertState
 from fp8scope_dashboard.alerts.services import alerts_of, numbered
@@ -39,18 +41,18 @@ MAX_PROJECTS = 50
 # What a view may be asked for: reading, which changes nothing, and forms.
 SAFE: Final = ("GET", "HEAD")
 POST: Final = ("POST",)
-_ORDER = (Role.VIEWER, Role.MEMBER, Role.ADMIN)
 
 
 def in_project(
-    role: Role = Role.VIEWER, *, methods: Sequence[str] = SAFE, cacheable: bool = False
+    permission: Permission = permissions.READ, *, methods: Sequence[str] = SAFE, cacheable: bool = False
 ) -> Callable[[ProjectView[P]], PlainView[P]]:
     """Decorate a view of (request, project, ...) for an address with a project's slug.
 
     Another method than `methods` gets a 405. Users who are not signed in are redirected to the sign-in page.
-    Users who are not members get a 404, and members without the role get a 403. A field with a NUL character
-    gets a 400, because PostgreSQL stores none. A run that is deleted meanwhile is a 404, too. Browsers store
-    nothing unless the view is `cacheable` and sets a lifetime.
+    Users who are not members get a 404, and members without the role get a 403. Views check with
+    `require_own` what belongs to others. A field with a NUL character gets a 400, because PostgreSQL stores
+    none. A run that is deleted meanwhile is a 404, too. Browsers store nothing unless the view is `cacheable`
+    and sets a lifetime.
     """
 
     def decorate(view: ProjectView[P]) -> PlainView[P]:
@@ -59,7 +61,7 @@ def in_project(
         @wraps(view)
         def wrapped(request: HttpRequest, slug: str, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
             request.began_at = time.time()  # type: ignore[attr-defined]
-            project = require_project(person(request), slug, role)
+            project = require_project(person(request), slug, permission.own)
             if any("\0" in text for fields in (request.GET, request.POST) for text in _texts(fields)):
                 raise BadRequest("A field contains a NUL character.")
             with while_runs_exist(project):
@@ -83,10 +85,36 @@ def person(request: HttpRequest) -> User:
     return cast(User, request.user)
 
 
-def may(request: HttpRequest, project: Project, role: Role) -> bool:
-    """Return whether the user has at least this role in the project."""
+def may(request: HttpRequest, project: Project, permission: Permission) -> bool:
+    """Return whether the user may do this to what they made themselves."""
     held = role_in(person(request), project)
-    return held is not None and _ORDER.index(held) >= _ORDER.index(role)
+    return held is not None and includes(held, permission.own)
+
+
+def may_for(request: HttpRequest, project: Project, permission: Permission, owner: int | None) -> bool:
+    """Return whether the user may do this to what the user with the id `owner` made; None: nobody."""
+    return rights_of(request, project)(permission, owner)
+
+
+def rights_of(request: HttpRequest, project: Project) -> Callable[[Permission, int | None], bool]:
+    """`may_for` as a function of the permission and the owner, for many things at once."""
+    user = person(request)
+    held = role_in(user, project)
+
+    def rights(permission: Permission, owner: int | None) -> bool:
+        return allows(permission, held, is_own=owner == user.pk, is_owned=owner is not None)
+
+    return rights
+
+
+def require_own(request: HttpRequest, project: Project, permission: Permission, owner: int | None) -> None:
+    """Check `may_for`.
+
+    Raises:
+        PermissionDenied: the user may not; the message says who may.
+    """
+    if not may_for(request, project, permission, owner):
+        raise PermissionDenied(permission.refusal)
 
 
 def run_of(project: Project, run_id: UUID) -> Run:
@@ -97,7 +125,7 @@ def run_of(project: Project, run_id: UUID) -> Run:
     """
     read: dict[UUID, Run] = reads_of(project, "runs")
     if run_id not in read:
-        runs = Run.objects.select_related("comparison", "diagnosis")
+        runs = Run.objects.select_related("comparison", "diagnosis", "owner")
         run = runs.filter(project=project, pk=run_id).first()
         if run is None:
             raise Http404("No such run in this project.")
@@ -138,6 +166,7 @@ def page(
 
 def frame(request: HttpRequest, project: Project, section: str) -> dict[str, Any]:
     """The context of the frame: the project, the user's projects, open alerts and the user's permissions."""
+    held = role_in(person(request), project)
     return {
         **FRAMED,
         "project": project,
@@ -145,8 +174,8 @@ def frame(request: HttpRequest, project: Project, section: str) -> dict[str, Any
         "projects": projects_of(person(request)).filter(archived_at=None).order_by("name")[:MAX_PROJECTS],
         **_alert_numbers(project),
         "changes_since": changes_since(request),
-        "is_member": may(request, project, Role.MEMBER),
-        "is_admin": may(request, project, Role.ADMIN),
+        "is_member": held is not None and includes(held, Role.MEMBER),
+        "is_admin": held is not None and includes(held, Role.ADMIN),
     }
 
 

@@ -10,8 +10,9 @@ from django.core.exceptions import PermissionDenied
 from django.db.models import Q, QuerySet
 from django.http import Http404, HttpRequest
 
-from fp8scope_dashboard.accounts.models import Project, Role, User
-from fp8scope_dashboard.pages.access import may, person
+from fp8scope_dashboard.accounts import permissions
+from fp8scope_dashboard.accounts.models import Project, User
+from fp8scope_dashboard.pages.access import may, person, require_own
 from fp8scope_dashboard.runs.models import SavedView
 
 MAX_VIEWS: Final = 100
@@ -105,7 +106,7 @@ def check_room(names: Collection[str], name: str = "") -> None:
 def asks_to_share(request: HttpRequest, project: Project) -> bool:
     """True if a form shares the view. Only members can."""
     shared = request.POST.get("shared") == "1"
-    if shared and not may(request, project, Role.MEMBER):
+    if shared and not may(request, project, permissions.SHARE_VIEWS):
         raise PermissionDenied("Only members can share views.")
     return shared
 
@@ -126,7 +127,6 @@ def seen_view(request: HttpRequest, project: Project, kind: SavedView.Page, view
 def delete(request: HttpRequest, project: Project, kind: SavedView.Page, view_id: int) -> SavedView:
     """Delete an own view; administrators also delete shared ones."""
     view = seen_view(request, project, kind, view_id)
-    if view.owner_id != person(request).pk and not may(request, project, Role.ADMIN):
-        raise PermissionDenied("Only its owner or an administrator can delete a shared view.")
+    require_own(request, project, permissions.DELETE_VIEWS, view.owner_id)
     view.delete()
     return view

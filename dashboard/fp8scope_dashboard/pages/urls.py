@@ -12,7 +12,15 @@ from fp8scope_dashboard.pages.fleet import views as fleet
 from fp8scope_dashboard.pages.imports import views as imports
 from fp8scope_dashboard.pages.live import views as events
 from fp8scope_dashboard.pages.panels import views as panels
-from fp8scope_dashboard.pages.project import audit, comparison_margin, home, llms, server_status, settings
+from fp8scope_dashboard.pages.project import (
+    audit,
+    comparison_margin,
+    home,
+    llms,
+    server_status,
+    settings,
+    tokens,
+)
 from fp8scope_dashboard.pages.readiness import views as readiness
 from fp8scope_dashboard.pages.reports import views as shared_reports
 from fp8scope_dashboard.pages.run import console_views, data, diagnosis_views, notes, related_views
@@ -172,9 +180,10 @@ urlpatterns: list[URLPattern] = [
     path(P + "settings/members/new", settings.member_add, name="member_add"),
     path(P + "settings/members/<int:member_id>", settings.member_change, name="member_change"),
     path(P + "settings/changes/<int:entry_id>/undo", audit.change_undo, name="change_undo"),
-    path(P + "settings/tokens", settings.token_list, name="token_list"),
+    path(P + "settings/tokens", tokens.token_list, name="token_list"),
     path(P + "settings/tokens/new", settings.token_create, name="token_create"),
-    path(P + "settings/tokens/<int:token_id>/revoke", settings.token_revoke, name="token_revoke"),
+    path(P + "settings/tokens/<int:token_id>/revoke", tokens.token_revoke, name="token_revoke"),
+    path(P + "settings/tokens/<int:token_id>/rotate", settings.token_rotate, name="token_rotate"),
     path(P + "settings/retention", data.retention, name="retention"),
     path(P + "settings/margins", settings.margins, name="margins"),
 ]

@@ -36,11 +36,17 @@ class BulkError(ValueError):
 
 
 @transaction.atomic
-def change(project: Project, runs: QuerySet[Run], kind: Kind, user: User, tag: str = "") -> BulkAction | None:
+def change(
+    project: Project, runs: QuerySet[Run], kind: Kind, user: User, tag: str = "", *, only_own: bool = False
+) -> BulkAction | None:
     """Change the runs that are not in the wanted state already. Returns None if there are none.
 
+    Args:
+        only_own: refuse runs that are not the user's.
+
     Raises:
-        BulkError: the tag is invalid, or there are more than MAX_RUNS runs.
+        BulkError: the tag is invalid, there are more than MAX_RUNS runs, or, with `only_own`, some are of
+            other people.
     """
     tag = _checked_tag(tag) if kind in (Kind.TAG, Kind.UNTAG) else ""
     chosen = Run.objects.filter(project=project, pk__in=runs.order_by().values("pk"))
@@ -49,6 +55,8 @@ def change(project: Project, runs: QuerySet[Run], kind: Kind, user: User, tag: s
         raise BulkError(f"At most {MAX_RUNS:,} runs can be changed at once: narrow the search.")
     if not ids:
         return None
+    if only_own:
+        _check_owner(Run.objects.filter(pk__in=ids), user)
     now = timezone.now()
     Run.objects.filter(pk__in=ids).update(**_update(kind, tag))
     BulkAction.objects.filter(project=project, done_at__lt=now - KEPT_FOR).delete()
@@ -60,11 +68,14 @@ def change(project: Project, runs: QuerySet[Run], kind: Kind, user: User, tag: s
 
 
 @transaction.atomic
-def undo(action: BulkAction, user: User) -> int:
+def undo(action: BulkAction, user: User, *, only_own: bool = False) -> int:
     """Undo an action. Returns the number of runs that are as before.
 
+    Args:
+        only_own: do not restore deleted runs that are not the user's.
+
     Raises:
-        BulkError: it is undone already, or too old.
+        BulkError: it is undone already, or too old, or, with `only_own`, runs are of other people.
     """
     locked = BulkAction.objects.select_for_update().get(pk=action.pk)
     if locked.undone_at is not None:
@@ -78,6 +89,8 @@ def undo(action: BulkAction, user: User) -> int:
         Kind.UNARCHIVE: Kind.ARCHIVE,
     }
     if locked.kind == Kind.DELETE:
+        if only_own:
+            _check_owner(Run.with_deleted.filter(pk__in=locked.runs), user)
         hidden = Run.with_deleted.filter(pk__in=locked.runs, erase_at__gt=timezone.now())
         count = hidden.update(deleted_at=None, erase_at=None)
     else:
@@ -89,12 +102,26 @@ def undo(action: BulkAction, user: User) -> int:
     return count
 
 
-def undoable(project: Project, user: User) -> list[BulkAction]:
-    """The user's actions that can be undone still, the newest first. For deletions, those of everybody."""
+def undoable(project: Project, user: User, *, everybody: bool = False) -> list[BulkAction]:
+    """The user's actions that can be undone still, the newest first; with `everybody`, all deletions too."""
     recent = BulkAction.objects.filter(
         project=project, undone_at=None, done_at__gt=timezone.now() - UNDO_FOR
     ).select_related("done_by")
-    return [action for action in recent[:10] if action.kind == Kind.DELETE or action.done_by == user]
+    return [
+        action
+        for action in recent[:10]
+        if action.done_by == user or (everybody and action.kind == Kind.DELETE)
+    ]
+
+
+def _check_owner(runs: QuerySet[Run], user: User) -> None:
+    of_others = runs.exclude(owner=user).count()
+    if of_others:
+        verb = "belongs" if of_others == 1 else "belong"
+        raise BulkError(
+            f"{of_others:,} of these runs {verb} to other people, whose runs only administrators of the "
+            f"project delete and restore. The search owner:{user.username} finds your own."
+        )
 
 
 def _changing(runs: QuerySet[Run], kind: Kind, tag: str) -> QuerySet[Run]:

@@ -99,6 +99,11 @@ class Run(models.Model):
         ApiToken, null=True, blank=True, editable=False, on_delete=models.SET_NULL, related_name="+"
     )
 
+    # The person whose token registered the run. It stays theirs if somebody takes over the token.
+    owner = models.ForeignKey(
+        User, null=True, blank=True, editable=False, on_delete=models.SET_NULL, related_name="+"
+    )
+
     # Set when a person deletes the run; telemetry.deletion then deletes its data in small transactions.
     deleted_at = models.DateTimeField(null=True, blank=True, editable=False)
     deleted_bytes = models.BigIntegerField(default=0, help_text="Size of the run when its deletion began.")

@@ -78,6 +78,7 @@ def register(
             defaults = {
                 "project": project,
                 "registered_with": token,
+                "owner_id": None if token is None else token.created_by_id,
                 **fields,
                 **_derived(fields),
                 **_default_baseline(project, fields),

@@ -61,8 +61,8 @@ class NoTokenError(RefusalError):
 class BadTokenError(RefusalError):
     status, code = 401, "bad_token"
 
-    def __init__(self) -> None:
-        super().__init__("The token is unknown or was revoked.", TOKEN_HINT)
+    def __init__(self, message: str = "The token is unknown or was revoked.") -> None:
+        super().__init__(message, TOKEN_HINT)
 
 
 class ForbiddenError(RefusalError):

@@ -252,6 +252,7 @@ class RunOut(Schema):
     id: UUID
     name: str
     project: str
+    owner: str | None = Field(description="User name of the person whose token registered the run.")
     state: str
     failure: str
     precision: str

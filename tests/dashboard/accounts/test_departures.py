@@ -11,12 +11,8 @@ from django.test import Client
 from helpers.live_servers import process_environment
 
 from fp8scope_dashboard.accounts.models import ApiToken, Membership, Project, Role, Scope
-from fp8scope_dashboard.accounts.services import (
-    authenticate_token,
-    create_project,
-    create_token,
-    is_token,
-)
+from fp8scope_dashboard.accounts.services import authenticate_token, create_project, is_token
+from fp8scope_dashboard.accounts.tokens import create_token
 from fp8scope_dashboard.audit.models import Action, Entry
 from fp8scope_dashboard.shared_reports.models import SharedReport, ShareLink
 from fp8scope_dashboard.shared_reports.services import create_link

@@ -12,7 +12,7 @@ from django.http import Http404
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from fp8scope_dashboard.accounts import services
+from fp8scope_dashboard.accounts import services, tokens
 from fp8scope_dashboard.accounts.models import ApiToken, Membership, Project, Role, SignInLink, User
 from fp8scope_dashboard.alerts.models import Rule
 
@@ -35,7 +35,7 @@ def secret_of(link: str) -> str:
 
 
 def test_it_works(project: Project) -> None:
-    token, secret = services.create_token(project, "cluster")
+    token, secret = tokens.create_token(project, "cluster")
     assert re.fullmatch(r"fp8s_[A-Za-z0-9]{8}_[A-Za-z0-9_-]{43}", secret)
     assert services.authenticate_token(secret) == token
     assert secret.startswith(token.prefix)
@@ -43,7 +43,7 @@ def test_it_works(project: Project) -> None:
 
 
 def test_no_secret_is_stored(project: Project) -> None:
-    _, secret = services.create_token(project, "cluster")
+    _, secret = tokens.create_token(project, "cluster")
     link = secret_of(services.create_sign_in_link(person(), "http://host/"))
     stored = [*ApiToken.objects.values_list(), *SignInLink.objects.values_list()]
     assert secret[14:] not in repr(stored)
@@ -54,21 +54,21 @@ def test_no_secret_is_stored(project: Project) -> None:
     "wrong", ["", "fp8s_", "x" * 57, "fp8s_AAAAAAAA_" + "A" * 43, "fp8s_AAAAAAAA_" + "é" * 43]
 )
 def test_rejects_an_unknown_token(project: Project, wrong: str) -> None:
-    services.create_token(project, "cluster")
+    tokens.create_token(project, "cluster")
     assert services.authenticate_token(wrong) is None
 
 
 def test_rejects_a_revoked_token(project: Project) -> None:
-    token, secret = services.create_token(project, "cluster")
-    services.revoke_token(token)
+    token, secret = tokens.create_token(project, "cluster")
+    tokens.revoke_token(token)
     assert services.authenticate_token(secret) is None
     first = ApiToken.objects.get().revoked_at
-    services.revoke_token(token)
+    tokens.revoke_token(token)
     assert ApiToken.objects.get().revoked_at == first
 
 
 def test_records_the_last_use_at_most_every_minute(project: Project) -> None:
-    _, secret = services.create_token(project, "cluster")
+    _, secret = tokens.create_token(project, "cluster")
     services.authenticate_token(secret)
     first = ApiToken.objects.get().last_used_at
     assert first is not None
@@ -87,7 +87,7 @@ def test_names_are_bounded(project: Project) -> None:
             services.create_project(slug, name)
     for name in ("", "x" * 129):
         with pytest.raises(ValidationError):
-            services.create_token(project, name)
+            tokens.create_token(project, name)
     assert Project.objects.count() == 1
 
 
@@ -160,7 +160,7 @@ def test_a_deactivated_user_has_no_role(project: Project) -> None:
 def test_authenticating_loads_the_whole_token_and_project(project: Project) -> None:
     Project.objects.create(slug="another", name="Another")
     Project.objects.filter(pk=project.pk).update(margin=0.5, raw_days=7)
-    _, secret = services.create_token(project, "cluster", person())
+    _, secret = tokens.create_token(project, "cluster", person())
     services.authenticate_token(secret)  # records the first use
     expected = ApiToken.objects.select_related("project").get()
     with CaptureQueriesContext(connection) as queries:
@@ -171,5 +171,5 @@ def test_authenticating_loads_the_whole_token_and_project(project: Project) -> N
             for field in type(stored)._meta.concrete_fields:
                 assert getattr(loaded, field.attname) == getattr(stored, field.attname), field
     assert not queries.captured_queries, "the token is read by one SQL statement, not by the ORM"
-    services.revoke_token(token)
+    tokens.revoke_token(token)
     assert services.authenticate_token(secret) is None

@@ -94,7 +94,7 @@ def _token(data: Path) -> str:
     code = (
         "import django; django.setup()\n"
         "from fp8scope_dashboard.accounts.models import Project\n"
-        "from fp8scope_dashboard.accounts.services import create_token\n"
+        "from fp8scope_dashboard.accounts.tokens import create_token\n"
         "print(create_token(Project.objects.get(slug='default'), 'test')[1])"
     )
     environment = {

@@ -19,7 +19,8 @@ from dashboard.helpers.recorder import Recorder
 from django.db import connection, connections
 
 from fp8scope_dashboard.accounts.models import Project
-from fp8scope_dashboard.accounts.services import create_project, create_token, revoke_token
+from fp8scope_dashboard.accounts.services import create_project
+from fp8scope_dashboard.accounts.tokens import create_token, revoke_token
 from fp8scope_dashboard.alerts.models import Alert, Rule
 from fp8scope_dashboard.api import batches
 from fp8scope_dashboard.api.direct_batches import DirectBatches

@@ -9,7 +9,7 @@ import pytest
 from django.test import Client
 
 from fp8scope_dashboard.accounts.models import Membership, Project, Scope, User
-from fp8scope_dashboard.accounts.services import create_token
+from fp8scope_dashboard.accounts.tokens import create_token
 from fp8scope_dashboard.audit.models import Entry
 
 

@@ -9,7 +9,8 @@ import urllib3
 from helpers.live_servers import Server
 
 from fp8scope.cli import main as cli
-from fp8scope_dashboard.accounts.services import create_project, create_token
+from fp8scope_dashboard.accounts.services import create_project
+from fp8scope_dashboard.accounts.tokens import create_token
 from fp8scope_dashboard.alerts.models import Rule
 
 RULE = """\

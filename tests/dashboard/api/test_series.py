@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp8scope_dashboard.accounts.models import Project
-from fp8scope_dashboard.accounts.services import create_token, revoke_token
+from fp8scope_dashboard.accounts.tokens import create_token, revoke_token
 from fp8scope_dashboard.api.reading.telemetry import _line_as_json
 from fp8scope_dashboard.db import sql
 from fp8scope_dashboard.telemetry import queries

@@ -15,7 +15,8 @@ from django.test import Client
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import Project, Role
-from fp8scope_dashboard.accounts.services import create_project, create_token
+from fp8scope_dashboard.accounts.services import create_project
+from fp8scope_dashboard.accounts.tokens import create_token
 from fp8scope_dashboard.diagnosis import services
 from fp8scope_dashboard.diagnosis.conclusion import NO_CAUSE
 from fp8scope_dashboard.diagnosis.findings import METHOD_VERSION

@@ -8,7 +8,7 @@ import pytest
 from dashboard.helpers.recorder import Recorder
 from django.test import Client
 
-from fp8scope_dashboard.accounts.services import create_token
+from fp8scope_dashboard.accounts.tokens import create_token
 from fp8scope_dashboard.edge import backpressure
 from fp8scope_dashboard.edge.backpressure import Gate
 from fp8scope_dashboard.wire.errors import SlowDownError

@@ -11,7 +11,8 @@ from contract.helpers.wire_client import WireClient
 from helpers.live_servers import Server
 from helpers.waiting import wait_until
 
-from fp8scope_dashboard.accounts.services import create_project, create_token
+from fp8scope_dashboard.accounts.services import create_project
+from fp8scope_dashboard.accounts.tokens import create_token
 
 CONNECTIONS, REQUESTS = 16, 64
 

@@ -16,7 +16,8 @@ from django.conf import settings
 from helpers.live_servers import web_server
 
 from fp8scope_dashboard.accounts.models import Project, Role
-from fp8scope_dashboard.accounts.services import create_project, create_token
+from fp8scope_dashboard.accounts.services import create_project
+from fp8scope_dashboard.accounts.tokens import create_token
 from fp8scope_dashboard.edge.quotas import counts
 
 QUOTAS = {"RUNS": "3", "TENSORS": "5", "CONSOLE_LINES": "6", "BYTES": "20000"}

@@ -15,7 +15,8 @@ from django.core.handlers.asgi import ASGIHandler
 from django.test import Client
 
 from fp8scope_dashboard.accounts.models import User
-from fp8scope_dashboard.accounts.services import create_project, create_token
+from fp8scope_dashboard.accounts.services import create_project
+from fp8scope_dashboard.accounts.tokens import create_token
 from fp8scope_dashboard.edge import callers
 from fp8scope_dashboard.edge.thread_pools import ThreadPools
 from fp8scope_dashboard.edge.threaded_asgi import Handler, ThreadHandler, make_handler

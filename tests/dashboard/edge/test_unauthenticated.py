@@ -28,7 +28,8 @@ from helpers.live_servers import Server, web_server
 from helpers.waiting import PATIENCE_SECONDS, wait_until
 
 from fp8scope_dashboard.accounts.models import User
-from fp8scope_dashboard.accounts.services import create_project, create_token
+from fp8scope_dashboard.accounts.services import create_project
+from fp8scope_dashboard.accounts.tokens import create_token
 from fp8scope_dashboard.edge import limits
 from fp8scope_dashboard.wire.limits import MIB
 

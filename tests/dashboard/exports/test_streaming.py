@@ -10,7 +10,7 @@ from dashboard.helpers.asgi_views import Answer, request, run
 from dashboard.helpers.recorder import Recorder
 from django.test import Client
 
-from fp8scope_dashboard.accounts.services import create_token
+from fp8scope_dashboard.accounts.tokens import create_token
 from fp8scope_dashboard.edge.threaded_asgi import Handler
 from fp8scope_dashboard.exports.streaming import MAX_EXPORTS
 from fp8scope_dashboard.runs.models import Run

@@ -9,7 +9,7 @@ from dashboard.helpers.visitors import Visitor
 from django.urls import reverse
 
 from fp8scope_dashboard.accounts.models import Membership, User
-from fp8scope_dashboard.accounts.services import create_token
+from fp8scope_dashboard.accounts.tokens import create_token
 from fp8scope_dashboard.accounts.urls import urlpatterns as account_entries
 from fp8scope_dashboard.alerts.models import Alert, Channel, Rule, RuleTrial
 from fp8scope_dashboard.audit.log import Actor, record
@@ -26,13 +26,16 @@ class Addresses:
     """The addresses of all pages of a project that contains one object of each kind.
 
     `run` is a run of the project with tensors; without it, one is made that has a tensor and no rows.
+    `author` made everything; without it, the visitor did.
     """
 
-    def __init__(self, visitor: Visitor, run: Run | None = None) -> None:
+    def __init__(self, visitor: Visitor, run: Run | None = None, author: User | None = None) -> None:
+        author = author or visitor.user
         self.slug = visitor.project.slug
         self.run = run or make_run(visitor.project, "a run")
         if run is None:
             Tensor.objects.create(run=self.run, index=0, name="a.input", module="a", role="input")
+        Run.objects.filter(pk=self.run.pk).update(owner=author)
         self.rule = Rule.objects.filter(project=visitor.project).earliest("id")
         self.event = Alert.objects.create(
             run=self.run,
@@ -43,23 +46,25 @@ class Addresses:
             step=2,
             message="Up.",
         )
-        self.token, _ = create_token(visitor.project, "t")
+        self.token, _ = create_token(visitor.project, "t", author)
         self.member = Membership.objects.create(
             user=User.objects.create_user("someone"), project=visitor.project
         )
         self.trial = RuleTrial.objects.create(project=visitor.project, document={})
         self.artefact = Artefact.objects.create(run=self.run, name="log", address="s3://bucket/log")
         self.note = StepNote.objects.create(run=self.run, step=1, text="Seen.")
-        self.report = SharedReport.objects.create(project=visitor.project, title="r", content={})
-        self.link = ShareLink.objects.create(report=self.report, digest=bytes(32))
+        self.report = SharedReport.objects.create(
+            project=visitor.project, title="r", content={}, created_by=author
+        )
+        self.link = ShareLink.objects.create(report=self.report, digest=bytes(32), created_by=author)
         self.change = BulkAction.objects.create(
-            project=visitor.project, kind="archive", runs=[self.run.pk], done_by=visitor.user
+            project=visitor.project, kind="archive", runs=[self.run.pk], done_by=author
         )
         self.view = SavedView.objects.create(
-            project=visitor.project, owner=visitor.user, name="v", query="q=x", shared=True
+            project=visitor.project, owner=author, name="v", query="q=x", shared=True
         )
         self.charts = SavedView.objects.create(
-            project=visitor.project, owner=visitor.user, name="c", page="charts", shared=True
+            project=visitor.project, owner=author, name="c", page="charts", shared=True
         )
         self.entry = record(Actor(visitor.user), visitor.project, Action.RULES, "none", rules=[])
         self.channel = Channel.objects.create(

@@ -12,7 +12,7 @@ from helpers.live_servers import Server
 
 from fp8scope.cli.import_command import import_
 from fp8scope_dashboard.accounts.models import Scope
-from fp8scope_dashboard.accounts.services import create_token
+from fp8scope_dashboard.accounts.tokens import create_token
 from fp8scope_dashboard.analysis.models import EvaluationComparison
 from fp8scope_dashboard.analysis.services import refresh
 from fp8scope_dashboard.evaluations.models import Evaluation

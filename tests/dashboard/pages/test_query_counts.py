@@ -11,7 +11,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from fp8scope_dashboard.accounts.models import Membership, User
-from fp8scope_dashboard.accounts.services import create_token
+from fp8scope_dashboard.accounts.tokens import create_token
 from fp8scope_dashboard.alerts.models import Alert, Channel, Delivery, HistoryEntry, Rule
 from fp8scope_dashboard.db.encryption import encrypt_json
 from fp8scope_dashboard.runs.models import SavedView

@@ -156,13 +156,38 @@ def test_undoes_once_and_not_too_late(project: Project, user: User) -> None:
         bulk.undo(action, user)
 
 
-def test_everybody_can_undo_a_deletion_but_only_their_own_other_changes(project: Project, user: User) -> None:
+def test_administrators_can_undo_every_deletion_and_others_only_their_own_changes(
+    project: Project, user: User
+) -> None:
     other = User.objects.create_user("eve")
     make_run(project, "a")
     archived = bulk.change(project, Run.objects.all(), Kind.ARCHIVE, user)
     deleted = bulk.change(project, Run.objects.all(), Kind.DELETE, user)
     assert bulk.undoable(project, user) == [deleted, archived]
-    assert bulk.undoable(project, other) == [deleted]
+    assert bulk.undoable(project, other) == []
+    assert bulk.undoable(project, other, everybody=True) == [deleted]
+
+
+def test_only_own_runs_are_deleted_and_restored_if_asked_to(project: Project, user: User) -> None:
+    own, foreign, nobodys = (make_run(project, name) for name in ("own", "foreign", "nobody's"))
+    Run.objects.filter(pk=own.pk).update(owner=user)
+    Run.objects.filter(pk=foreign.pk).update(owner=User.objects.create_user("eve"))
+    with pytest.raises(
+        bulk.BulkError, match=f"2 of these runs belong to other people.*owner:{user.username}"
+    ):
+        bulk.change(project, Run.objects.all(), Kind.DELETE, user, only_own=True)
+    assert Run.objects.count() == 3 and not BulkAction.objects.exists()
+    with pytest.raises(bulk.BulkError, match="1 of these runs belongs"):
+        bulk.change(project, Run.objects.filter(pk=nobodys.pk), Kind.DELETE, user, only_own=True)
+    done = bulk.change(project, Run.objects.filter(pk=own.pk), Kind.DELETE, user, only_own=True)
+    assert done is not None and set(Run.objects.all()) == {foreign, nobodys}
+    assert bulk.undo(done, user, only_own=True) == 1
+    everything = bulk.change(project, Run.objects.all(), Kind.DELETE, user)
+    assert everything is not None
+    with pytest.raises(bulk.BulkError, match="2 of these runs"):
+        bulk.undo(everything, user, only_own=True)
+    everything.refresh_from_db()
+    assert everything.undone_at is None and bulk.undo(everything, user) == 3
 
 
 def test_forgets_old_actions(project: Project, user: User) -> None:

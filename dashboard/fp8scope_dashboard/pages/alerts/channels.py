@@ -13,7 +13,8 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
 
-from fp8scope_dashboard.accounts.models import Project, Role
+from fp8scope_dashboard.accounts import permissions
+from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.alerts.channels import CHANNELS, DeliveryError, email, service, webhook
 from fp8scope_dashboard.alerts.delivery import outbox
 from fp8scope_dashboard.alerts.models import Channel, Delivery, Reason, Severity
@@ -129,7 +130,7 @@ def _failed(project: Project) -> Any:
     )
 
 
-@in_project(Role.ADMIN, methods=POST)
+@in_project(permissions.CHANGE_CHANNELS, methods=POST)
 def channel_create(request: HttpRequest, project: Project, kind: str) -> HttpResponse:
     """Add a channel, and send it a test if the form asks for one."""
     if kind not in FIELDS:
@@ -148,7 +149,7 @@ def channel_create(request: HttpRequest, project: Project, kind: str) -> HttpRes
     return _back(project)
 
 
-@in_project(Role.ADMIN, methods=POST)
+@in_project(permissions.CHANGE_CHANNELS, methods=POST)
 def channel_change(request: HttpRequest, project: Project, channel_id: int) -> HttpResponse:
     """Test, enable, disable or remove a channel, or replace its options or its settings."""
     channel = Channel.objects.filter(project=project, pk=channel_id).first()
@@ -169,7 +170,7 @@ def channel_change(request: HttpRequest, project: Project, channel_id: int) -> H
     return _back(project)
 
 
-@in_project(Role.MEMBER, methods=POST)
+@in_project(permissions.ALERTS, methods=POST)
 def delivery_again(request: HttpRequest, project: Project, channel_id: int) -> HttpResponse:
     """Send one failed delivery of a channel again, or, without `delivery`, all of them."""
     if not Channel.objects.filter(project=project, pk=channel_id).exists():

@@ -14,7 +14,8 @@ from django.shortcuts import redirect, render
 from django.urls import reverse
 from django.utils import timezone
 
-from fp8scope_dashboard.accounts.models import Project, Role
+from fp8scope_dashboard.accounts import permissions
+from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.alerts import rules as rule_kinds
 from fp8scope_dashboard.alerts.custom_rules import documents as rule_documents
 from fp8scope_dashboard.alerts.custom_rules import store as rule_store
@@ -77,7 +78,7 @@ def rule(request: HttpRequest, project: Project, rule_id: int | None = None) -> 
     return _form(request, project, stored, document)
 
 
-@in_project(Role.MEMBER, methods=POST)
+@in_project(permissions.CHANGE_RULES, methods=POST)
 def rule_save(request: HttpRequest, project: Project, rule_id: int | None = None) -> HttpResponse:
     """Save the posted rule, or show the form again with what is wrong."""
     stored = None if rule_id is None else _stored(project, rule_id)
@@ -93,7 +94,7 @@ def rule_save(request: HttpRequest, project: Project, rule_id: int | None = None
     return redirect("rules", project.slug)
 
 
-@in_project(Role.MEMBER, methods=POST)
+@in_project(permissions.CHANGE_RULES, methods=POST)
 def rule_remove(request: HttpRequest, project: Project, rule_id: int) -> HttpResponse:
     """Remove a rule. Its alerts are kept."""
     stored = _stored(project, rule_id)
@@ -113,7 +114,7 @@ def rule_remove(request: HttpRequest, project: Project, rule_id: int) -> HttpRes
     return redirect("rules", project.slug)
 
 
-@in_project(Role.MEMBER, methods=POST)
+@in_project(permissions.TRY_RULES, methods=POST)
 def rule_try(request: HttpRequest, project: Project) -> HttpResponse:
     """Begin a trial of the posted rule on the chosen runs."""
     try:

@@ -13,7 +13,8 @@ from django.urls import reverse
 from django.utils import timezone
 from django.views.decorators.http import require_safe
 
-from fp8scope_dashboard.accounts.models import Project, Role, User
+from fp8scope_dashboard.accounts import permissions
+from fp8scope_dashboard.accounts.models import Project, User
 from fp8scope_dashboard.alerts import lifecycle
 from fp8scope_dashboard.alerts.custom_rules import store as rule_store
 from fp8scope_dashboard.alerts.custom_rules.audit import record_rules
@@ -153,7 +154,7 @@ def recent(request: HttpRequest, project: Project) -> JsonResponse:
     return JsonResponse({"newest": newest, "alerts": shown, **counts})
 
 
-@in_project(Role.MEMBER, methods=POST)
+@in_project(permissions.ALERTS, methods=POST)
 def acknowledge_many(request: HttpRequest, project: Project) -> HttpResponse:
     """Acknowledge the chosen alerts, or with `all` those that match the filter, and redirect back.
 
@@ -178,7 +179,7 @@ def acknowledge_many(request: HttpRequest, project: Project) -> HttpResponse:
     return _back(request, project)
 
 
-@in_project(Role.MEMBER, methods=POST)
+@in_project(permissions.ALERTS, methods=POST)
 def acknowledge_undo(request: HttpRequest, project: Project) -> HttpResponse:
     """Open the alerts again that the user acknowledged at the moment `at`, and redirect back."""
     try:
@@ -200,7 +201,7 @@ def acknowledge_undo(request: HttpRequest, project: Project) -> HttpResponse:
     return _back(request, project)
 
 
-@in_project(Role.MEMBER, methods=POST)
+@in_project(permissions.ALERTS, methods=POST)
 def change(request: HttpRequest, project: Project, alert_id: int, action: str) -> HttpResponse:
     """Change the state of an alert or comment on it, and redirect back."""
     stored, user = _alert(project, alert_id), person(request)
@@ -233,7 +234,7 @@ def _changed(stored: Alert, user: User, action: str, post: Mapping[str, str]) ->
     return "Comment added"
 
 
-@in_project(Role.MEMBER, methods=POST)
+@in_project(permissions.CHANGE_RULES, methods=POST)
 def switch_rule(request: HttpRequest, project: Project, rule_id: int) -> HttpResponse:
     """Switch a rule on or off in the whole project."""
     rule = Rule.objects.filter(project=project, pk=rule_id).first()

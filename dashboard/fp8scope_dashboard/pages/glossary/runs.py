@@ -93,8 +93,9 @@ RUN_TERMS: Final[Mapping[str, Term]] = {
     ),
     "roles": Term(
         "Roles",
-        "A viewer reads everything. A member also creates tokens, rules and reports, answers alerts, sends "
-        "commands and deletes runs. An administrator also changes members, channels, margins and storage.",
+        "A viewer reads everything. A member also creates tokens and reports, answers alerts, sends "
+        "commands, and deletes runs, tokens and reports of their own. An administrator also changes rules, "
+        "members, channels, margins and storage, and what other people made.",
         "A project keeps at least one administrator.",
     ),
     "file_import": Term(

@@ -11,7 +11,8 @@ from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 
-from fp8scope_dashboard.accounts.models import Project, Role
+from fp8scope_dashboard.accounts import permissions
+from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.audit.log import actor_of, record
 from fp8scope_dashboard.audit.models import Action
 from fp8scope_dashboard.file_imports import limits
@@ -56,19 +57,19 @@ class ShownImport:
     more: int
 
 
-@in_project(Role.MEMBER)
+@in_project(permissions.IMPORT_FILES)
 def imports(request: HttpRequest, project: Project) -> HttpResponse:
     """The form, and the imports of the project, newest first."""
     return page(request, project, "runs", "pages/imports/imports.html", _context(project))
 
 
-@in_project(Role.MEMBER)
+@in_project(permissions.IMPORT_FILES)
 def import_list(request: HttpRequest, project: Project) -> HttpResponse:
     """The list alone, which asks for itself again while an import is not over."""
     return render(request, "pages/imports/_imports.html", {"project": project, **_listed(project)})
 
 
-@in_project(Role.MEMBER, methods=POST)
+@in_project(permissions.IMPORT_FILES, methods=POST)
 def import_new(request: HttpRequest, project: Project) -> HttpResponse:
     """Take uploaded files and start their import."""
     try:

@@ -11,7 +11,8 @@ from django.contrib import messages
 from django.http import HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import redirect
 
-from fp8scope_dashboard.accounts.models import Project, Role
+from fp8scope_dashboard.accounts import permissions
+from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.audit.log import actor_of, record
 from fp8scope_dashboard.audit.models import Action
 from fp8scope_dashboard.pages.access import POST, in_project, page, person, run_of
@@ -136,7 +137,7 @@ def panel_view_delete(request: HttpRequest, project: Project, run_id: UUID, view
     return redirect(tab_address(run))
 
 
-@in_project(Role.ADMIN, methods=POST)
+@in_project(permissions.CHANGE_PROJECT, methods=POST)
 def panel_view_default(request: HttpRequest, project: Project, run_id: UUID, view_id: int) -> HttpResponse:
     """Make a view the project's default, or no longer."""
     run = run_of(project, run_id)

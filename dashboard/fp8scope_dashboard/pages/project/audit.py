@@ -9,7 +9,8 @@ from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse
 from django.urls import reverse
 
-from fp8scope_dashboard.accounts.models import Project, Role
+from fp8scope_dashboard.accounts import permissions
+from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.alerts.custom_rules.audit import undo_rules
 from fp8scope_dashboard.audit.log import NotUndoableError, actor_of, record
 from fp8scope_dashboard.audit.member_changes import undo_member_change
@@ -19,11 +20,11 @@ from fp8scope_dashboard.pages.address_values import whole_number
 
 CHANGES_SHOWN: Final = 20
 UNDO_NEEDS: Final = {
-    Action.RULES: Role.MEMBER,
-    Action.MEMBER_CHANGED: Role.ADMIN,
-    Action.MEMBER_REMOVED: Role.ADMIN,
+    Action.RULES: permissions.CHANGE_RULES,
+    Action.MEMBER_CHANGED: permissions.CHANGE_MEMBERS,
+    Action.MEMBER_REMOVED: permissions.CHANGE_MEMBERS,
 }
-"""The role that undoing a change needs. Other changes are made again by hand."""
+"""The permission that undoing a change needs. Other changes are made again by hand."""
 UNDO: Final = {
     Action.RULES: undo_rules,
     Action.MEMBER_CHANGED: undo_member_change,
@@ -49,14 +50,14 @@ def changes_shown(request: HttpRequest, project: Project) -> dict[str, Any]:
     }
 
 
-@in_project(Role.MEMBER, methods=POST)
+@in_project(permissions.CHANGE_RULES, methods=POST)
 def change_undo(request: HttpRequest, project: Project, entry_id: int) -> HttpResponse:
     """Undo a change, and redirect back."""
     entry = Entry.objects.select_related("project").filter(project=project, pk=entry_id).first()
     if entry is None or entry.action not in UNDO:
         raise Http404("No such change.")
     if not _may_undo(request, project, entry):
-        raise PermissionDenied(f"This requires the role {UNDO_NEEDS[Action(entry.action)].value}.")
+        raise PermissionDenied(f"This requires the role {UNDO_NEEDS[Action(entry.action)].own.value}.")
     try:
         UNDO[Action(entry.action)](entry)
     except NotUndoableError as error:

@@ -8,7 +8,8 @@ from django.contrib import messages
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
 
-from fp8scope_dashboard.accounts.models import Project, Role
+from fp8scope_dashboard.accounts import permissions
+from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.analysis.margins import MarginError, choose_margin
 from fp8scope_dashboard.audit.log import actor_of, record
 from fp8scope_dashboard.audit.models import Action
@@ -17,7 +18,7 @@ from fp8scope_dashboard.pages.formatting import number, percent
 from fp8scope_dashboard.runs.models import Run
 
 
-@in_project(Role.MEMBER, methods=POST)
+@in_project(permissions.DESCRIBE_RUNS, methods=POST)
 def comparison_margin(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
     """Change the margin of a run and its seeds; empty means that of the project."""
     run = run_of(project, run_id)

@@ -25,8 +25,8 @@ class Use:
 
 
 def quota_use(project: Project, tokens: Iterable[ApiToken]) -> list[Use] | None:
-    """One row for each quota; None if Redis does not answer."""
-    live = {f"token:{token.pk}": token.name for token in tokens if token.revoked_at is None}
+    """One row for each quota, of the project and the tokens that work; None if Redis does not answer."""
+    live = {f"token:{token.pk}": token.name for token in tokens}
     whole = f"project:{project.pk}"
     try:
         used = counts.used([whole, *live])

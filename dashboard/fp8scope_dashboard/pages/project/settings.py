@@ -7,13 +7,13 @@ from typing import Any
 
 from django.contrib import messages
 from django.core.exceptions import ValidationError
-from django.db.models import Count, F, OuterRef, Subquery
+from django.db.models import Count, OuterRef, Subquery
 from django.db.models.functions import Coalesce
 from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import redirect, render
+from django.shortcuts import redirect
 from django.urls import reverse
 
-from fp8scope_dashboard.accounts import members, people, projects
+from fp8scope_dashboard.accounts import members, people, permissions, projects
 from fp8scope_dashboard.accounts.addresses import server_address
 from fp8scope_dashboard.accounts.members import MAX_MEMBERS
 from fp8scope_dashboard.accounts.models import (
@@ -23,16 +23,17 @@ from fp8scope_dashboard.accounts.models import (
     Membership,
     Project,
     Role,
-    Scope,
     User,
 )
-from fp8scope_dashboard.accounts.services import create_sign_in_link, create_token, revoke_token
+from fp8scope_dashboard.accounts.services import create_sign_in_link
+from fp8scope_dashboard.accounts.tokens import UNEXPIRED, working_tokens
 from fp8scope_dashboard.alerts.models import Channel, Rule
 from fp8scope_dashboard.audit import member_changes
 from fp8scope_dashboard.audit.log import actor_of, record
 from fp8scope_dashboard.audit.models import Action, Entry
 from fp8scope_dashboard.pages.access import POST, in_project, may, page, person
 from fp8scope_dashboard.pages.hours.wording import price_of
+from fp8scope_dashboard.pages.project import tokens
 from fp8scope_dashboard.pages.project.audit import changes_shown
 from fp8scope_dashboard.pages.project.quota_use import quota_use
 from fp8scope_dashboard.pages.run.data import deletions
@@ -40,21 +41,7 @@ from fp8scope_dashboard.pages.undo_offer import offer_undo
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.shared_reports.services import working_links
 
-MAX_TOKENS = 200
 MAX_GROUPS = 200
-SCOPES = (
-    (
-        Scope.WRITE,
-        "Write runs",
-        "For training processes. Registers runs and sends their data; reads only runs that it registered.",
-    ),
-    (Scope.READ, "Read", "Reads and exports every run of the project, and exports its alert rules."),
-    (
-        Scope.ADMINISTER,
-        "Administer",
-        "Changes and removes alert rules, which can command trainings, and deletes runs. Includes Read.",
-    ),
-)
 
 
 @in_project()
@@ -64,8 +51,13 @@ def settings(request: HttpRequest, project: Project) -> HttpResponse:
 
 
 def _page(request: HttpRequest, project: Project, **more: Any) -> HttpResponse:
-    context = {**_context(project), **changes_shown(request, project), **more}
-    context["quotas"] = quota_use(project, context["tokens"])
+    context = {
+        **_context(project),
+        **tokens.tokens_context(request, project),
+        **changes_shown(request, project),
+        "quotas": quota_use(project, working_tokens(project)),
+        **more,
+    }
     return page(request, project, "settings", "pages/project/settings.html", context)
 
 
@@ -73,23 +65,20 @@ def _context(project: Project) -> dict[str, Any]:
     memberships = Membership.objects.filter(project=project).select_related("user")
     memberships = memberships.annotate(live_tokens=_live_tokens(), live_links=_live_links())
     groups = Run.objects.filter(project=project).exclude(group="").order_by("group")
-    tokens = ApiToken.objects.filter(project=project).select_related("created_by")
     return {
         "members": memberships.order_by("user__username")[:MAX_MEMBERS],
         "roles": Role.choices,
         "groups": groups.values_list("group", flat=True).distinct()[:MAX_GROUPS],
         "rules_on": Rule.objects.filter(project=project, enabled=True).count(),
-        "tokens": tokens.order_by(F("revoked_at").desc(nulls_first=True), "-created_at")[:MAX_TOKENS],
         "channels": Channel.objects.filter(project=project).order_by("id"),
         "deletions": deletions(project),
-        "scopes": SCOPES,
     }
 
 
 def _live_tokens() -> Coalesce:
     """The number of tokens of a membership that work."""
     own = ApiToken.objects.filter(
-        project=OuterRef("project"), created_by=OuterRef("user"), revoked_at=None
+        UNEXPIRED, project=OuterRef("project"), created_by=OuterRef("user"), revoked_at=None
     ).order_by()
     return Coalesce(Subquery(own.values("created_by").annotate(count=Count("pk")).values("count")), 0)
 
@@ -100,7 +89,7 @@ def _live_links() -> Coalesce:
     return Coalesce(Subquery(own.values("created_by").annotate(count=Count("pk")).values("count")), 0)
 
 
-@in_project(Role.ADMIN, methods=POST)
+@in_project(permissions.CHANGE_PROJECT, methods=POST)
 def general(request: HttpRequest, project: Project) -> HttpResponse:
     """Change the project's name, its description, its default baseline and its price of a GPU hour."""
     project.default_baseline = request.POST.get("default_baseline", "").strip()
@@ -125,7 +114,7 @@ def general(request: HttpRequest, project: Project) -> HttpResponse:
     return _settings(project, "general")
 
 
-@in_project(Role.ADMIN, methods=POST)
+@in_project(permissions.CHANGE_PROJECT, methods=POST)
 def archive(request: HttpRequest, project: Project) -> HttpResponse:
     """Archive the project (`archived=1`), or list it with the others again."""
     wanted = request.POST.get("archived") == "1"
@@ -138,7 +127,7 @@ def archive(request: HttpRequest, project: Project) -> HttpResponse:
     return _settings(project, "general")
 
 
-@in_project(Role.ADMIN, methods=POST)
+@in_project(permissions.CHANGE_MEMBERS, methods=POST)
 def member_add(request: HttpRequest, project: Project) -> HttpResponse:
     """Add a member. An administrator of the server also creates the account, and gets its sign-in link."""
     name, role = request.POST.get("name", "").strip(), _role(request)
@@ -159,7 +148,7 @@ def member_add(request: HttpRequest, project: Project) -> HttpResponse:
     return _settings(project, "members")
 
 
-@in_project(Role.ADMIN, methods=POST)
+@in_project(permissions.CHANGE_MEMBERS, methods=POST)
 def member_change(request: HttpRequest, project: Project, member_id: int) -> HttpResponse:
     """Change the role of a member, or remove them."""
     membership = (
@@ -182,7 +171,7 @@ def member_change(request: HttpRequest, project: Project, member_id: int) -> Htt
             messages.success(request, f"{name} has the role {role.value} now. {_ended(entry)}".strip())
     except people.PeopleError as error:
         messages.error(request, str(error))
-    if may(request, project, Role.VIEWER):
+    if may(request, project, permissions.READ):
         return _settings(project, "members")
     return redirect("home")
 
@@ -202,56 +191,26 @@ def _problems(error: ValidationError) -> str:
     return " ".join(f"{field}: {' '.join(texts)}" for field, texts in error.message_dict.items())
 
 
-@in_project(Role.MEMBER, methods=POST)
+@in_project(permissions.CREATE_TOKENS, methods=POST)
 def token_create(request: HttpRequest, project: Project) -> HttpResponse:
     """Create a token. Only this response contains it."""
-    name = request.POST.get("name", "").strip() or f"{person(request).username}'s token"
-    # A form without scopes, as programs wrote them for version 0.1, asks for the default.
-    scopes = request.POST.getlist("scopes") if "has_scopes" in request.POST else [Scope.WRITE.value]
-    live = ApiToken.objects.filter(project=project, revoked_at=None).count()
-    context: dict[str, Any] = {"server_url": server_address(request)}
-    if live >= MAX_TOKENS:
-        context["problem"] = (
-            f"The project has {live} tokens, which is the maximum. Revoke tokens that are no longer used."
-        )
-    elif not set(scopes) & set(Scope.values):
-        context["problem"] = "Choose what the token may do."
-    else:
-        try:
-            token, context["secret"] = create_token(project, name, person(request), scopes)
-            context["token"] = token
-            text = f"“{token.name}” ({token.prefix}…): {token.scope_labels}"
-            record(actor_of(request), project, Action.TOKEN_CREATED, text)
-        except ValidationError as error:
-            context["problem"] = " ".join(error.messages)
-    if "HX-Request" not in request.headers:
-        # The browser has not loaded the page's scripts, or does not run scripts.
-        return _page(request, project, **context)
-    answer = render(request, "pages/project/_token.html", {"project": project, **context})
-    # This event makes the table of tokens reload itself.
-    answer["HX-Trigger"] = "fp8:tokens"
-    return answer
+    return _with_secret(request, project, tokens.create(request, project))
 
 
-@in_project()
-def token_list(request: HttpRequest, project: Project) -> HttpResponse:
-    """The table of tokens, for a refresh."""
-    return page(request, project, "settings", "pages/project/_tokens.html", _context(project))
+@in_project(permissions.ROTATE_TOKENS, methods=POST)
+def token_rotate(request: HttpRequest, project: Project, token_id: int) -> HttpResponse:
+    """Give a token a new secret. Only this response contains it."""
+    return _with_secret(request, project, tokens.rotate(request, project, token_id))
 
 
-@in_project(Role.MEMBER, methods=POST)
-def token_revoke(request: HttpRequest, project: Project, token_id: int) -> HttpResponse:
-    """Revoke a token."""
-    token = ApiToken.objects.filter(project=project, pk=token_id).first()
-    if token is None:
-        raise Http404("No such token.")
-    revoke_token(token)
-    record(actor_of(request), project, Action.TOKEN_REVOKED, f"“{token.name}” ({token.prefix}…)")
-    messages.success(request, f"Revoked the token “{token.name}”. The server refuses processes that use it.")
-    return _settings(project, "tokens")
+def _with_secret(request: HttpRequest, project: Project, context: dict[str, Any]) -> HttpResponse:
+    if "HX-Request" in request.headers:
+        return tokens.secret_part(request, project, context)
+    # The browser has not loaded the page's scripts, or does not run scripts.
+    return _page(request, project, **context)
 
 
-@in_project(Role.ADMIN, methods=POST)
+@in_project(permissions.CHANGE_PROJECT, methods=POST)
 def margins(request: HttpRequest, project: Project) -> HttpResponse:
     """Change the project's margin, entered in per cent, and alpha."""
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
@@ -16,11 +17,12 @@ from django.urls import reverse
 from django.utils.cache import add_never_cache_headers
 from django.views.decorators.http import require_safe
 
+from fp8scope_dashboard.accounts import permissions
 from fp8scope_dashboard.accounts.addresses import server_address
-from fp8scope_dashboard.accounts.models import Project, Role
+from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.audit.log import actor_of, record
 from fp8scope_dashboard.audit.models import Action
-from fp8scope_dashboard.pages.access import POST, SAFE, in_project, may, page, person
+from fp8scope_dashboard.pages.access import POST, SAFE, in_project, may, page, person, require_own, rights_of
 from fp8scope_dashboard.pages.address_values import whole_number
 from fp8scope_dashboard.pages.compare.runs import MAX_CHOSEN, chosen_runs
 from fp8scope_dashboard.pages.reports.document import sections_to_show
@@ -47,6 +49,7 @@ MAX_SUGGESTED: Final = 2_000
 # Runs whose paragraph is shown beside the form.
 MAX_PARAGRAPHS: Final = 6
 REPORTS_A_PAGE: Final = 50
+MAX_LINKS_SHOWN: Final = 200
 CONTENT_VERSION: Final = 1
 # Nothing else of the server, and no script at all.
 SHARED_POLICY: Final = (
@@ -84,7 +87,7 @@ def report_new(request: HttpRequest, project: Project) -> HttpResponse:
     runs = chosen.runs
     problem = ""
     if request.method == "POST":
-        if not may(request, project, Role.MEMBER):
+        if not may(request, project, permissions.MAKE_REPORTS):
             raise PermissionDenied("This requires the role member.")
         try:
             return redirect("shared_report", project.slug, _make(request, project, runs).pk)
@@ -188,17 +191,20 @@ def report(request: HttpRequest, project: Project, report_id: UUID) -> HttpRespo
 
 
 def _report_page(request: HttpRequest, project: Project, shown: SharedReport, **more: Any) -> HttpResponse:
+    links = shown.links.select_related("created_by")[:MAX_LINKS_SHOWN]
+    may_end = partial(rights_of(request, project), permissions.END_REPORTS)
     context = {
         "report": shown,
         "sections": sections_to_show(shown.content),
-        "links": shown.links.select_related("created_by")[:200],
+        "links": [(link, may_end(link.created_by_id)) for link in links],
+        "may_delete": may_end(shown.created_by_id),
         "lifetimes": list(LIFETIMES),
         **more,
     }
     return page(request, project, "reports", "pages/reports/report.html", context)
 
 
-@in_project(Role.MEMBER, methods=POST)
+@in_project(permissions.MAKE_REPORTS, methods=POST)
 def link_new(request: HttpRequest, project: Project, report_id: UUID) -> HttpResponse:
     """Make a link. Only this response contains it."""
     shown = _report_of(project, report_id)
@@ -216,23 +222,25 @@ def link_new(request: HttpRequest, project: Project, report_id: UUID) -> HttpRes
     return _report_page(request, project, shown, new_link=address)
 
 
-@in_project(Role.MEMBER, methods=POST)
+@in_project(permissions.END_REPORTS, methods=POST)
 def link_revoke(request: HttpRequest, project: Project, report_id: UUID, link_id: int) -> HttpResponse:
     """End a link."""
     shown = _report_of(project, report_id)
     link = ShareLink.objects.filter(report=shown, pk=link_id).first()
     if link is None:
         raise Http404("No such link.")
+    require_own(request, project, permissions.END_REPORTS, link.created_by_id)
     revoke_link(link)
     record(actor_of(request), project, Action.LINK_REVOKED, f"“{shown.title}”")
     messages.success(request, "The link no longer works.")
     return redirect("shared_report", project.slug, shown.pk)
 
 
-@in_project(Role.MEMBER, methods=POST)
+@in_project(permissions.END_REPORTS, methods=POST)
 def report_delete(request: HttpRequest, project: Project, report_id: UUID) -> HttpResponse:
     """Delete a report with its links."""
     shown = _report_of(project, report_id)
+    require_own(request, project, permissions.END_REPORTS, shown.created_by_id)
     title = shown.title
     shown.delete()
     record(actor_of(request), project, Action.REPORT_DELETED, f"“{title}”")

@@ -11,11 +11,12 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect
 from django.urls import reverse
 
-from fp8scope_dashboard.accounts.models import Project, Role
+from fp8scope_dashboard.accounts import permissions
+from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.audit.log import actor_of, record
 from fp8scope_dashboard.audit.models import Action
 from fp8scope_dashboard.exports import formats, streaming
-from fp8scope_dashboard.pages.access import POST, in_project, page, person, run_of
+from fp8scope_dashboard.pages.access import POST, in_project, may_for, page, person, require_own, run_of
 from fp8scope_dashboard.pages.run import tabs
 from fp8scope_dashboard.receipts.dedup import message_counts
 from fp8scope_dashboard.runs import bulk
@@ -54,6 +55,7 @@ def run_data(request: HttpRequest, project: Project, run_id: UUID) -> HttpRespon
         "writers": [(writer, *arrived.get(writer.uuid, (0, 0))) for writer in writers[:MAX_WRITERS]],
         "missing": sum(missing for _, missing in arrived.values()),
         "formats": list(formats.MEDIA_TYPES),
+        "may_delete": may_for(request, project, permissions.DELETE_RUNS, run.owner_id),
     }
     return page(request, project, "runs", "pages/run/data.html", context)
 
@@ -69,10 +71,11 @@ def run_export(request: HttpRequest, project: Project, run_id: UUID, form: str) 
         return HttpResponse(f"{error.message} {error.hint}", status=429, headers=error.headers())
 
 
-@in_project(Role.MEMBER, methods=POST)
+@in_project(permissions.DELETE_RUNS, methods=POST)
 def run_delete(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
     """Delete a run. The form must contain its name as a confirmation."""
     run = run_of(project, run_id)
+    require_own(request, project, permissions.DELETE_RUNS, run.owner_id)
     if request.POST.get("name", "").strip() != run.name.strip():
         messages.error(request, "The run was not deleted: the name does not match.")
         return redirect("run_data", project.slug, run.pk)
@@ -85,7 +88,7 @@ def run_delete(request: HttpRequest, project: Project, run_id: UUID) -> HttpResp
     return redirect("project", project.slug)
 
 
-@in_project(Role.ADMIN, methods=POST)
+@in_project(permissions.CHANGE_PROJECT, methods=POST)
 def retention(request: HttpRequest, project: Project) -> HttpResponse:
     """Set the number of days after which raw tensor values are deleted; empty means never."""
     text = request.POST.get("raw_days", "").strip()

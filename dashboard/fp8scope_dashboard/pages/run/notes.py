@@ -12,7 +12,8 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect
 from django.urls import reverse
 
-from fp8scope_dashboard.accounts.models import Project, Role
+from fp8scope_dashboard.accounts import permissions
+from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.pages.access import POST, in_project, page, person, run_of
 from fp8scope_dashboard.pages.address_values import whole_number
 from fp8scope_dashboard.pages.run import tabs
@@ -34,7 +35,7 @@ from fp8scope_dashboard.text.markdown import MAX_CHARACTERS
 MAX_TYPED: Final = 32
 
 
-@in_project(Role.MEMBER, methods=POST)
+@in_project(permissions.DESCRIBE_RUNS, methods=POST)
 def note_save(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
     """Save the note. Text that cannot be saved is shown again, with what to change."""
     run = run_of(project, run_id)
@@ -47,7 +48,7 @@ def note_save(request: HttpRequest, project: Project, run_id: UUID) -> HttpRespo
     return _back(run)
 
 
-@in_project(Role.MEMBER, methods=POST)
+@in_project(permissions.DESCRIBE_RUNS, methods=POST)
 def note_preview(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
     """A text as HTML, as the saved note would be shown."""
     run_of(project, run_id)
@@ -66,7 +67,7 @@ def step_note(request: HttpRequest, project: Project, run_id: UUID) -> HttpRespo
     return _step_note_form(request, project, run, form)
 
 
-@in_project(Role.MEMBER, methods=POST)
+@in_project(permissions.DESCRIBE_RUNS, methods=POST)
 def step_note_save(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
     """Save a note at a step, a new one without a number; the form again, if it cannot be saved."""
     run = run_of(project, run_id)
@@ -95,7 +96,7 @@ def step_note_save(request: HttpRequest, project: Project, run_id: UUID) -> Http
     return redirect(f"{_notes_tab(run)}#{note.anchor}")
 
 
-@in_project(Role.MEMBER, methods=POST)
+@in_project(permissions.DESCRIBE_RUNS, methods=POST)
 def step_note_remove(request: HttpRequest, project: Project, run_id: UUID, note_id: int) -> HttpResponse:
     """Remove a note at a step."""
     run = run_of(project, run_id)
@@ -129,7 +130,7 @@ def _step_note_form(request: HttpRequest, project: Project, run: Run, form: Step
     return page(request, project, "runs", template, {"run": run, "form": form}, status)
 
 
-@in_project(Role.MEMBER, methods=POST)
+@in_project(permissions.DESCRIBE_RUNS, methods=POST)
 def artefact_new(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
     """Add a link to an artefact."""
     run = run_of(project, run_id)
@@ -144,7 +145,7 @@ def artefact_new(request: HttpRequest, project: Project, run_id: UUID) -> HttpRe
     return _back(run)
 
 
-@in_project(Role.MEMBER, methods=POST)
+@in_project(permissions.DESCRIBE_RUNS, methods=POST)
 def artefact_remove(request: HttpRequest, project: Project, run_id: UUID, artefact_id: int) -> HttpResponse:
     """Remove a link to an artefact; the artefact itself stays where it is."""
     run = run_of(project, run_id)

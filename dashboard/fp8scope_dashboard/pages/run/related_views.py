@@ -10,7 +10,8 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
 
-from fp8scope_dashboard.accounts.models import Project, Role
+from fp8scope_dashboard.accounts import permissions
+from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.analysis import baseline_choice, comparison_runs
 from fp8scope_dashboard.analysis.suggestions import suggested_group
 from fp8scope_dashboard.pages.access import POST, in_project, page, person, run_of
@@ -36,7 +37,7 @@ def related_context(run: Run) -> dict[str, object]:
     }
 
 
-@in_project(Role.MEMBER, methods=POST)
+@in_project(permissions.DESCRIBE_RUNS, methods=POST)
 def baseline_new(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
     """Choose the baseline of a run and of its seeds."""
     run = run_of(project, run_id)
@@ -56,7 +57,7 @@ def baseline_new(request: HttpRequest, project: Project, run_id: UUID) -> HttpRe
     return _back(run)
 
 
-@in_project(Role.MEMBER, methods=POST)
+@in_project(permissions.DESCRIBE_RUNS, methods=POST)
 def group_new(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
     """Accept the suggested seed group of a run."""
     run = run_of(project, run_id)
@@ -74,7 +75,7 @@ def group_new(request: HttpRequest, project: Project, run_id: UUID) -> HttpRespo
     return _back(run)
 
 
-@in_project(Role.MEMBER, methods=POST)
+@in_project(permissions.DESCRIBE_RUNS, methods=POST)
 def choice_undo(request: HttpRequest, project: Project, run_id: UUID, field: str) -> HttpResponse:
     """Undo the latest choice of a run's baseline or group."""
     run = run_of(project, run_id)

@@ -12,11 +12,12 @@ from django.http import Http404, HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import redirect
 from django.urls import reverse
 
-from fp8scope_dashboard.accounts.models import Density, Project, Role, User
+from fp8scope_dashboard.accounts import permissions
+from fp8scope_dashboard.accounts.models import Density, Project, User
 from fp8scope_dashboard.audit.log import actor_of, record
 from fp8scope_dashboard.audit.models import Action
 from fp8scope_dashboard.notifications import run_changed
-from fp8scope_dashboard.pages.access import POST, back_to, in_project, person, run_of
+from fp8scope_dashboard.pages.access import POST, back_to, in_project, may_for, person, require_own, run_of
 from fp8scope_dashboard.pages.address_values import uuids_in, whole_number
 from fp8scope_dashboard.pages.charts.run_colours import NAMES, colour_number
 from fp8scope_dashboard.pages.compare.runs import MAX_CHOSEN
@@ -44,7 +45,7 @@ class SelectionError(ValueError):
     """The selection of a form cannot be used; the message says why."""
 
 
-@in_project(Role.MEMBER, methods=POST)
+@in_project(permissions.DESCRIBE_RUNS, methods=POST)
 def change(request: HttpRequest, project: Project) -> HttpResponse:
     """Tag, untag, archive, unarchive or delete the selected runs, and redirect back."""
     action, tag = request.POST.get("action", ""), request.POST.get("tag", "")
@@ -53,7 +54,8 @@ def change(request: HttpRequest, project: Project) -> HttpResponse:
         return _back(request, project)
     try:
         runs = _selected(project, request.POST, exact=action == "delete")
-        done = bulk.change(project, runs, BulkAction.Kind(action), person(request), tag)
+        only_own = action == "delete" and not may_for(request, project, permissions.DELETE_RUNS, None)
+        done = bulk.change(project, runs, BulkAction.Kind(action), person(request), tag, only_own=only_own)
     except (SelectionError, bulk.BulkError) as error:
         messages.error(request, str(error))
     else:
@@ -66,14 +68,16 @@ def change(request: HttpRequest, project: Project) -> HttpResponse:
     return _back(request, project)
 
 
-@in_project(Role.MEMBER, methods=POST)
+@in_project(permissions.UNDO_RUNS, methods=POST)
 def undo(request: HttpRequest, project: Project, action_id: UUID) -> HttpResponse:
     """Undo a change, and redirect back."""
     action = BulkAction.objects.filter(project=project, pk=action_id).first()
     if action is None:
         raise Http404("No such change.")
+    require_own(request, project, permissions.UNDO_RUNS, action.done_by_id)
+    only_own = not may_for(request, project, permissions.DELETE_RUNS, None)
     try:
-        restored = bulk.undo(action, person(request))
+        restored = bulk.undo(action, person(request), only_own=only_own)
     except bulk.BulkError as error:
         messages.error(request, str(error))
     else:
@@ -110,7 +114,7 @@ def list_density(request: HttpRequest, project: Project) -> HttpResponse:
     return _back(request, project)
 
 
-@in_project(Role.MEMBER, methods=POST)
+@in_project(permissions.DESCRIBE_RUNS, methods=POST)
 def run_colour(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
     """Choose the colour of a run by its number; without one, the run has that of its id again."""
     run = run_of(project, run_id)

@@ -9,9 +9,10 @@ import numpy as np
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.utils.cache import patch_cache_control
 
+from fp8scope_dashboard.accounts import permissions
 from fp8scope_dashboard.accounts.addresses import server_address
-from fp8scope_dashboard.accounts.models import Density, Project, Role
-from fp8scope_dashboard.pages.access import in_project, may, page, person
+from fp8scope_dashboard.accounts.models import Density, Project
+from fp8scope_dashboard.pages.access import in_project, may, may_for, page, person
 from fp8scope_dashboard.pages.charts.run_colours import NAMES, colour_slot
 from fp8scope_dashboard.pages.charts.sparkline import COLOURS, WIDTH, sparkline
 from fp8scope_dashboard.pages.compare.runs import MAX_CHOSEN
@@ -33,7 +34,7 @@ def project(request: HttpRequest, project: Project) -> HttpResponse:
     """The runs of an address. A project without runs shows how to send the first."""
     state = ListState.of(request.GET)
     listing = Listing(project, state)
-    may_change = may(request, project, Role.MEMBER)
+    may_change = may(request, project, permissions.DESCRIBE_RUNS)
     context: dict[str, Any] = {
         "state": state,
         "total": listing.total,
@@ -50,7 +51,11 @@ def project(request: HttpRequest, project: Project) -> HttpResponse:
         "densities": Density.choices,
         "server_url": server_address(request),
         "ways": WAYS,
-        "undoable": bulk.undoable(project, person(request)),
+        "undoable": bulk.undoable(
+            project,
+            person(request),
+            everybody=may_for(request, project, permissions.DELETE_RUNS, None),
+        ),
         **(_grouped(listing, may_change) if state.by else _listed(listing, may_change)),
     }
     if request.headers.get("HX-Target") == "runs":

@@ -12,7 +12,8 @@ from django.shortcuts import redirect
 from django.urls import reverse
 from django.views.decorators.gzip import gzip_page
 
-from fp8scope_dashboard.accounts.models import Project, Role
+from fp8scope_dashboard.accounts import permissions
+from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.analysis.tensor_onsets import SUSTAINED, WINDOW, is_rate
 from fp8scope_dashboard.analysis.what_if.targets import TARGET_FORMATS
 from fp8scope_dashboard.control.commands import HOW_TO_ALLOW, accepted_kinds
@@ -214,7 +215,7 @@ def _neighbours(run: Run, shown: Tensor) -> dict[str, Tensor | None]:
 
 def _fallback(request: HttpRequest, project: Project, run: Run, shown: Tensor) -> dict[str, Any]:
     """Return whether the user can order this layer to BF16 now, and if not, why."""
-    if not may(request, project, Role.MEMBER):
+    if not may(request, project, permissions.COMMAND):
         why = "Members of the project can order it."
     elif run.state not in (RunState.RUNNING, RunState.SILENT):
         why = f"The run is {run.state}, so no process can change its layers."

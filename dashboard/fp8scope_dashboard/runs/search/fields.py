@@ -277,6 +277,12 @@ _BUILT_IN: Final = (
         condition=_text("baseline", 128),
         example="baseline:bf16",
     ),
+    SearchField(
+        name="owner",
+        help="user name of the person whose token registered the run",
+        condition=lambda _, value: Q(owner__username=value[:150]),
+        example="owner:ada",
+    ),
     SearchField(name="parent", help="id of the parent", condition=_text("parent", 128), example="parent:ID"),
     SearchField(name="seed", help="seed", condition=_whole_number("seed"), example="seed:3", compares=True),
     SearchField(

@@ -76,12 +76,12 @@ def test_acknowledging(member: Visitor) -> None:
     assert "by mia" in html(member, "alerts/?state=acknowledged")
 
 
-def test_switching_a_rule_off_and_on(member: Visitor) -> None:
-    event = make_event(member, seen_by=[["run/0", 1]])
+def test_switching_a_rule_off_and_on(admin: Visitor) -> None:
+    event = make_event(admin, seen_by=[["run/0", 1]])
     rule = event.rule
     assert rule is not None
     for enabled in ("0", "1"):
-        member.client.post(member.address(f"rules/{rule.id}/switch"), {"enabled": enabled})
+        admin.client.post(admin.address(f"rules/{rule.id}/switch"), {"enabled": enabled})
         rule.refresh_from_db()
         assert rule.enabled == (enabled == "1")
     event.refresh_from_db()

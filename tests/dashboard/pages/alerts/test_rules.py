@@ -35,10 +35,10 @@ def save(visitor: Visitor, rest: str = "rules/save", **fields: Any) -> Any:
     return visitor.client.post(visitor.address(rest), FORM | fields, follow=True)
 
 
-def test_it_works(member: Visitor) -> None:
-    make_hook(member.project, "on-call")
+def test_it_works(admin: Visitor) -> None:
+    make_hook(admin.project, "on-call")
     answer = save(
-        member, quiet="1", quiet_from="22:00", quiet_to="07:00", quiet_zone="Europe/Berlin",
+        admin, quiet="1", quiet_from="22:00", quiet_to="07:00", quiet_zone="Europe/Berlin",
         critical_breaks_through="1", escalate="1", after_minutes="15", channels=["on-call"],
     )  # fmt: skip
     page = answer.content.decode()
@@ -56,14 +56,14 @@ def test_it_works(member: Visitor) -> None:
     assert "Quiet from 22:00 to 07:00 (Europe/Berlin)." in page and "Escalates after 15 min." in page
 
 
-def test_the_form_saves_what_it_shows(member: Visitor) -> None:
+def test_the_form_saves_what_it_shows(admin: Visitor) -> None:
     """Every rule: fill the form, post its fields unchanged, and nothing changes."""
-    save(member)
-    for rule in Rule.objects.filter(project=member.project):
+    save(admin)
+    for rule in Rule.objects.filter(project=admin.project):
         before = rule_documents.document_of(rule)
-        page = html(member, f"rules/{rule.pk}/")
-        assert f'action="{member.address(f"rules/{rule.pk}/save")}"' in page
-        answer = member.client.post(member.address(f"rules/{rule.pk}/save"), fields_of(page), follow=True)
+        page = html(admin, f"rules/{rule.pk}/")
+        assert f'action="{admin.address(f"rules/{rule.pk}/save")}"' in page
+        answer = admin.client.post(admin.address(f"rules/{rule.pk}/save"), fields_of(page), follow=True)
         assert "Saved the rule" in answer.content.decode(), rule.title
         rule.refresh_from_db()
         assert rule_documents.document_of(rule) == before
@@ -107,9 +107,9 @@ def fields_of(page: str) -> dict[str, list[str]]:
     ],
 )
 def test_says_what_is_wrong_and_keeps_what_was_entered(
-    member: Visitor, fields: dict[str, str], message: str
+    admin: Visitor, fields: dict[str, str], message: str
 ) -> None:
-    answer = save(member, **fields)
+    answer = save(admin, **fields)
     page = answer.content.decode()
     assert answer.status_code == 422 and message in page
     if "kind" not in fields:
@@ -117,67 +117,67 @@ def test_says_what_is_wrong_and_keeps_what_was_entered(
     assert not Rule.objects.filter(name="Late outliers").exists()
 
 
-def test_refuses_a_second_rule_of_the_same_name(member: Visitor) -> None:
-    save(member)
-    answer = save(member)
+def test_refuses_a_second_rule_of_the_same_name(admin: Visitor) -> None:
+    save(admin)
+    answer = save(admin)
     assert (
         answer.status_code == 422 and "Another rule of the project has this name" in answer.content.decode()
     )
 
 
-def test_a_built_in_rule_of_one_run(member: Visitor) -> None:
-    run = make_run(member.project, "special")
-    page = html(member, f"rules/new?kind=loss_spike&run={run.id}")
+def test_a_built_in_rule_of_one_run(admin: Visitor) -> None:
+    run = make_run(admin.project, "special")
+    page = html(admin, f"rules/new?kind=loss_spike&run={run.id}")
     assert "Robust standard deviations" in page and "Deviations above the past" in page
-    answer = member.client.post(
-        member.address("rules/save"), fields_of(page) | {"run": [str(run.id)]}, follow=True
+    answer = admin.client.post(
+        admin.address("rules/save"), fields_of(page) | {"run": [str(run.id)]}, follow=True
     )
     assert "only special" in answer.content.decode()
     rule = Rule.objects.get(run=run)
-    answer = member.client.post(member.address(f"rules/{rule.pk}/remove"), follow=True)
+    answer = admin.client.post(admin.address(f"rules/{rule.pk}/remove"), follow=True)
     assert "Removed the rule" in answer.content.decode() and not Rule.objects.filter(run=run).exists()
 
 
-def test_a_removed_rule_can_be_restored(member: Visitor) -> None:
-    save(member)
+def test_a_removed_rule_can_be_restored(admin: Visitor) -> None:
+    save(admin)
     rule = Rule.objects.get(name="Late outliers")
     before = rule_documents.document_of(rule)
-    page = member.client.post(member.address(f"rules/{rule.pk}/remove"), follow=True).content.decode()
+    page = admin.client.post(admin.address(f"rules/{rule.pk}/remove"), follow=True).content.decode()
     assert "Restore the rule “Late outliers”?" in page and not Rule.objects.filter(name=rule.name).exists()
     (address,) = re.findall(r'<form class="notice row undo" method="post" action="([^"]*)"', page)
     assert (
         "Undone"
-        in member.client.post(address, {"next": member.address("rules/")}, follow=True).content.decode()
+        in admin.client.post(address, {"next": admin.address("rules/")}, follow=True).content.decode()
     )
     assert rule_documents.document_of(Rule.objects.get(name="Late outliers")) == before
-    assert "Restore the rule" not in html(member, "rules/"), "it is offered once"
+    assert "Restore the rule" not in html(admin, "rules/"), "it is offered once"
 
 
 @pytest.mark.parametrize("document", ["{", "[]", "3", "[" * 100_000, '{"kind": "nonsense"}'])
-def test_refuses_a_document_that_is_no_rule(member: Visitor, document: str) -> None:
+def test_refuses_a_document_that_is_no_rule(admin: Visitor, document: str) -> None:
     before = Rule.objects.count()
-    assert member.client.post(member.address("rules/save"), {"document": document}).status_code == 422
+    assert admin.client.post(admin.address("rules/save"), {"document": document}).status_code == 422
     assert Rule.objects.count() == before
 
 
-def test_a_rule_of_an_old_run_keeps_it(member: Visitor) -> None:
+def test_a_rule_of_an_old_run_keeps_it(admin: Visitor) -> None:
     """The form offers the latest runs, and this one."""
-    run = make_run(member.project, "the oldest")
-    save(member, run=str(run.id))
+    run = make_run(admin.project, "the oldest")
+    save(admin, run=str(run.id))
     for number in range(31):
-        make_run(member.project, f"run {number}")
+        make_run(admin.project, f"run {number}")
     rule = Rule.objects.get(name="Late outliers")
-    page = html(member, f"rules/{rule.pk}/")
-    member.client.post(member.address(f"rules/{rule.pk}/save"), fields_of(page))
+    page = html(admin, f"rules/{rule.pk}/")
+    admin.client.post(admin.address(f"rules/{rule.pk}/save"), fields_of(page))
     rule.refresh_from_db()
     assert rule.run == run
 
 
-def test_a_trial_whose_worker_was_killed_ends(member: Visitor) -> None:
-    trial = RuleTrial.objects.create(project=member.project, document={}, state="running")
-    assert "hx-get" in html(member, f"rules/try/{trial.pk}")
+def test_a_trial_whose_worker_was_killed_ends(admin: Visitor) -> None:
+    trial = RuleTrial.objects.create(project=admin.project, document={}, state="running")
+    assert "hx-get" in html(admin, f"rules/try/{trial.pk}")
     RuleTrial.objects.update(created_at=timezone.now() - timedelta(minutes=31))
-    page = html(member, f"rules/try/{trial.pk}")
+    page = html(admin, f"rules/try/{trial.pk}")
     assert "did not finish" in page and "hx-get" not in page
 
 
@@ -200,7 +200,7 @@ def test_a_viewer_can_read_but_not_save(viewer: Visitor) -> None:
     assert "Save</button>" not in page and page.count("disabled") >= 2
 
 
-def test_trying_a_rule_shows_what_it_would_have_reported(member: Visitor, seeded: Seeded) -> None:
+def test_trying_a_rule_shows_what_it_would_have_reported(admin: Visitor, seeded: Seeded) -> None:
     runs = [str(run.id) for run in (seeded.faulty, seeded.healthy)]
     form = {
         "name": "x",
@@ -212,12 +212,12 @@ def test_trying_a_rule_shows_what_it_would_have_reported(member: Visitor, seeded
     }
     form |= {"severity": "warning", "enabled": "1"}
     before = Alert.objects.count()
-    answer = member.client.post(member.address("rules/try"), form)
+    answer = admin.client.post(admin.address("rules/try"), form)
     trial = RuleTrial.objects.get()
     # Without a worker, it waits.
     assert f"rules/try/{trial.pk}" in answer.content.decode()
     trials.carry_out(trial.pk)
-    page = html(member, f"rules/try/{trial.pk}")
+    page = html(admin, f"rules/try/{trial.pk}")
     assert "loss is" in page and "hx-get" not in page
     by_run = {entry["run"]: entry["count"] for entry in RuleTrial.objects.get().result}
     assert by_run[runs[0]] >= 1
@@ -232,27 +232,27 @@ def test_trying_a_rule_shows_what_it_would_have_reported(member: Visitor, seeded
         ({"kind": "run_silent", "action": ""}, "cannot be tried: it depends on when the run was heard from"),
     ],
 )
-def test_says_why_a_rule_cannot_be_tried(member: Visitor, fields: dict[str, Any], message: str) -> None:
-    run = make_run(member.project)
-    answer = member.client.post(member.address("rules/try"), FORM | {"runs": [str(run.id)]} | fields)
+def test_says_why_a_rule_cannot_be_tried(admin: Visitor, fields: dict[str, Any], message: str) -> None:
+    run = make_run(admin.project)
+    answer = admin.client.post(admin.address("rules/try"), FORM | {"runs": [str(run.id)]} | fields)
     assert message in answer.content.decode() and not RuleTrial.objects.exists()
 
 
-def test_the_page_of_a_rule_says_that_it_cannot_be_tried(member: Visitor) -> None:
-    run = make_run(member.project)
-    page = html(member, f"rules/new?kind=run_silent&run={run.id}")
+def test_the_page_of_a_rule_says_that_it_cannot_be_tried(admin: Visitor) -> None:
+    run = make_run(admin.project)
+    page = html(admin, f"rules/new?kind=run_silent&run={run.id}")
     assert "it depends on when the run was heard from" in page and "rules/try" not in page
 
 
-def test_a_trial_reports_what_the_evaluation_reports(member: Visitor) -> None:
+def test_a_trial_reports_what_the_evaluation_reports(admin: Visitor) -> None:
     """The same rows with the same rule: the alerts that were opened are those that a trial names."""
     loss = 2.0 + np.random.default_rng(0).normal(0, 0.01, 400)
     loss[100:104] = np.nan
     loss[300:] = np.nan
-    run = make_run(member.project)
+    run = make_run(admin.project)
     Recorder(run=run).rows(np.arange(400), {"loss": loss}, rows_per_batch=37)
     evaluate(run.id)
-    rule = Rule.objects.get(project=member.project, kind="loss_not_finite")
+    rule = Rule.objects.get(project=admin.project, kind="loss_not_finite")
     opened = list(
         Alert.objects.filter(run=run, rule=rule)
         .order_by("id")
@@ -277,24 +277,24 @@ def test_an_amount_has_its_unit(kind: str, value: float | None, shown: str) -> N
     assert amount(kind, value) == shown
 
 
-def test_the_form_offers_the_run_that_it_is_asked_for(member: Visitor) -> None:
+def test_the_form_offers_the_run_that_it_is_asked_for(admin: Visitor) -> None:
     """However old it is; the link is on the run's page."""
-    run = make_run(member.project, "the old run")
+    run = make_run(admin.project, "the old run")
     Run.objects.update(created_at=timezone.now() - timedelta(days=300))
     for number in range(RUNS_OFFERED):
-        make_run(member.project, f"newer {number}")
+        make_run(admin.project, f"newer {number}")
     chosen = f'<option value="{run.pk}" selected>the old run</option>'
-    assert chosen in html(member, f"rules/new?run={run.pk}")
-    assert "the old run" not in html(member, "rules/new")
-    assert f'action="{member.address("rules/save")}"' in html(member, "rules/new")
-    context = {"project": member.project, "run": run, "is_member": True}
+    assert chosen in html(admin, f"rules/new?run={run.pk}")
+    assert "the old run" not in html(admin, "rules/new")
+    assert f'action="{admin.address("rules/save")}"' in html(admin, "rules/new")
+    context = {"project": admin.project, "run": run, "is_admin": True}
     link = render_to_string("pages/alerts/_new_rule_link.html", context)
-    assert f'href="{member.address("rules/new")}?run={run.pk}"' in link
-    assert "href" not in render_to_string("pages/alerts/_new_rule_link.html", {**context, "is_member": False})
+    assert f'href="{admin.address("rules/new")}?run={run.pk}"' in link
+    assert "href" not in render_to_string("pages/alerts/_new_rule_link.html", {**context, "is_admin": False})
 
 
-def test_a_trial_says_how_a_run_ended(member: Visitor) -> None:
-    project = member.project
+def test_a_trial_says_how_a_run_ended(admin: Visitor) -> None:
+    project = admin.project
     run = make_run(project, state="failed", error="Traceback\nValueError: no data", last_step=70)
     (alert,) = trials.replay(run, Rule(project=project, kind="run_failed", parameters={}))
     assert (alert.onset_step, alert.ended_step) == (70, None) and "ValueError: no data" in alert.message

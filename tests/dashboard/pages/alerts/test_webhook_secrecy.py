@@ -14,7 +14,7 @@ from dashboard.helpers.seeding import Seeded
 from dashboard.helpers.visitors import Visitor
 from django.test import Client
 
-from fp8scope_dashboard.accounts.services import create_token
+from fp8scope_dashboard.accounts.tokens import create_token
 from fp8scope_dashboard.alerts.channels import CHANNELS, ChannelMessage
 from fp8scope_dashboard.alerts.delivery import outbox
 from fp8scope_dashboard.alerts.models import Alert, Channel, Delivery

@@ -8,7 +8,8 @@ import pytest
 from dashboard.helpers.visitors import Visitor
 
 from fp8scope_dashboard.accounts.models import ApiToken
-from fp8scope_dashboard.accounts.services import authenticate_token, create_token, revoke_token
+from fp8scope_dashboard.accounts.services import authenticate_token
+from fp8scope_dashboard.accounts.tokens import create_token, revoke_token
 from fp8scope_dashboard.alerts.models import Channel
 
 
@@ -62,7 +63,7 @@ def test_revoked_tokens_are_listed_last(member: Visitor) -> None:
 
 
 def test_revokes_a_token(member: Visitor) -> None:
-    token, secret = create_token(member.project, "old")
+    token, secret = create_token(member.project, "old", member.user)
     page = post(member, f"tokens/{token.pk}/revoke")
     assert "Revoked the token “old”" in page
     assert authenticate_token(secret) is None

@@ -44,19 +44,19 @@ def test_downloads_the_run_as_a_file(member: Visitor, run: Run) -> None:
     assert member.client.get(member.address(f"runs/{run.pk}/data/run.xlsx")).status_code == 404
 
 
-def test_deleting_needs_the_name_of_the_run(member: Visitor, run: Run) -> None:
-    address = member.address(f"runs/{run.pk}/data/delete")
-    refused = member.client.post(address, {"name": "another"}, follow=True).content.decode()
+def test_deleting_needs_the_name_of_the_run(admin: Visitor, run: Run) -> None:
+    address = admin.address(f"runs/{run.pk}/data/delete")
+    refused = admin.client.post(address, {"name": "another"}, follow=True).content.decode()
     assert "The run was not deleted" in refused and Run.objects.count() == 1
-    assert member.client.get(address).status_code == 405
-    done = member.client.post(address, {"name": "the <run>"}, follow=True).content.decode()
+    assert admin.client.get(address).status_code == 405
+    done = admin.client.post(address, {"name": "the <run>"}, follow=True).content.decode()
     assert "Deleted “the &lt;run&gt;”" in done and not Run.objects.exists()
-    assert member.client.get(member.address(f"runs/{run.pk}/")).status_code == 404
-    assert "left</p>" not in html(member, "settings/"), "it can be undone still"
+    assert admin.client.get(admin.address(f"runs/{run.pk}/")).status_code == 404
+    assert "left</p>" not in html(admin, "settings/"), "it can be undone still"
     Run.with_deleted.filter(pk=run.pk).update(erase_at=timezone.now())
-    assert "left</p>" in html(member, "settings/")
+    assert "left</p>" in html(admin, "settings/")
     deletion.delete_run(run.pk)
-    assert "left</p>" not in html(member, "settings/")
+    assert "left</p>" not in html(admin, "settings/")
     assert not Run.with_deleted.exists()
 
 

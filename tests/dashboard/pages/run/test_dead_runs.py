@@ -13,7 +13,7 @@ from dashboard.helpers.reporting import REFERENCE
 from dashboard.helpers.visitors import Visitor
 from django.test import Client
 
-from fp8scope_dashboard.accounts.services import create_token
+from fp8scope_dashboard.accounts.tokens import create_token
 from fp8scope_dashboard.analysis.services import refresh
 from fp8scope_dashboard.control.models import Report
 from fp8scope_dashboard.runs.models import Run

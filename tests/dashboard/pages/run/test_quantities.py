@@ -7,7 +7,7 @@ from typing import Any
 from dashboard.helpers.seeding import Seeded
 from dashboard.helpers.visitors import Visitor
 
-from fp8scope_dashboard.accounts.services import create_token
+from fp8scope_dashboard.accounts.tokens import create_token
 from fp8scope_dashboard.analysis.models import Comparison
 from fp8scope_dashboard.analysis.quantities.result import METHOD_VERSION
 from fp8scope_dashboard.pages.run.quantities import quantity_rows

@@ -37,18 +37,18 @@ def test_it_works(member: Visitor, runs: list[Run]) -> None:
     assert 'class="tag">prod' in page
 
 
-def test_deletes_and_undoes(member: Visitor, runs: list[Run]) -> None:
-    page = post(member, "find/change", action="delete", runs=[str(runs[0].pk)])
+def test_deletes_and_undoes(admin: Visitor, runs: list[Run]) -> None:
+    page = post(admin, "find/change", action="delete", runs=[str(runs[0].pk)])
     assert "Deleted 1 run." in page and Run.objects.count() == 3
     (undo,) = re.findall(r'action="/p/research/(find/changes/[0-9a-f-]+/undo)"', page)
-    page = post(member, undo)
+    page = post(admin, undo)
     assert "Undone for 1 run." in page and Run.objects.count() == 4
     assert "find/changes/" not in page
-    assert "undone already" in post(member, undo)
+    assert "undone already" in post(admin, undo)
 
 
 def test_a_viewer_sees_no_undo(member: Visitor, viewer: Visitor, runs: list[Run]) -> None:
-    post(member, "find/change", action="delete", runs=[str(runs[0].pk)])
+    post(member, "find/change", action="archive", runs=[str(runs[0].pk)])
     page = html(viewer)
     assert "find/changes/" not in page and "Archive</button>" not in page and ">Compare</button>" in page
 
@@ -68,10 +68,10 @@ def test_a_search_with_a_problem_selects_nothing(member: Visitor, runs: list[Run
     assert "Nothing was changed. There is no field “precisoin”." in page and Run.objects.count() == 4
 
 
-def test_deletes_all_that_match_only_if_they_are_those_of_the_page(member: Visitor, runs: list[Run]) -> None:
-    page = post(member, "find/change", action="delete", all="1", q="precision:fp8", matching="2")
+def test_deletes_all_that_match_only_if_they_are_those_of_the_page(admin: Visitor, runs: list[Run]) -> None:
+    page = post(admin, "find/change", action="delete", all="1", q="precision:fp8", matching="2")
     assert "other runs match the search now" in page and Run.objects.count() == 4
-    post(member, "find/change", action="delete", all="1", q="precision:fp8", matching="3")
+    post(admin, "find/change", action="delete", all="1", q="precision:fp8", matching="3")
     assert [run.name for run in Run.objects.all()] == ["run 0"]
 
 

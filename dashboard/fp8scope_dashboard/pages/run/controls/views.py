@@ -10,7 +10,8 @@ from django.http import Http404, HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import redirect
 from django.urls import reverse
 
-from fp8scope_dashboard.accounts.models import Project, Role
+from fp8scope_dashboard.accounts import permissions
+from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.audit.log import actor_of, record
 from fp8scope_dashboard.audit.models import Action
 from fp8scope_dashboard.control.commands import CommandError, give
@@ -42,7 +43,7 @@ def reports(request: HttpRequest, project: Project, run_id: UUID) -> HttpRespons
     return page(request, project, "runs", "pages/run/_reports.html", {"run": run, **findings(run)})
 
 
-@in_project(Role.MEMBER, methods=POST)
+@in_project(permissions.COMMAND, methods=POST)
 def command_new(request: HttpRequest, project: Project, run_id: UUID) -> HttpResponse:
     """Create a command and redirect to the card of commands."""
     run = run_of(project, run_id)
