@@ -90,10 +90,13 @@ PAGES: Final[Mapping[str, Page]] = {
     # Everybody. The secret in the address of the last ones is what lets people in.
     **pages("signin signin_link", read="anonymous", post="anonymous"),
     **pages("signout", post="anonymous"),
+    # Without the first factor, and without a provider, they lead to the sign-in page or are not there.
+    **pages("signin_code", read="anonymous", post="anonymous"),
     **pages("shared alert_picture llms", read="anonymous"),
     # Whoever is signed in, about themselves.
     **pages("account", read="stranger", post="stranger"),
-    **pages("account_time_zone account_sign_out", post="stranger"),
+    **pages("factor", read="stranger", post="stranger"),
+    **pages("account_time_zone account_sign_out factor_confirm factor_change", post="stranger"),
     **pages("home", read="stranger"),
     **pages("server_status server_status_json server_metrics", read="superuser"),
     **pages(
@@ -241,7 +244,7 @@ def api_routes() -> set[str]:
 def test_every_address_has_an_entry() -> None:
     # tests/dashboard/mlflow_tracking and otlp_metrics cover the endpoints of MLflow and OpenTelemetry.
     names = [entry.name for route, entry in ADDRESSES if not route.startswith((API, "mlflow/", "otlp/"))]
-    assert set(names) == PAGES.keys() and len(names) == len(set(names))
+    assert set(names) - {*OF_A_PROVIDER} == PAGES.keys() and len(names) == len(set(names))
     assert api_routes() == {route for _, route in ENDPOINTS} | PUBLIC
 
 
@@ -294,6 +297,8 @@ def expected(name: str, needed: str, role: str) -> str:
 
 # Links with a wrong secret look the same to everybody; a right one is used by tests of their own.
 SECRET_IN_ADDRESS: Final = ("signin_link", "shared", "alert_picture")
+# Of no use without a provider; tests/dashboard/accounts/oidc covers them.
+OF_A_PROVIDER: Final = ("oidc_start", "oidc_callback")
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from django.conf import settings
 from django.contrib import messages
 from django.contrib.auth import update_session_auth_hash
 from django.contrib.auth.decorators import login_required
@@ -21,8 +22,9 @@ from django.views.decorators.debug import sensitive_post_parameters, sensitive_v
 from django.views.decorators.http import require_http_methods, require_POST
 
 from fp8scope_dashboard.accounts import passwords, sessions, time_zones
-from fp8scope_dashboard.accounts.models import User
+from fp8scope_dashboard.accounts.models import OidcIdentity, User
 from fp8scope_dashboard.accounts.people import withdraw_links
+from fp8scope_dashboard.accounts.second_factor.codes import authenticator_of
 
 LINK_AT = "signed_in_with_link_at"
 # For this long after a sign-in by link, the old password is not asked for: links are for users who have lost
@@ -51,6 +53,9 @@ def account(request: HttpRequest) -> HttpResponse:
     """Set or change the password. Ends all other sessions of the user."""
     user = request.user
     assert isinstance(user, User)
+    if request.method == "POST" and not settings.PASSWORDS:
+        messages.error(request, "This server has switched passwords off.")
+        return redirect("account")
     needs_old = _needs_old_password(request, user)
     form_class: type[SetPasswordForm[User]] = _ChangeForm if needs_old else SetPasswordForm
     form = form_class(user, request.POST if request.method == "POST" else None)
@@ -76,6 +81,10 @@ def _sections(request: HttpRequest, user: User) -> dict[str, Any]:
     """The rest of the page."""
     return {
         "section": "account",
+        "passwords": settings.PASSWORDS,
+        "provider": settings.OIDC,
+        "identities": OidcIdentity.objects.filter(user=user).count(),
+        "has_factor": authenticator_of(user) is not None,
         "sessions": sessions.sessions_of(user, request.session.session_key),
         "zones": time_zones.zone_names(),
         "memberships": user.memberships.select_related("project").order_by("project__name")[:MAX_PROJECTS],

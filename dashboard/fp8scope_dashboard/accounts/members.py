@@ -44,14 +44,17 @@ def add_member(project: Project, name: str, role: Role) -> Membership:
 
 
 @transaction.atomic
-def change_role(membership: Membership, role: Role) -> Ended:
+def change_role(membership: Membership, role: Role, *, may_be_last: bool = False) -> Ended:
     """Change the role of a member. A viewer loses their links, and the tokens that do more than read.
+
+    Args:
+        may_be_last: let the project be without an administrator; those of the server remain.
 
     Raises:
         PeopleError: it would leave the project without an administrator.
     """
     _lock(membership.project)
-    if role != Role.ADMIN:
+    if role != Role.ADMIN and not may_be_last:
         _keep_an_admin(membership)
     Membership.objects.filter(pk=membership.pk).update(role=role)
     if role != Role.VIEWER or membership.role == Role.VIEWER:
@@ -68,17 +71,21 @@ def live_tokens(membership: Membership) -> QuerySet[ApiToken]:
 
 
 @transaction.atomic
-def remove_member(membership: Membership, keep_for: User | None = None) -> Ended:
+def remove_member(
+    membership: Membership, keep_for: User | None = None, *, may_be_last: bool = False
+) -> Ended:
     """Remove a member, and revoke their tokens and links. Everything else that they made stays.
 
     Args:
         keep_for: the person who takes over the tokens and links, which then go on.
+        may_be_last: let the project be without an administrator; those of the server remain.
 
     Raises:
         PeopleError: it would leave the project without an administrator.
     """
     _lock(membership.project)
-    _keep_an_admin(membership)
+    if not may_be_last:
+        _keep_an_admin(membership)
     Membership.objects.filter(pk=membership.pk).delete()
     return _end(membership, list(live_tokens(membership).values_list("pk", flat=True)), keep_for)
 

@@ -168,3 +168,43 @@ class SignInLink(models.Model):
     digest = models.BinaryField(max_length=32, unique=True)
     expires_at = models.DateTimeField()
     used_at = models.DateTimeField(null=True, blank=True)
+
+
+class Authenticator(models.Model):
+    """A user's authenticator app: the second factor of their sign-in (RFC 6238)."""
+
+    user = models.OneToOneField(User, on_delete=models.CASCADE, related_name="authenticator")
+    sealed = models.TextField(help_text="The secret, encrypted; see db.encryption.")
+    # Null until a first code has shown that the app has the secret.
+    confirmed_at = models.DateTimeField(null=True, blank=True)
+    created_at = models.DateTimeField(default=timezone.now)
+    # The number of the last interval whose code was used: no code works twice.
+    last_interval = models.BigIntegerField(default=0)
+
+
+class RecoveryCode(models.Model):
+    """A code that takes the place of an authenticator's, once. Only its SHA-256 is stored."""
+
+    user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="recovery_codes")
+    digest = models.BinaryField(max_length=32)
+    used_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["user", "digest"], name="recovery_code_once"),
+        ]
+
+
+class OidcIdentity(models.Model):
+    """The account of a user with a provider of OpenID Connect. Its name may change; `subject` stays."""
+
+    user = models.ForeignKey(User, on_delete=models.CASCADE, related_name="identities")
+    issuer = models.CharField(max_length=500)
+    subject = models.CharField(max_length=255)
+    created_at = models.DateTimeField(default=timezone.now)
+    signed_in_at = models.DateTimeField(default=timezone.now)
+
+    class Meta:
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["issuer", "subject"], name="oidc_identity_once"),
+        ]

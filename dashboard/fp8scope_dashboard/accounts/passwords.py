@@ -10,6 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from django.conf import settings
 from django.contrib.auth.backends import ModelBackend
 from django.contrib.auth.hashers import make_password, verify_password
 from django.core.exceptions import PermissionDenied
@@ -73,10 +74,13 @@ class PasswordBackend(ModelBackend):
         """Return the user with this name and password; None if either is missing.
 
         Raises:
-            PermissionDenied: they do not match, or the user is inactive. Stops further backends.
+            PermissionDenied: passwords are switched off, they do not match, or the user is inactive. Stops
+                further backends.
         """
         if username is None or password is None:
             return None
+        if not settings.PASSWORDS:
+            raise PermissionDenied
         user = User.objects.filter(username=username).first()
         if user is None:
             # Take as long as for a name that exists.

@@ -13,3 +13,14 @@ returns lists of ids by name, which undoing the change needs."""
 access_restored = Signal()
 """Sent when that is undone, within the transaction. Arguments: `project`, `user`, `ended`: the
 ids by name, and `works_again`: the fields to set, so that what was revoked works again."""
+
+roles_synchronised = Signal()
+"""Sent when a sign-in with OpenID Connect changed roles, within the transaction. Arguments: `user`, and
+`changes`: of each project, the old and the new role, None without one."""
+
+factor_changed = Signal()
+"""Sent when a user set up, renewed or removed their second factor. Arguments: `user`, `text`, and `request`,
+None on the command line."""
+
+code_refused = Signal()
+"""Sent when a code of a second factor was wrong. Arguments: `user`, `request`."""

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.contrib.auth import login
+from django.conf import settings
 from django.contrib.auth.forms import AuthenticationForm
 from django.contrib.auth.views import LoginView
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import redirect, render
-from django.utils.http import url_has_allowed_host_and_scheme
+from django.shortcuts import render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
 
 from fp8scope_dashboard.accounts import account_page, services
 from fp8scope_dashboard.accounts.addresses import address_group
 from fp8scope_dashboard.accounts.attempts import attempts
+from fp8scope_dashboard.accounts.second_factor.sign_in import sign_in
 
 
 class SignIn(LoginView):
@@ -25,6 +25,10 @@ class SignIn(LoginView):
     redirect_authenticated_user = True
 
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        if not settings.PASSWORDS:
+            return self.render_to_response(
+                self.get_context_data(form=self.get_form_class()(request)), status=403
+            )
         wait = attempts.admit(request.POST.get("username", ""), _address(request))
         if wait == 0:
             return super().post(request, *args, **kwargs)
@@ -34,7 +38,10 @@ class SignIn(LoginView):
 
     def form_valid(self, form: AuthenticationForm) -> HttpResponse:
         attempts.succeeded(self.request.POST.get("username", ""), _address(self.request))
-        return super().form_valid(form)
+        return sign_in(self.request, form.get_user(), self.get_redirect_url())
+
+    def get_context_data(self, **more: Any) -> dict[str, Any]:
+        return super().get_context_data(**more, passwords=settings.PASSWORDS, provider=settings.OIDC)
 
 
 def _address(request: HttpRequest) -> str:
@@ -50,13 +57,10 @@ def signin_link(request: HttpRequest, token: str) -> HttpResponse:
     user = services.use_sign_in_link(token)
     if user is None:
         return _link_page(request, usable=False)
-    login(request, user, backend="django.contrib.auth.backends.ModelBackend")
-    account_page.recommend_password(request, user)
-    target = request.GET.get("next", "")
-    # `next` may come from anybody: it must not lead to another site.
-    if url_has_allowed_host_and_scheme(target, {request.get_host()}, require_https=request.is_secure()):
-        return redirect(target)
-    return redirect("home")
+    answer = sign_in(request, user, request.GET.get("next", ""), by_link=True)
+    if request.user.is_authenticated:
+        account_page.recommend_password(request, user)
+    return answer
 
 
 def _link_page(request: HttpRequest, *, usable: bool) -> HttpResponse:

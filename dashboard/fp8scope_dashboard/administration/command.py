@@ -47,7 +47,7 @@ def _run_action(options: argparse.Namespace, data: DataDir, is_running: bool) ->
     from fp8scope_dashboard.accounts.people import PeopleError
 
     actions = {"link": _link, "password": _password, "invite": _invite, "remove": _remove, "rekey": _rekey}
-    actions |= {"projects": _projects, "project": _project}
+    actions |= {"projects": _projects, "project": _project, "factor": _factor}
     actions |= {"sql-reader": sql_readers.change, "sql-readers": sql_readers.show}
     try:
         actions[options.action](options, data)
@@ -153,6 +153,7 @@ def _confirm(question: str) -> bool:
 
 
 def _rekey(options: argparse.Namespace, data: DataDir) -> None:
+    from fp8scope_dashboard.accounts.second_factor import codes
     from fp8scope_dashboard.alerts.delivery.rekey import rekey
 
     try:
@@ -165,6 +166,30 @@ def _rekey(options: argparse.Namespace, data: DataDir) -> None:
             f"no key decrypts the settings of {', '.join(unreadable)}: add the former key to "
             "FP8SCOPE_SECRET_KEY_FALLBACKS and repeat this, or enter the settings again on the channels page"
         )
+    apps, lost = codes.rekey()
+    _note(f"Encrypted {apps} second factor{'' if apps == 1 else 's'} with the present key.")
+    if lost:
+        raise AdminError(
+            f"no key decrypts the second factor of {', '.join(lost)}: add the former key to "
+            "FP8SCOPE_SECRET_KEY_FALLBACKS and repeat this, or remove it with `fp8scope admin factor NAME "
+            "--remove`"
+        )
+
+
+def _factor(options: argparse.Namespace, data: DataDir) -> None:
+    from fp8scope_dashboard.accounts.people import person_named
+    from fp8scope_dashboard.accounts.second_factor import codes
+    from fp8scope_dashboard.accounts.signals import factor_changed
+
+    user = person_named(options.name)
+    stored = codes.authenticator_of(user)
+    if not options.remove:
+        _note(f"{user.username} {'has' if stored else 'has no'} second factor.")
+    elif codes.remove(user):
+        factor_changed.send(sender=type(user), user=user, text="removed by fp8scope admin", request=None)
+        _note(f"Removed the second factor of {user.username}: a password or a link is enough to sign in.")
+    else:
+        _note(f"{user.username} has no second factor.")
 
 
 def _print_link(name: str, address: str) -> None:
@@ -227,14 +252,18 @@ def _parser() -> argparse.ArgumentParser:
     actions = parser.add_subparsers(
         dest="action",
         required=True,
-        metavar="{link,password,invite,remove,rekey,projects,project,sql-reader,sql-readers}",
+        metavar="{link,password,invite,remove,factor,rekey,projects,project,sql-reader,sql-readers}",
     )
     link = actions.add_parser("link", help="print a one-time sign-in link for a user")
     password = actions.add_parser("password", help="set a user's password")
     invite = actions.add_parser("invite", help="create a user and print a sign-in link for them")
     remove = actions.add_parser("remove", help="remove a user from a project")
+    factor = actions.add_parser("factor", help="show or remove a user's second factor")
+    factor.add_argument("name", metavar="NAME")
+    factor.add_argument("--remove", action="store_true", help="remove it, for a person who lost their phone")
     actions.add_parser(
-        "rekey", help="encrypt the channels' settings with the present secret key, after it was changed"
+        "rekey",
+        help="encrypt the channels' settings and second factors with the present secret key, after a change",
     )
     actions.add_parser("projects", help="list the projects")
     project = actions.add_parser("project", help="make, rename, describe or archive a project")

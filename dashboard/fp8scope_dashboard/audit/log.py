@@ -22,17 +22,18 @@ class NotUndoableError(Exception):
 
 @dataclass(frozen=True)
 class Actor:
-    """The author of a change, and the address: a person, a token, or without both `fp8scope admin`."""
+    """The author of a change, and the address: a person, a token, or without both `label`."""
 
     user: User | None = None
     token: ApiToken | None = None
     address: str = ""
+    label: str = "fp8scope admin"
 
     def __str__(self) -> str:
         if self.token is not None:
             owner = f" of {self.user.username}" if self.user is not None else ""
             return f"token “{self.token.name}” ({self.token.prefix}…){owner}"
-        return self.user.username if self.user is not None else "fp8scope admin"
+        return self.user.username if self.user is not None else self.label
 
 
 def actor_of(request: HttpRequest) -> Actor:
@@ -44,8 +45,8 @@ def actor_of(request: HttpRequest) -> Actor:
     return Actor(request.user if isinstance(request.user, User) else None, None, address)
 
 
-def record(actor: Actor, project: Project, action: Action, text: str, **details: Any) -> Entry:
-    """Write an entry. `details` is JSON."""
+def record(actor: Actor, project: Project | None, action: Action, text: str, **details: Any) -> Entry:
+    """Write an entry; `project` is None for what concerns the server. `details` is JSON."""
     return Entry.objects.create(
         project=project,
         action=action,

@@ -52,6 +52,7 @@ def undo_member_change(entry: Entry) -> None:
         NotUndoableError: if it is undone already, or the account no longer exists or is deactivated.
     """
     claim_undo(entry)
+    assert entry.project is not None, "members are of a project"
     user = User.objects.filter(pk=entry.details["user"], is_active=True).first()
     if user is None:
         raise NotUndoableError("The account no longer exists, or is deactivated.")

@@ -28,16 +28,23 @@ class Action(models.TextChoices):
     LINK_REVOKED = "link_revoked", "Revoked a link to a report"
     REPORT_DELETED = "report_deleted", "Deleted a report"
     IMPORTED = "imported", "Imported files"
+    EXPORTED = "exported", "Exported"
+    SIGNED_IN = "signed_in", "Signed in"
+    SIGN_IN_FAILED = "sign_in_failed", "Failed to sign in"
+    FACTOR = "factor", "Second factor"
+    ROLES_SYNCHRONISED = "roles_synchronised", "Roles from groups"
     UNDONE = "undone", "Undid a change"
 
 
 class Entry(models.Model):
-    """One change: who made it, when and from which address. An entry is written once and never deleted.
+    """One change: who made it, when and from which address. An entry is written once. It is deleted
+    when its time is over, see audit.retention.
 
     `by` names the person, and the token that they used, as they were called then.
     """
 
-    project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="audit_entries")
+    # Null: it concerns the server, such as a sign-in.
+    project = models.ForeignKey(Project, null=True, on_delete=models.CASCADE, related_name="audit_entries")
     at = models.DateTimeField(default=timezone.now)
     action = models.CharField(max_length=32, choices=Action.choices)
     text = models.CharField(max_length=500, help_text="What was changed, such as the name of a rule.")

@@ -17,6 +17,11 @@ from whitenoise.compress import Compressor  # type: ignore[import-untyped]
 from fp8scope_dashboard.settings.database import broker_from_url, database_from_url
 from fp8scope_dashboard.settings.log_level import log_format_from_text, log_level_from_text
 from fp8scope_dashboard.settings.networks import networks_from_environment
+from fp8scope_dashboard.settings.sign_in import (
+    oidc_from_environment,
+    passwords_from_environment,
+    two_factors_from_environment,
+)
 
 PACKAGE = Path(__file__).resolve().parent.parent
 DATA_DIR = Path(os.environ.get("FP8SCOPE_DATA_DIR", "~/.fp8scope")).expanduser()
@@ -89,6 +94,7 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "fp8scope_dashboard.accounts.time_zones.UseTimeZone",
     "django.contrib.messages.middleware.MessageMiddleware",
+    "fp8scope_dashboard.accounts.second_factor.required.RequireSecondFactor",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
     "fp8scope_dashboard.pages.middleware.content_security_policy",
@@ -164,6 +170,11 @@ CACHES = {
         "KEY_PREFIX": "fp8scope",
     }
 }
+
+# The ways to sign in; see docs/accounts.md.
+OIDC = oidc_from_environment()
+PASSWORDS = passwords_from_environment()
+TWO_FACTORS = two_factors_from_environment()
 
 AUTH_USER_MODEL = "accounts.User"
 # The second is for sign-in links. It never checks passwords: the first backend stops failed attempts.

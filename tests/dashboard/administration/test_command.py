@@ -64,7 +64,7 @@ class Browser:
 
     def name(self) -> str | None:
         """The user who is signed in; None if nobody is."""
-        shown = re.search(r'name="username" value="([^"]+)"', self.get(f"{self.url}/account/"))
+        shown = re.search(r'name="username"\s+value="([^"]+)"', self.get(f"{self.url}/account/"))
         return shown and shown[1]
 
 

@@ -93,6 +93,7 @@ class Addresses:
             "entry_id": self.entry.pk,
             "index": 0,
             "rank": 0,
+            "change": "recovery",
             **chosen,
         }
         return reverse(page, kwargs={key: arguments[key] for key in re.findall(r"<\w+:(\w+)>", route)})

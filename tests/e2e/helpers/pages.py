@@ -55,6 +55,7 @@ PAGES: Final[dict[str, dict[str, str]]] = {
     "shared_report": {"": ""},
     "shared": {"": ""},
     "account": {"": ""},
+    "factor": {"": ""},
     "server_status": {"": ""},
 }
 """The queries of each page's states; the state "" is the page itself."""

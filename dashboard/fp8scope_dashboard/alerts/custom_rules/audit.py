@@ -38,6 +38,7 @@ def undo_rules(entry: Entry) -> None:
             changed.
     """
     claim_undo(entry)
+    assert entry.project is not None, "rules are of a project"
     try:
         for change in reversed(entry.details["rules"]):
             _undo(entry.project, change)

@@ -1,5 +1,6 @@
-"""New secrets of tokens."""
+"""Sign-ins, exports, new secrets of tokens, and entries that belong to no project."""
 
+import django.db.models.deletion
 from django.db import migrations, models
 
 ACTIONS = [
@@ -19,13 +20,28 @@ ACTIONS = [
     ("link_created", "Made a link to a report"),
     ("link_revoked", "Revoked a link to a report"),
     ("report_deleted", "Deleted a report"),
+    ("exported", "Exported"),
+    ("signed_in", "Signed in"),
+    ("sign_in_failed", "Failed to sign in"),
+    ("factor", "Second factor"),
+    ("roles_synchronised", "Roles from groups"),
     ("undone", "Undid a change"),
 ]
 
 
 class Migration(migrations.Migration):
-    dependencies = [("audit", "0002_notes")]
+    dependencies = [("audit", "0002_notes"), ("accounts", "0003_token_lifetimes")]
 
     operations = [
         migrations.AlterField("entry", "action", models.CharField(choices=ACTIONS, max_length=32)),
+        migrations.AlterField(
+            "entry",
+            "project",
+            models.ForeignKey(
+                null=True,
+                on_delete=django.db.models.deletion.CASCADE,
+                related_name="audit_entries",
+                to="accounts.project",
+            ),
+        ),
     ]

@@ -1,0 +1,1 @@
+"""Sign in with a provider of OpenID Connect, whose groups give roles."""
