@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import pyotp
 import pytest
 from dashboard.helpers.old_migrations import OldMigrations, migrate, migrate_to
 from dashboard.helpers.recording import Recorder, make_run
@@ -19,7 +20,8 @@ from django.db.migrations.executor import MigrationExecutor
 from django.db.migrations.recorder import MigrationRecorder
 from django.utils import timezone
 
-from fp8scope_dashboard.accounts.models import ApiToken, Role, User
+from fp8scope_dashboard.accounts.models import ApiToken, OidcIdentity, Role, User
+from fp8scope_dashboard.accounts.second_factor import codes
 from fp8scope_dashboard.accounts.services import create_project, create_sign_in_link
 from fp8scope_dashboard.accounts.tokens import create_token
 from fp8scope_dashboard.alerts.models import Alert, Channel, Delivery, DetectorState, Rule, RuleTrial
@@ -96,6 +98,9 @@ def fill_every_table() -> Run:
     assert Role(project.memberships.get().role) == Role.ADMIN
     create_token(project, "training")
     create_sign_in_link(user, "http://localhost")
+    authenticator = codes.begin(user)
+    assert codes.confirm(authenticator, pyotp.TOTP(codes.secret_of(authenticator)).now()) is not None
+    OidcIdentity.objects.create(user=user, issuer="https://id.example", subject="1")
     run = seed_project(project, steps=1100).faulty
     Run.objects.filter(pk=run.pk).update(state="failed")
     while compaction.compact_run(run.pk):

@@ -40,6 +40,7 @@ from fp8scope_dashboard.accounts.permissions import (
     IMPORT_FILES,
     MAKE_REPORTS,
     READ,
+    READ_AUDIT,
     REVOKE_TOKENS,
     ROTATE_TOKENS,
     SAVE_VIEWS,
@@ -99,6 +100,8 @@ PAGES: Final[Mapping[str, Page]] = {
     **pages("account_time_zone account_sign_out factor_confirm factor_change", post="stranger"),
     **pages("home", read="stranger"),
     **pages("server_status server_status_json server_metrics", read="superuser"),
+    **pages("server_audit server_audit_file", read="superuser"),
+    **pages("project_audit project_audit_file", read=READ_AUDIT.own.value),
     **pages(
         """
         project run spark figure compare compare_figure evaluations scores alerts evidence settings token_list

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
+from fp8scope_dashboard.settings.days import whole_days
 from fp8scope_dashboard.settings.secret_files import MAX_BYTES, secret_from_environment
 from fp8scope_dashboard.settings.sign_in import (
     GroupRoles,
@@ -165,3 +166,16 @@ def test_refuses_other_switches(monkeypatch: pytest.MonkeyPatch, text: str) -> N
 def test_switches(monkeypatch: pytest.MonkeyPatch) -> None:
     set_environment(monkeypatch, FP8SCOPE_PASSWORDS="0", FP8SCOPE_TWO_FACTORS=" Administrators ")
     assert not passwords_from_environment() and two_factors_from_environment() == "administrators"
+
+
+@pytest.mark.parametrize("text", ["-1", "1.5", "36501", "٣", "always"])
+def test_refuses_a_wrong_number_of_days(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("X_DAYS", text)
+    with pytest.raises(ImproperlyConfigured, match="X_DAYS must be a whole number of days"):
+        whole_days("X_DAYS")
+
+
+def test_days(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert whole_days("X_DAYS") == 0
+    monkeypatch.setenv("X_DAYS", " 730 ")
+    assert whole_days("X_DAYS") == 730

@@ -158,7 +158,7 @@ def check_server(settings: Settings) -> list[CheckResult]:
         return [CheckResult("server", "fail", message, advice)]
     findings = [
         CheckResult("server", "ok", f"{settings.url} answers."),
-        *check_version_and_clock(settings.url),
+        *check_version_and_clock(settings.url, settings.token),
     ]
     if outcome.code == UNKNOWN_RUN:
         findings.append(CheckResult("token", "ok", "The server accepts the token."))
@@ -169,12 +169,19 @@ def check_server(settings: Settings) -> list[CheckResult]:
     return findings
 
 
-def check_version_and_clock(url: str) -> list[CheckResult]:
+def check_version_and_clock(url: str, token: str = "") -> list[CheckResult]:
     """Compare the version and the clock of the server with ours."""
     import urllib3
 
     try:
-        response = urllib3.request("GET", f"{url}/api/v1/openapi.json", timeout=ANSWER_SECONDS, retries=False)
+        response = urllib3.request(
+            "GET",
+            f"{url}/api/v1/openapi.json",
+            # A server may keep the description of its API private.
+            headers={"Authorization": f"Bearer {token}"} if token else None,
+            timeout=ANSWER_SECONDS,
+            retries=False,
+        )
     except urllib3.exceptions.HTTPError as error:
         return [
             CheckResult("version", "warn", f"The server does not tell its version: {type(error).__name__}.")

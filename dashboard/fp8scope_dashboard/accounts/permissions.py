@@ -85,12 +85,13 @@ CHANGE_PROJECT: Final = _for_all(
     "change the project: name, margins, price, retention, default view, archive", Role.ADMIN
 )
 CHANGE_MEMBERS: Final = _for_all("add and remove members, change roles, undo that", Role.ADMIN)
+READ_AUDIT: Final = _for_all("read the whole audit log, with exports, and export it", Role.ADMIN)
 
 PERMISSIONS: Final = (
     *(READ, SAVE_VIEWS, DESCRIBE_RUNS, DELETE_RUNS, UNDO_RUNS, COMMAND, ALERTS, TRY_RULES, MAKE_REPORTS),
     *(END_REPORTS, SHARE_VIEWS, DELETE_VIEWS, IMPORT_FILES),
     *(CREATE_TOKENS, REVOKE_TOKENS, ROTATE_TOKENS, ADMINISTER_TOKENS),
-    *(CHANGE_RULES, CHANGE_CHANNELS, CHANGE_PROJECT, CHANGE_MEMBERS),
+    *(CHANGE_RULES, CHANGE_CHANNELS, CHANGE_PROJECT, CHANGE_MEMBERS, READ_AUDIT),
 )
 
 

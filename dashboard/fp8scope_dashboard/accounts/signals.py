@@ -16,7 +16,7 @@ ids by name, and `works_again`: the fields to set, so that what was revoked work
 
 roles_synchronised = Signal()
 """Sent when a sign-in with OpenID Connect changed roles, within the transaction. Arguments: `user`, and
-`changes`: of each project, the old and the new role, None without one."""
+`changes`: a RoleChanges of oidc.identities."""
 
 factor_changed = Signal()
 """Sent when a user set up, renewed or removed their second factor. Arguments: `user`, `text`, and `request`,

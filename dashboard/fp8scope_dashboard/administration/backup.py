@@ -28,6 +28,7 @@ from fp8scope_dashboard.administration.database import CONNECT_SECONDS, private_
 from fp8scope_dashboard.embedded import processes
 from fp8scope_dashboard.embedded.postgres import EmbeddedPostgres, installed_binaries
 from fp8scope_dashboard.embedded.processes import ServerError
+from fp8scope_dashboard.servers import configuration
 from fp8scope_dashboard.servers.configuration import DataDir, default_data_dir
 
 FORMAT: Final = 1
@@ -72,7 +73,7 @@ def _backup(file: Path, data: DataDir) -> None:
         raise BackupError(f"{file} exists: name another file")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".backup-", dir=file.parent)))
-        url = os.environ.get("DATABASE_URL") or private_database(data, stack)[0]
+        url = configuration.secret("DATABASE_URL") or private_database(data, stack)[0]
         major = _major_version(url)
         dump = [
             _program("pg_dump", major),
@@ -89,7 +90,9 @@ def _backup(file: Path, data: DataDir) -> None:
             "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }
         (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
-        key = os.environ.get("FP8SCOPE_SECRET_KEY") or (data.secret_key() if data.has_secret_key() else "")
+        key = configuration.secret("FP8SCOPE_SECRET_KEY") or (
+            data.secret_key() if data.has_secret_key() else ""
+        )
         (folder / KEY).write_text(f"{key}\n" if key else "")
         # The name appears when the file is whole. It holds the secret key, so only its owner may read it.
         whole = folder / "backup.tar"
@@ -107,10 +110,10 @@ def _restore(file: Path, data: DataDir) -> None:
     with ExitStack() as stack:
         archive = stack.enter_context(_opened(file))
         manifest = _manifest(file, archive)
-        if url := os.environ.get("DATABASE_URL"):
+        if url := configuration.secret("DATABASE_URL"):
             _restore_database(archive, url, manifest)
             key = _key(archive)
-            if key and key != os.environ.get("FP8SCOPE_SECRET_KEY"):
+            if key and key != configuration.secret("FP8SCOPE_SECRET_KEY"):
                 print(
                     "Set FP8SCOPE_SECRET_KEY to the key of the backup: `tar -xOf FILE secret_key` prints it."
                 )

@@ -16,6 +16,7 @@ import psycopg
 from fp8scope_dashboard.embedded import processes
 from fp8scope_dashboard.embedded.postgres import EmbeddedPostgres
 from fp8scope_dashboard.embedded.processes import AlreadyRunningError, ServerError
+from fp8scope_dashboard.servers import configuration
 from fp8scope_dashboard.servers.configuration import DataDir
 
 CONNECT_SECONDS = 10
@@ -30,12 +31,14 @@ def connected(data: DataDir) -> Iterator[bool]:
     """
     with ExitStack() as stack:
         is_running = True
-        if not os.environ.get("DATABASE_URL"):
-            os.environ["DATABASE_URL"], is_running = private_database(data, stack)
-        _check(os.environ["DATABASE_URL"])
+        url = configuration.secret("DATABASE_URL")
+        if not url:
+            url, is_running = private_database(data, stack)
+            os.environ["DATABASE_URL"] = url
+        _check(url)
         os.environ.setdefault("DJANGO_SETTINGS_MODULE", "fp8scope_dashboard.settings.base")
         os.environ.setdefault("FP8SCOPE_DATA_DIR", str(data.root))
-        if not os.environ.get("FP8SCOPE_SECRET_KEY") and data.has_secret_key():
+        if not configuration.secret("FP8SCOPE_SECRET_KEY") and data.has_secret_key():
             os.environ["FP8SCOPE_SECRET_KEY"] = data.secret_key()
         django.setup()
         stack.callback(disconnect)

@@ -10,6 +10,8 @@ from ninja import Router, Schema
 
 from fp8scope_dashboard.api.auth import RUN_READER, run_of
 from fp8scope_dashboard.api.responses import ERRORS
+from fp8scope_dashboard.audit.log import actor_of, record
+from fp8scope_dashboard.audit.models import Action
 from fp8scope_dashboard.exports import formats, streaming
 from fp8scope_dashboard.wire.schemas import ErrorOut
 
@@ -35,7 +37,11 @@ def export_run(
     request: HttpRequest, run: UUID, format: formats.Format = "parquet", progress: UUID | None = None
 ) -> StreamingHttpResponse:
     """Stream a run as a file for `fp8scope import`. The header X-Fp8scope-Rows has its number of rows."""
-    return streaming.respond(run_of(request, run), format, progress)
+    stored = run_of(request, run)
+    answer = streaming.respond(stored, format, progress)
+    text = f"“{stored.name}”, as {format}"
+    record(actor_of(request), stored.project, Action.EXPORTED, text, run=str(stored.pk))
+    return answer
 
 
 @router.get("/runs/{run}/export/{progress}", response={200: ExportProgress, ERRORS: ErrorOut})

@@ -11,6 +11,7 @@ from ninja.errors import HttpError, ValidationError
 from fp8scope_dashboard.api.auth import ADMINISTRATOR
 from fp8scope_dashboard.api.certificates import router as certificates
 from fp8scope_dashboard.api.control import router as control
+from fp8scope_dashboard.api.docs_access import private_if_asked
 from fp8scope_dashboard.api.errors import refusal_of
 from fp8scope_dashboard.api.exports import router as exports
 from fp8scope_dashboard.api.ingest import router as ingest
@@ -38,6 +39,7 @@ api = NinjaAPI(
     description="docs/wire.md describes what training processes send, docs/api.md what programs read.",
     urls_namespace="api",
     auth=ADMINISTRATOR,
+    docs_decorator=private_if_asked,
 )
 api.add_router("", runs)
 api.add_router("", certificates)

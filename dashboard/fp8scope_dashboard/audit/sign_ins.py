@@ -13,6 +13,7 @@ from django.dispatch import receiver
 from django.http import HttpRequest
 
 from fp8scope_dashboard.accounts.models import Project, User
+from fp8scope_dashboard.accounts.oidc.identities import RoleChanges
 from fp8scope_dashboard.accounts.signals import code_refused, factor_changed, roles_synchronised
 from fp8scope_dashboard.audit.log import Actor, record
 from fp8scope_dashboard.audit.models import Action
@@ -47,11 +48,13 @@ def on_factor_changed(user: User, text: str, request: HttpRequest | None, **_: A
 
 
 @receiver(roles_synchronised, dispatch_uid="audit.roles_synchronised")
-def on_roles(user: User, changes: Mapping[int, tuple[str | None, str | None]], **_: Any) -> None:
-    projects = Project.objects.in_bulk(list(changes))
+def on_roles(user: User, changes: RoleChanges, **_: Any) -> None:
+    projects = Project.objects.in_bulk([number for number in changes if number is not None])
     for number, (before, after) in changes.items():
-        text = f"{user.username}: {before or 'none'} → {after or 'none'}"
-        record(Actor(label=BY_GROUPS), projects[number], Action.ROLES_SYNCHRONISED, text)
+        project = None if number is None else projects[number]
+        where = " of the server" if project is None else ""
+        text = f"{user.username}: {before or 'none'} → {after or 'none'}{where}"
+        record(Actor(label=BY_GROUPS), project, Action.ROLES_SYNCHRONISED, text)
 
 
 def _actor(user: User, request: HttpRequest | None) -> Actor:

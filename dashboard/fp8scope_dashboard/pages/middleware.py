@@ -33,18 +33,19 @@ POLICY = "; ".join(
         "frame-ancestors 'none'",
     )
 )
-# The API's documentation page contains inline scripts.
-EXEMPT_PREFIX = "/api/"
+# The API answers with data, except for the page that describes it.
+DATA_PREFIX = "/api/"
+DATA_EXCEPT = "/api/v1/docs"
 
 Handler = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]
 
 
 @sync_and_async_middleware
 def content_security_policy(get_response: Handler) -> Handler:
-    """Add the policy to every response outside the API."""
+    """Add the policy to every page."""
 
     def add(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
-        if not request.path.startswith(EXEMPT_PREFIX):
+        if not request.path.startswith(DATA_PREFIX) or request.path == DATA_EXCEPT:
             response.headers.setdefault("Content-Security-Policy", POLICY)
             response.headers.setdefault("Permissions-Policy", "camera=(), geolocation=(), microphone=()")
         return response

@@ -14,6 +14,7 @@ from fp8scope_dashboard.pages.live import views as events
 from fp8scope_dashboard.pages.panels import views as panels
 from fp8scope_dashboard.pages.project import (
     audit,
+    audit_log,
     comparison_margin,
     home,
     llms,
@@ -149,6 +150,8 @@ urlpatterns: list[URLPattern] = [
         name="share_link_revoke",
     ),
     path("server/", server_status.server_status, name="server_status"),
+    path("server/audit/", audit_log.server_audit, name="server_audit"),
+    path("server/audit/entries.<slug:form>", audit_log.server_audit_file, name="server_audit_file"),
     path("server/status.json", server_status.server_status_json, name="server_status_json"),
     path("metrics", server_status.server_metrics, name="server_metrics"),
     path("shared/<str:secret>/", shared_reports.shared, name="shared"),
@@ -179,6 +182,8 @@ urlpatterns: list[URLPattern] = [
     path(P + "settings/archive", settings.archive, name="project_archive"),
     path(P + "settings/members/new", settings.member_add, name="member_add"),
     path(P + "settings/members/<int:member_id>", settings.member_change, name="member_change"),
+    path(P + "settings/audit/", audit_log.project_audit, name="project_audit"),
+    path(P + "settings/audit/entries.<slug:form>", audit_log.project_audit_file, name="project_audit_file"),
     path(P + "settings/changes/<int:entry_id>/undo", audit.change_undo, name="change_undo"),
     path(P + "settings/tokens", tokens.token_list, name="token_list"),
     path(P + "settings/tokens/new", settings.token_create, name="token_create"),

@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from django.core.exceptions import ImproperlyConfigured
 
 from fp8scope_dashboard.embedded.processes import ServerError
+from fp8scope_dashboard.settings.secret_files import secret_from_environment
 
 BACKLOG = 1024
 WILDCARDS = ("", "0.0.0.0", "::")
+SECRET_FILES = ("DATABASE_URL_FILE", "REDIS_URL_FILE", "FP8SCOPE_SECRET_KEY_FILE")
 LOOPBACKS = ("localhost", "127.0.0.1", "::1")
 
 
@@ -160,19 +163,32 @@ def _channel_networks(host: str) -> str:
     return "127.0.0.0/8,::1" if is_alone else ""
 
 
+def secret(variable: str) -> str:
+    """The secret in a variable, or in the file that `variable`_FILE names; empty without both.
+
+    Raises:
+        ServerError: both are set, or the file cannot be read.
+    """
+    try:
+        return secret_from_environment(variable)
+    except ImproperlyConfigured as error:
+        raise ServerError(str(error)) from None
+
+
 def child_environment(
     data: DataDir, address: str, host: str, database_url: str, redis_url: str
 ) -> dict[str, str]:
     """This process's environment with the settings that all children of the installation share."""
     return {
-        **os.environ,
+        # These are resolved here: children must not find both forms.
+        **{name: value for name, value in os.environ.items() if name not in SECRET_FILES},
         "DJANGO_SETTINGS_MODULE": "fp8scope_dashboard.settings.base",
         "DATABASE_URL": database_url,
         "REDIS_URL": redis_url,
         "FP8SCOPE_DATA_DIR": str(data.root),
         "FP8SCOPE_BASE_URL": address,
         "FP8SCOPE_ALLOWED_HOSTS": ",".join(allowed_hosts(host)),
-        "FP8SCOPE_SECRET_KEY": os.environ.get("FP8SCOPE_SECRET_KEY") or data.secret_key(),
+        "FP8SCOPE_SECRET_KEY": secret("FP8SCOPE_SECRET_KEY") or data.secret_key(),
         "FP8SCOPE_CHANNEL_NETWORKS": _channel_networks(host),
         "PYTHONUNBUFFERED": "1",
         # Python must not look for modules in the children's working directory.

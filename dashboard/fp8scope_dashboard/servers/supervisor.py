@@ -171,8 +171,8 @@ class Supervisor:
             self.data,
             self.url,
             self.host,
-            os.environ.get("DATABASE_URL") or servers["postgres"][1].url,
-            os.environ.get("REDIS_URL") or servers["redis"][1].url,
+            configuration.secret("DATABASE_URL") or servers["postgres"][1].url,
+            configuration.secret("REDIS_URL") or servers["redis"][1].url,
         )
         if "postgres" in servers:
             self.environment["FP8SCOPE_DATABASE_DIR"] = str(servers["postgres"][1].data_dir)
@@ -199,7 +199,7 @@ class Supervisor:
         ]
         servers = {}
         for variable, name, server in candidates:
-            if not os.environ.get(variable):
+            if not configuration.secret(variable):
                 child = children.embedded_child(name, server, self._log_file(stack, name))
                 # Registered now, so that it also runs if opening or starting fails half-way.
                 stack.callback(self._stop_server, child, server)
@@ -208,7 +208,7 @@ class Supervisor:
 
     def _start_fork_server(self, stack: ExitStack) -> ForkServer:
         environment = dict(self.environment)
-        if not os.environ.get("DATABASE_URL"):
+        if not configuration.secret("DATABASE_URL"):
             # Only for the private PostgreSQL: a connection pooler before another may refuse the parameter.
             environment.setdefault("FP8SCOPE_STATEMENT_SECONDS", str(STATEMENT_SECONDS))
         forks = ForkServer(self._log_file(stack, "fork_server"), self.data.run, environment)

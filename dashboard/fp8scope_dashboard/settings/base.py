@@ -15,8 +15,10 @@ from kombu.entity import Queue
 from whitenoise.compress import Compressor  # type: ignore[import-untyped]
 
 from fp8scope_dashboard.settings.database import broker_from_url, database_from_url
+from fp8scope_dashboard.settings.days import whole_days
 from fp8scope_dashboard.settings.log_level import log_format_from_text, log_level_from_text
 from fp8scope_dashboard.settings.networks import networks_from_environment
+from fp8scope_dashboard.settings.secret_files import secret_from_environment
 from fp8scope_dashboard.settings.sign_in import (
     oidc_from_environment,
     passwords_from_environment,
@@ -34,12 +36,12 @@ SECURE = _base.scheme == "https"
 
 # A random key lets management commands run without configuration. asgi.py refuses to serve with it, because
 # sessions would not survive a restart or be shared between web processes.
-SECRET_KEY = os.environ.get("FP8SCOPE_SECRET_KEY", "")
+SECRET_KEY = secret_from_environment("FP8SCOPE_SECRET_KEY")
 SECRET_KEY_IS_RANDOM = not SECRET_KEY
 if SECRET_KEY_IS_RANDOM:
     SECRET_KEY = get_random_secret_key()
 # Former keys, newest first: they verify and decrypt what was made with them.
-SECRET_KEY_FALLBACKS = list(filter(None, os.environ.get("FP8SCOPE_SECRET_KEY_FALLBACKS", "").split(",")))
+SECRET_KEY_FALLBACKS = list(filter(None, secret_from_environment("FP8SCOPE_SECRET_KEY_FALLBACKS").split(",")))
 
 DEBUG = False
 ALLOWED_HOSTS = [_base.hostname, *filter(None, os.environ.get("FP8SCOPE_ALLOWED_HOSTS", "").split(","))]
@@ -50,10 +52,10 @@ TRUSTED_PROXIES = networks_from_environment("FP8SCOPE_TRUSTED_PROXIES")
 
 # Private addresses that alert channels may connect to, and the mail server for those without one.
 CHANNEL_NETWORKS = networks_from_environment("FP8SCOPE_CHANNEL_NETWORKS")
-SMTP_URL = os.environ.get("FP8SCOPE_SMTP_URL", "")
+SMTP_URL = secret_from_environment("FP8SCOPE_SMTP_URL")
 MAIL_FROM = os.environ.get("FP8SCOPE_MAIL_FROM", "")
 # With this token, monitoring reads /server/status.json. Empty: only administrators do.
-STATUS_TOKEN = os.environ.get("FP8SCOPE_STATUS_TOKEN", "")
+STATUS_TOKEN = secret_from_environment("FP8SCOPE_STATUS_TOKEN")
 
 INSTALLED_APPS = [
     "django.contrib.auth",
@@ -122,7 +124,7 @@ TEMPLATES = [
 ]
 
 # PostgreSQL only. A pool, not persistent connections: there are more threads than connections.
-DATABASE_URL = os.environ.get("DATABASE_URL", "postgresql://localhost/fp8scope")
+DATABASE_URL = secret_from_environment("DATABASE_URL", "postgresql://localhost/fp8scope")
 DATABASES: dict[str, Any] = {
     "default": {
         **database_from_url(DATABASE_URL),
@@ -147,7 +149,7 @@ STATEMENT_SECONDS = int(os.environ.get("FP8SCOPE_STATEMENT_SECONDS") or 0)
 if os.environ.get("FP8SCOPE_PREPARED_STATEMENTS") == "1":
     DATABASES["default"]["OPTIONS"]["prepare_threshold"] = 5
 # A read replica for figures; see db/replica.py. It may fail, but must fail fast.
-if REPLICA_URL := os.environ.get("FP8SCOPE_REPLICA_URL", ""):
+if REPLICA_URL := secret_from_environment("FP8SCOPE_REPLICA_URL"):
     DATABASES["replica"] = {
         **database_from_url(REPLICA_URL, "FP8SCOPE_REPLICA_URL"),
         "CONN_HEALTH_CHECKS": True,
@@ -162,7 +164,7 @@ if REPLICA_URL := os.environ.get("FP8SCOPE_REPLICA_URL", ""):
 DATABASE_DIR = os.environ.get("FP8SCOPE_DATABASE_DIR", "")
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
-REDIS_URL = os.environ.get("REDIS_URL", "redis://localhost:6379/0")
+REDIS_URL = secret_from_environment("REDIS_URL", "redis://localhost:6379/0")
 CACHES = {
     "default": {
         "BACKEND": "django.core.cache.backends.redis.RedisCache",
@@ -176,11 +178,20 @@ OIDC = oidc_from_environment()
 PASSWORDS = passwords_from_environment()
 TWO_FACTORS = two_factors_from_environment()
 
+# For how many days the audit log is kept; 0: changes for ever, see audit/queries.py.
+AUDIT_DAYS = whole_days("FP8SCOPE_AUDIT_DAYS")
+
 AUTH_USER_MODEL = "accounts.User"
 # The second is for sign-in links. It never checks passwords: the first backend stops failed attempts.
 AUTHENTICATION_BACKENDS = [
     "fp8scope_dashboard.accounts.passwords.PasswordBackend",
     "django.contrib.auth.backends.ModelBackend",
+]
+# The others verify what older versions have stored; a sign-in replaces it.
+PASSWORD_HASHERS = [
+    "fp8scope_dashboard.accounts.hashers.Argon2",
+    "django.contrib.auth.hashers.PBKDF2PasswordHasher",
+    "django.contrib.auth.hashers.ScryptPasswordHasher",
 ]
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": f"django.contrib.auth.password_validation.{name}"}
@@ -211,7 +222,11 @@ WHITENOISE_SKIP_COMPRESS_EXTENSIONS = [*Compressor.SKIP_COMPRESS_EXTENSIONS, "ma
 SECURE_SSL_REDIRECT = SECURE
 SECURE_HSTS_SECONDS = 31_536_000 if SECURE else 0
 SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE
-SECURE_HSTS_PRELOAD = SECURE
+# The lists that browsers ship are hard to leave: only who asks for it is put on them.
+SECURE_HSTS_PRELOAD = SECURE and os.environ.get("FP8SCOPE_HSTS_PRELOAD") == "1"
+SILENCED_SYSTEM_CHECKS = ["security.W021"]
+# The description of the API is for everybody, unless it is private.
+PRIVATE_API_DOCS = os.environ.get("FP8SCOPE_PRIVATE_API_DOCS") == "1"
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if SECURE else None
 SESSION_COOKIE_SECURE = SECURE
 CSRF_COOKIE_SECURE = SECURE
@@ -274,6 +289,8 @@ _PERIODIC_TASKS = {
     # It looks at every run.
     "sql_views.tasks.copy_histories": 60.0,
     "file_imports.tasks.sweep": 15.0,
+    "audit.tasks.delete_old": 3600.0,
+    "accounts.tasks.delete_expired_sessions": 3600.0,
 }
 CELERY_BEAT_SCHEDULE: dict[str, dict[str, Any]] = {
     task: {"task": f"fp8scope_dashboard.{task}", "schedule": seconds}
@@ -288,6 +305,7 @@ LOGGING = {
         "json": {"()": "fp8scope_dashboard.instrumentation.log_context.JsonLines"},
     },
     "filters": {
+        "refusals": {"()": "fp8scope_dashboard.settings.refusals.RefusalsInOneLine"},
         "redact": {"()": "fp8scope_dashboard.settings.redaction.RedactSecrets"},
         "context": {"()": "fp8scope_dashboard.instrumentation.log_context.AddContext"},
     },
@@ -295,7 +313,7 @@ LOGGING = {
         "console": {
             "class": "logging.StreamHandler",
             "formatter": log_format_from_text(os.environ.get("FP8SCOPE_LOG_FORMAT", "")),
-            "filters": ["redact", "context"],
+            "filters": ["refusals", "redact", "context"],
         },
     },
     # At level DEBUG urllib3 logs request paths, and that of a webhook is secret. Apprise quotes what

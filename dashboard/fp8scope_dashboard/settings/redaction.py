@@ -7,6 +7,10 @@ import re
 SECRET = re.compile(r"(/signin/|\bBearer |\bfp8s_)[\w.~+/-]{16,}=*/?")
 # The password in a URL such as DATABASE_URL; it may contain the special characters of a URL.
 PASSWORD = re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s:/@'\"]*:)[^\s'\"]+(?=@)", re.IGNORECASE)
+# What a provider of single sign-on sends in addresses and forms.
+PARAMETER = re.compile(
+    r"(?<![\w-])((?:code|state|nonce|code_verifier|client_secret|id_token|access_token|refresh_token)=)[^&\s'\"]+"
+)
 
 
 class RedactSecrets(logging.Filter):
@@ -26,7 +30,9 @@ class RedactSecrets(logging.Filter):
 
 def redact(text: str) -> str:
     """Replace the secrets in a text."""
-    return PASSWORD.sub(r"\1[redacted]", SECRET.sub(r"\1[redacted]", text))
+    for form in (SECRET, PARAMETER, PASSWORD):
+        text = form.sub(r"\1[redacted]", text)
+    return text
 
 
 _formatter = logging.Formatter()

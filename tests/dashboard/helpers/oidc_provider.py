@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -18,6 +19,12 @@ from joserfc import jwt
 from joserfc.jwk import OctKey, RSAKey
 
 CLIENT_ID, CLIENT_SECRET = "fp8scope", "a-client-secret-of-32-characters"
+
+
+@cache
+def signing_key(_: str) -> RSAKey:
+    """A key of the tests; making one takes a while."""
+    return RSAKey.generate_key(2048, {"kid": "one"})
 
 
 class Provider:
@@ -34,8 +41,7 @@ class Provider:
         self.sends_id_token = True
         self.token_status = 200
         self.requests: list[str] = []
-        self._key = RSAKey.generate_key(2048, {"kid": "one"})
-        self._other_key = RSAKey.generate_key(2048, {"kid": "one"})
+        self._key, self._other_key = signing_key("published"), signing_key("another")
         self._codes: dict[str, dict[str, str]] = {}
 
     def code_for(self, location: str) -> dict[str, str]:

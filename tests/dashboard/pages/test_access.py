@@ -81,8 +81,10 @@ MEMBER += ["import_new"]
 READ_BY_MEMBERS = ["imports", "import_list"]
 # Reading needs no role, writing does.
 FORMS = ["shared_report_new"]
+READ_BY_ADMINS = ["project_audit", "project_audit_file"]
 # Addresses outside of projects, with tests of their own.
 OTHERS = ["home", "llms", "shared", "alert_picture", "server_status", "server_status_json", "server_metrics"]
+OTHERS += ["server_audit", "server_audit_file"]
 # Makes a project, so it is not in one; test_home.py covers it.
 MAKES = ["project_new"]
 # Their address is a secret, which `Addresses` does not make.
@@ -114,14 +116,18 @@ def test_every_address_is_listed_here() -> None:
         *OTHERS,
         *MAKES,
         *READ_BY_MEMBERS,
+        *READ_BY_ADMINS,
     }
     assert {entry.name for entry in urlpatterns} == listed
 
 
 def test_an_address_takes_only_its_own_methods(admin: Visitor, addresses: Addresses) -> None:
     addresses.of("project")
-    own = {name: {"GET", "HEAD"} for name in (*READ, *REDIRECTS, *STREAMS, *OTHERS) if name not in SIGNED}
-    own |= {name: {"GET", "HEAD"} for name in READ_BY_MEMBERS}
+    own = {
+        name: {"GET", "HEAD"}
+        for name in (*READ, *READ_BY_MEMBERS, *READ_BY_ADMINS, *REDIRECTS, *STREAMS, *OTHERS)
+        if name not in SIGNED
+    }
     own |= {name: {"POST"} for name in (*PERSONAL, *MEMBER, *ADMIN, *MAKES)}
     own |= {name: {"GET", "HEAD", "POST"} for name in FORMS}
     for name, methods in own.items():
@@ -183,6 +189,14 @@ def test_a_viewer_can_change_nothing(viewer: Visitor, addresses: Addresses) -> N
     for name in (*MEMBER, *FORMS, *ADMIN):
         assert viewer.client.post(addresses.of(name)).status_code == 403, name
     assert ApiToken.objects.get(pk=addresses.token.pk).revoked_at is None
+
+
+def test_only_administrators_read_the_audit_log(
+    member: Visitor, admin: Visitor, addresses: Addresses
+) -> None:
+    for name in READ_BY_ADMINS:
+        assert member.client.get(addresses.of(name)).status_code == 403, name
+        assert admin.client.get(addresses.of(name)).status_code == 200, name
 
 
 def test_says_which_role_is_missing(viewer: Visitor, addresses: Addresses) -> None:

@@ -57,12 +57,17 @@ PAGES: Final[dict[str, dict[str, str]]] = {
     "account": {"": ""},
     "factor": {"": ""},
     "server_status": {"": ""},
+    "server_audit": {"": "", "without a match": "?by=nobody&first=x"},
+    "project_audit": {"": ""},
 }
 """The queries of each page's states; the state "" is the page itself."""
 SIGNED_OUT: Final[dict[str, int]] = {"signin": 200, "signin_link": 410, "shared": 410}
 """Pages that are shown without an account, with the status for a secret that nobody has."""
-OTHERS: Final = ("import_list", "project_events", "run_events", "alert_picture", "tensor_find", "llms")
-"""No pages: a part of one, streams without end, a picture that needs a signature, a redirect, and a text."""
+OTHERS: Final = (
+    *("import_list", "project_events", "run_events", "alert_picture", "tensor_find", "llms"),
+    *("oidc_start", "oidc_callback", "server_audit_file"),
+)
+"""No pages: a part of one, streams that do not end, a picture with a signature, redirects, a file, a text."""
 
 
 def address_of(name: str, values: Mapping[str, Any], query: str = "") -> str:

@@ -15,6 +15,7 @@ import requests
 from authlib.common.errors import AuthlibBaseError
 from authlib.integrations.django_client import OAuth
 from django.conf import settings
+from django.db import connection
 from django.http import HttpRequest, HttpResponse
 from joserfc.errors import JoseError
 
@@ -36,7 +37,7 @@ class OidcError(Exception):
 
 @dataclass(frozen=True)
 class Claims:
-    """What the provider says of a person. `groups` is None if it does not say it."""
+    """Claims of a provider about a person. `groups` is None if it does not name any."""
 
     subject: str
     username: str
@@ -50,6 +51,7 @@ def begin(request: HttpRequest, callback: str) -> HttpResponse:
     Raises:
         OidcError: the provider does not answer.
     """
+    _release_connection()
     try:
         answer: HttpResponse = _client().authorize_redirect(request, callback)
     except (requests.RequestException, ValueError, KeyError, AuthlibBaseError, RuntimeError) as error:
@@ -71,6 +73,7 @@ def finish(request: HttpRequest) -> Claims:
         "aud": {"essential": True, "value": provider.client_id},
         "exp": {"essential": True},
     }
+    _release_connection()
     try:
         metadata = client.load_server_metadata()
         if str(metadata.get("issuer", "")).rstrip("/") != provider.issuer:
@@ -98,6 +101,12 @@ def finish(request: HttpRequest) -> Claims:
         logger.warning("A sign-in with OpenID Connect was refused: %s.", type(error).__name__)
         raise OidcError(f"The answer of the provider was refused ({_reason(error)}). Try again.") from error
     return _claims(claims, provider)
+
+
+def _release_connection() -> None:
+    """Hold no database connection while the provider is asked."""
+    if not connection.in_atomic_block:
+        connection.close()
 
 
 def _claims(claims: Mapping[str, Any], provider: OidcSettings) -> Claims:

@@ -17,6 +17,8 @@ from fp8scope_dashboard.accounts.permissions import ORDER
 from fp8scope_dashboard.accounts.signals import roles_synchronised
 from fp8scope_dashboard.settings.sign_in import GroupRoles, OidcSettings
 
+RoleChanges = dict[int | None, tuple[str | None, str | None]]
+"""The old and the new role by the id of a project, None without a role; of the key None in the server."""
 NO_ACCESS: Final = "None of your groups has access to this server. Ask who administers it."
 
 
@@ -66,7 +68,7 @@ def synchronise(user: User, groups: frozenset[str], roles: GroupRoles) -> None:
 
     A removed member's tokens and links end. Projects that `roles` does not name stay as they are.
     """
-    changes: dict[int, tuple[str | None, str | None]] = {}
+    changes: RoleChanges = {}
     for project in Project.objects.filter(slug__in=list(roles.projects)):
         wanted = _role_of(groups, roles, project.slug)
         membership = (
@@ -88,6 +90,8 @@ def synchronise(user: User, groups: frozenset[str], roles: GroupRoles) -> None:
         if user.is_superuser != is_administrator:
             user.is_superuser = user.is_staff = is_administrator
             user.save(update_fields=["is_superuser", "is_staff"])
+            of_server = Role.ADMIN.value
+            changes[None] = (None, of_server) if is_administrator else (of_server, None)
     if changes:
         roles_synchronised.send(sender=OidcIdentity, user=user, changes=changes)
 

@@ -15,6 +15,7 @@ from fp8scope_dashboard.alerts.custom_rules.audit import undo_rules
 from fp8scope_dashboard.audit.log import NotUndoableError, actor_of, record
 from fp8scope_dashboard.audit.member_changes import undo_member_change
 from fp8scope_dashboard.audit.models import Action, Entry
+from fp8scope_dashboard.audit.queries import READS
 from fp8scope_dashboard.pages.access import POST, back_to, in_project, may
 from fp8scope_dashboard.pages.address_values import whole_number
 
@@ -34,7 +35,7 @@ UNDO: Final = {
 
 def changes_shown(request: HttpRequest, project: Project) -> dict[str, Any]:
     """The context of the list of changes: the newest, or those before the one in `?changes_before=`."""
-    entries = Entry.objects.filter(project=project).order_by("-id")
+    entries = Entry.objects.filter(project=project).exclude(action__in=READS).order_by("-id")
     before = whole_number(request.GET.get("changes_before", ""))
     if before is not None:
         entries = entries.filter(pk__lt=before)

@@ -9,6 +9,8 @@ from django.http.response import HttpResponseBase
 from django.utils.text import slugify
 
 from fp8scope_dashboard.accounts.models import Project
+from fp8scope_dashboard.audit.log import actor_of, record
+from fp8scope_dashboard.audit.models import Action
 from fp8scope_dashboard.exports import streaming
 from fp8scope_dashboard.pages.access import in_project, page, run_of
 from fp8scope_dashboard.pages.run.console import console_context
@@ -29,9 +31,12 @@ def text(request: HttpRequest, project: Project, run_id: UUID, rank: int) -> Htt
     """The whole console log of a rank as a text file, sent while it is read."""
     run = run_of(project, run_id)
     try:
-        return streaming.respond_text(
+        answer = streaming.respond_text(
             (piece.encode() for piece in console.as_text(run, rank)),
             f"{slugify(run.name)[:80] or 'run'}-rank{rank}.log",
         )
+        said = f"“{run.name}”, the console log of rank {rank}"
+        record(actor_of(request), project, Action.EXPORTED, said, run=str(run.pk))
+        return answer
     except SlowDownError as error:
         return HttpResponse(f"{error.message} {error.hint}", status=429, headers=error.headers())

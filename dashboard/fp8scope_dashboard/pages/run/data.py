@@ -65,8 +65,11 @@ def run_export(request: HttpRequest, project: Project, run_id: UUID, form: str) 
     """Export the run as a file."""
     if form not in formats.MEDIA_TYPES:
         raise Http404("No such format.")
+    run = run_of(project, run_id)
     try:
-        return streaming.respond(run_of(project, run_id), form)
+        answer = streaming.respond(run, form)
+        record(actor_of(request), project, Action.EXPORTED, f"“{run.name}”, as {form}", run=str(run.pk))
+        return answer
     except SlowDownError as error:
         return HttpResponse(f"{error.message} {error.hint}", status=429, headers=error.headers())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,20 +22,24 @@ from fp8scope_dashboard.settings.sign_in import GroupRoles, OidcSettings
 pytestmark = pytest.mark.django_db
 
 
+def settings_of(issuer: str) -> OidcSettings:
+    return OidcSettings(
+        issuer=issuer,
+        client_id=CLIENT_ID,
+        client_secret=CLIENT_SECRET,
+        name="Example",
+        scopes="openid profile email",
+        username_claim="preferred_username",
+        groups_claim="groups",
+        session_hours=12,
+        roles=None,
+    )
+
+
 @pytest.fixture
 def provider(settings: Settings) -> Iterator[Provider]:
     with running_provider() as running:
-        settings.OIDC = OidcSettings(
-            issuer=running.issuer,
-            client_id=CLIENT_ID,
-            client_secret=CLIENT_SECRET,
-            name="Example",
-            scopes="openid profile email",
-            username_claim="preferred_username",
-            groups_claim="groups",
-            session_hours=12,
-            roles=None,
-        )
+        settings.OIDC = settings_of(running.issuer)
         yield running
 
 
@@ -182,18 +187,18 @@ def test_says_that_the_person_cancelled(provider: Provider, client: Client) -> N
 def test_says_that_the_provider_does_not_answer(client: Client, settings: Settings) -> None:
     with running_provider() as gone:
         address = gone.issuer
-    settings.OIDC = OidcSettings(
-        issuer=address,
-        client_id="c",
-        client_secret="s",
-        name="Gone",
-        scopes="openid",
-        username_claim="preferred_username",
-        groups_claim="groups",
-        session_hours=1,
-        roles=None,
-    )
+    settings.OIDC = settings_of(address)
     answer = client.get("/signin/oidc/")
+    assert answer.status_code == 503 and "does not answer" in answer.content.decode()
+
+
+def test_a_provider_that_hangs_is_given_up(
+    client: Client, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fp8scope_dashboard.accounts.oidc.client.TIMEOUT_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        settings.OIDC = settings_of(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        answer = client.get("/signin/oidc/")
     assert answer.status_code == 503 and "does not answer" in answer.content.decode()
 
 
@@ -227,8 +232,13 @@ def test_groups_give_roles_and_take_them(provider: Provider, roles: GroupRoles, 
     assert role_with("leads") == Role.ADMIN
     assert role_with("ops") is None and User.objects.get().is_superuser
     assert role_with("ml") == Role.MEMBER and not User.objects.get().is_superuser
-    texts = list(Entry.objects.filter(action=Action.ROLES_SYNCHRONISED).values_list("text", flat=True))
+    changed = Entry.objects.filter(action=Action.ROLES_SYNCHRONISED).order_by("pk")
+    texts = list(changed.filter(project=project).values_list("text", flat=True))
     assert texts[:3] == ["ada: none → member", "ada: member → admin", "ada: admin → member"]
+    assert list(changed.filter(project=None).values_list("text", flat=True)) == [
+        "ada: none → admin of the server",
+        "ada: admin → none of the server",
+    ]
 
 
 def test_who_has_no_group_gets_no_account(provider: Provider, roles: GroupRoles, client: Client) -> None:

@@ -20,6 +20,7 @@ ACTIONS = [
     ("link_created", "Made a link to a report"),
     ("link_revoked", "Revoked a link to a report"),
     ("report_deleted", "Deleted a report"),
+    ("imported", "Imported files"),
     ("exported", "Exported"),
     ("signed_in", "Signed in"),
     ("sign_in_failed", "Failed to sign in"),
@@ -30,7 +31,7 @@ ACTIONS = [
 
 
 class Migration(migrations.Migration):
-    dependencies = [("audit", "0002_notes"), ("accounts", "0003_token_lifetimes")]
+    dependencies = [("audit", "0003_imports"), ("accounts", "0003_token_lifetimes")]
 
     operations = [
         migrations.AlterField("entry", "action", models.CharField(choices=ACTIONS, max_length=32)),
