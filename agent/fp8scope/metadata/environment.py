@@ -10,32 +10,35 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fp8scope.metadata.launchers import ranks
 from fp8scope.metadata.redaction import MAX_TEXT, clean, plain, redact, redact_arguments
 
 PACKAGES = (
     "fp8scope", "torch", "triton", "torchao", "transformers", "accelerate", "lightning", "transformer_engine",
     "numpy", "pyarrow",
 )  # fmt: skip
+FRAMEWORKS = (
+    "composer", "deepspeed", "flax", "jax", "litgpt", "pytorch_lightning", "ray", "torchtitan", "torchtune",
+    "trl", "verl",
+)  # fmt: skip
+"""Recorded only where the program has imported them."""
 ALWAYS = ("fp8scope", "torch")
 """Recorded as an empty string if not installed."""
 MAX_GPUS = 64
 
 JOB_VARIABLES = {
-    "rank": ("RANK", "SLURM_PROCID"),
-    "local_rank": ("LOCAL_RANK", "SLURM_LOCALID"),
-    "world_size": ("WORLD_SIZE", "SLURM_NTASKS"),
-    "slurm_job_id": ("SLURM_JOB_ID",),
-    "slurm_array_job_id": ("SLURM_ARRAY_JOB_ID",),
-    "slurm_array_task_id": ("SLURM_ARRAY_TASK_ID",),
-    "slurm_step_id": ("SLURM_STEP_ID",),
-    "slurm_job_name": ("SLURM_JOB_NAME",),
-    "slurm_cluster": ("SLURM_CLUSTER_NAME",),
-    "slurm_nodes": ("SLURM_JOB_NODELIST",),
-    "slurm_restarts": ("SLURM_RESTART_COUNT",),
-    "pbs_job_id": ("PBS_JOBID",),
-    "lsf_job_id": ("LSB_JOBID",),
+    "slurm_job_id": "SLURM_JOB_ID",
+    "slurm_array_job_id": "SLURM_ARRAY_JOB_ID",
+    "slurm_array_task_id": "SLURM_ARRAY_TASK_ID",
+    "slurm_step_id": "SLURM_STEP_ID",
+    "slurm_job_name": "SLURM_JOB_NAME",
+    "slurm_cluster": "SLURM_CLUSTER_NAME",
+    "slurm_nodes": "SLURM_JOB_NODELIST",
+    "slurm_restarts": "SLURM_RESTART_COUNT",
+    "pbs_job_id": "PBS_JOBID",
+    "lsf_job_id": "LSB_JOBID",
 }
-"""Field name and the environment variables to read it from; the first one that is set is used."""
+"""Field name and the environment variable to read it from."""
 MAX_JOB_TEXT = 500
 VARIABLES = (
     "CUBLAS_", "CUDA_", "GLOO_", "MKL_", "NCCL_", "NVTE_", "OMP_", "PYTORCH_", "TORCH_", "TORCHINDUCTOR_",
@@ -57,6 +60,7 @@ def describe_environment() -> dict[str, Any]:
         "hostname": socket.gethostname(),
         "pid": os.getpid(),
         **{name: version for name in PACKAGES if (version := version_of(name)) or name in ALWAYS},
+        **{name: version for name in FRAMEWORKS if name in sys.modules and (version := version_of(name))},
         **torch_versions(),
         "gpu": gpus[0] if gpus else "",
         "gpus": gpus[:MAX_GPUS],
@@ -78,9 +82,8 @@ def training_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 def job(environment: Mapping[str, str]) -> dict[str, str]:
     """Return this process's rank and the scheduler's job ids; only those that are set."""
-    values = {
-        name: next((environment[v] for v in variables if environment.get(v)), "")
-        for name, variables in JOB_VARIABLES.items()
+    values = ranks(environment) | {
+        name: environment.get(variable, "") for name, variable in JOB_VARIABLES.items()
     }
     return {name: redact(clean(value))[:MAX_JOB_TEXT] for name, value in values.items() if value}
 

@@ -5,9 +5,12 @@ and the host name give an id that all ranks compute alike, without communication
 the workers, which is the next attempt of the same run. Other variables do not identify a launch:
 TORCHELASTIC_RUN_ID is "none" by default, and MASTER_PORT is 29500 in every launch or changes with a restart.
 
-On several nodes the ranks use an existing key-value store: that of torchrun, or that of torch.distributed
-once it is initialised. The first rank writes, the others read, and none waits. Under Slurm without torchrun,
-the numbers of job and job step are the id.
+Other launchers name a launch, too: Slurm by the numbers of job and job step, Open MPI by a random key. Those
+of DeepSpeed and MPICH do not, but are the parent process of all ranks of a node: on one node its number and
+start are the id.
+
+Elsewhere the ranks use an existing key-value store: that of torchrun, or that of torch.distributed once it is
+initialised. The first rank writes, the others read, and none waits.
 """
 
 import logging
@@ -19,14 +22,20 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from fp8scope.guard import before_any_run
+from fp8scope.metadata.launchers import variables_of
 
 STORE_SECONDS = 10.0
 NAMESPACE = uuid.UUID("6d0d8a0e-3f0c-5d7e-9a53-0f6f1c1b7a51")
 
 logger = logging.getLogger("fp8scope")
+
+
+PARENTS = ("deepspeed.launcher.launch", "deepspeed/launcher/launch.py", "hydra_pmi_proxy")
+"""Parts of the command lines of launchers that start all ranks of a node, and nothing else."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,17 +53,18 @@ class Job:
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> "Job":
         """Read the job from the environment variables of its launcher."""
-        size = _count(environment.get("WORLD_SIZE"), 1)
-        local = _count(environment.get("LOCAL_WORLD_SIZE"), 0)
+        names = variables_of(environment)
+        size = _count(environment.get(names.size), 1)
+        local = _count(environment.get(names.local_size), 0)
         nodes = _count(environment.get("GROUP_WORLD_SIZE"), 0) or (-(-size // local) if local else 0)
         agent_store = environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         address = f"{environment.get('MASTER_ADDR', '')}:{environment.get('MASTER_PORT', '')}"
         return cls(
-            rank=_count(environment.get("RANK"), 0),
+            rank=_count(environment.get(names.rank), 0),
             size=size,
             nodes=nodes,
             restarts=_count(environment.get("TORCHELASTIC_RESTART_COUNT"), 0) if size > 1 or local else 0,
-            launch=_launch(environment, nodes),
+            launch=_launch(environment, size, nodes),
             store_address=address if agent_store else "",
         )
 
@@ -108,20 +118,40 @@ class Job:
         return None
 
 
-def _launch(environment: Mapping[str, str], nodes: int) -> str:
+def _launch(environment: Mapping[str, str], size: int, nodes: int) -> str:
     error_file = environment.get("TORCHELASTIC_ERROR_FILE", "")
     folder = re.search(r"^(.+)[/\\]attempt_\d+[/\\]\d+[/\\][^/\\]+$", error_file)
     if nodes == 1 and folder:
         return f"torchrun {socket.gethostname()} {folder[1]}"
+    if "TORCHELASTIC_RUN_ID" in environment:
+        return ""
+    # A process that is alone may be one of several scripts, one after the other.
+    key = environment.get("OMPI_MCA_orte_precondition_transports", "")
+    if key and size > 1:
+        return f"mpi {key} {environment.get('PMIX_NAMESPACE', '')}"
     slurm = [environment.get(name, "") for name in ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID")]
-    if slurm[1] and slurm[2] and "TORCHELASTIC_RUN_ID" not in environment:
+    if slurm[1] and slurm[2] and size > 1:
         return f"slurm {' '.join(slurm)} {environment.get('SLURM_RESTART_COUNT', '0')}"
-    return ""
+    return _parent_launcher() if nodes == 1 and size > 1 else ""
+
+
+def _parent_launcher() -> str:
+    """The number and the start of the parent process, if that is a launcher; empty without /proc."""
+    parent = Path("/proc") / str(os.getppid())
+    try:
+        command = (parent / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        # After the command's name in parentheses, which may hold spaces, the start is the 20th field.
+        started = (parent / "stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+    is_launcher = any(name in command for name in PARENTS)
+    return f"parent {socket.gethostname()} {os.getppid()} {started}" if is_launcher else ""
 
 
 def rank_of(environment: Mapping[str, str] | None = None) -> int:
     """Return the rank of this process, from the environment of its launcher."""
-    return _count((os.environ if environment is None else environment).get("RANK"), 0)
+    env = os.environ if environment is None else environment
+    return _count(env.get(variables_of(env).rank), 0)
 
 
 def _count(text: str | None, default: int) -> int:

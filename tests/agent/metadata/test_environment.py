@@ -21,7 +21,8 @@ def test_describes_the_process_without_secrets(monkeypatch: pytest.MonkeyPatch) 
 def test_reads_ranks_and_job_ids_from_the_environment() -> None:
     torchrun = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "HOME": "/root"}
     assert job(torchrun) == {"rank": "3", "local_rank": "1", "world_size": "8"}
-    slurm = {"SLURM_PROCID": "2", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "n[1-2]"}
+    srun = {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4"}
+    slurm = {**srun, "SLURM_NTASKS": "8", "SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "n[1-2]"}
     assert job(slurm) == {"rank": "2", "world_size": "4", "slurm_job_id": "77", "slurm_nodes": "n[1-2]"}
     # torchrun was started by srun: its rank is used.
     assert job({**slurm, **torchrun})["rank"] == "3"

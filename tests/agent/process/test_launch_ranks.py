@@ -11,7 +11,7 @@ from agent.helpers.scripts import environment, sync_all
 from agent.helpers.wire_server import WireServer
 
 from fp8scope.config import Settings
-from fp8scope.process.launch_ranks import Job
+from fp8scope.process.launch_ranks import Job, rank_of
 
 TESTS = Path(__file__).parents[2]
 
@@ -125,11 +125,125 @@ def test_a_standalone_process_has_a_separate_run(surroundings: dict[str, str]) -
     assert job.shared_run() == "" and job.restarts == 0 and job.agree("x", "mine") == "mine"
 
 
-def test_recognises_ranks_of_slurm() -> None:
-    step = {"WORLD_SIZE": "8", "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0"}
-    first, second = Job.of({**step, "RANK": "0"}), Job.of({**step, "RANK": "7"})
+@pytest.mark.parametrize(
+    "own", [{"RANK": "{rank}", "WORLD_SIZE": "8"}, {"SLURM_PROCID": "{rank}", "SLURM_STEP_NUM_TASKS": "8"}]
+)
+def test_recognises_ranks_of_slurm(own: dict[str, str]) -> None:
+    step = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "16"}
+    environments = [step | {name: text.format(rank=rank) for name, text in own.items()} for rank in (0, 7)]
+    first, second = map(Job.of, environments)
     assert first.shared_run() == second.shared_run() != ""
-    assert Job.of({**step, "SLURM_STEP_ID": "1"}).shared_run() != first.shared_run()
+    assert [rank_of(environment) for environment in environments] == [first.rank, second.rank] == [0, 7]
+    assert Job.of({**environments[0], "SLURM_STEP_ID": "1"}).shared_run() != first.shared_run()
+    # Of one process of a step, or of a script that sbatch runs, nothing says that it runs only once.
+    assert Job.of({**step, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}).shared_run() == ""
+    assert Job.of({"SLURM_JOB_ID": "77", "SLURM_PROCID": "0", "SLURM_NTASKS": "8"}).size == 1
+
+
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "{rank}",
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "{rank}",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+    "OMPI_MCA_orte_precondition_transports": "e4fb7facdb1a39d2-6f303727a8751732",
+    "PMIX_RANK": "{rank}",
+    "PMIX_NAMESPACE": "377487361",
+}
+"""As of Open MPI 4.1."""
+
+
+def test_recognises_ranks_of_open_mpi() -> None:
+    jobs = [Job.of({name: text.format(rank=rank) for name, text in OPEN_MPI.items()}) for rank in range(4)]
+    assert [(job.rank, job.size, job.nodes) for job in jobs] == [(rank, 4, 1) for rank in range(4)]
+    assert len({job.shared_run() for job in jobs}) == 1
+    assert jobs[0].shared_run() not in ("", jobs[0].shared_run(1))
+    again = OPEN_MPI | {"OMPI_MCA_orte_precondition_transports": "0000"}
+    assert Job.of(again).shared_run() != jobs[0].shared_run()
+    # mpirun has started torchrun, or daemons by srun that have variables of their own.
+    assert Job.of({**OPEN_MPI, **torchelastic(3)}).rank == 3
+    assert Job.of({**OPEN_MPI, "SLURM_PROCID": "9", "SLURM_STEP_NUM_TASKS": "10"}).size == 4
+
+
+RANK = """
+import os
+from fp8scope.metadata.launchers import ranks
+from fp8scope.process.launch_ranks import Job, rank_of
+line = f"{Job.of(os.environ).shared_run()} {rank_of()} {ranks(os.environ)['local_rank']}\\n"
+# In one piece: both ranks write to the same pipe.
+os.write(1, line.encode())
+"""
+LAUNCHER = """
+import os, subprocess, sys
+rank, size, local_rank, local_size = sys.argv[1].split()
+ranks = [
+    subprocess.Popen(
+        [sys.executable, "rank.py"],
+        env={**os.environ, rank: str(n), size: "2", local_rank: str(n), local_size: "2"},
+    )
+    for n in range(2)
+]
+sys.exit(any(process.wait() for process in ranks))
+"""
+
+
+@pytest.mark.parametrize(
+    ("launcher", "variables", "is_shared"),
+    [
+        ("deepspeed/launcher/launch.py", "RANK WORLD_SIZE LOCAL_RANK LOCAL_SIZE", True),
+        ("hydra_pmi_proxy", "PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS", True),
+        ("mine.py", "RANK WORLD_SIZE LOCAL_RANK LOCAL_SIZE", False),
+    ],
+)
+def test_ranks_of_a_parent_that_is_a_launcher(
+    launcher: str, variables: str, is_shared: bool, tmp_path: Path
+) -> None:
+    """Launchers of DeepSpeed and MPICH name no launch. A shell or another program may start several."""
+    path = tmp_path / launcher
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(LAUNCHER)
+    (tmp_path / "rank.py").write_text(RANK)
+    runs = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, launcher, variables],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=200,
+        )
+        lines = [line.split() for line in done.stdout.splitlines()]
+        assert sorted(line[-2:] for line in lines) == [["0", "0"], ["1", "1"]]
+        runs.append({line[0] for line in lines if len(line) == 3})
+        assert len(runs[-1]) == is_shared and ("does not know the run" in done.stderr) is not is_shared
+    assert runs[0].isdisjoint(runs[1])
+
+
+ACCELERATED = """
+import fp8scope
+run = fp8scope.init(name="accelerated")
+for number in range(3):
+    with run.step() as step:
+        step.log(loss=float(number))
+run.finish()
+"""
+
+
+def test_accelerate_launch(server: WireServer, settings: Settings, tmp_path: Path) -> None:
+    """The processes of `accelerate launch` are ranks of one run."""
+    (tmp_path / "script.py").write_text(ACCELERATED)
+    how = "--multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no"
+    done = subprocess.run(
+        [sys.executable, "-m", "accelerate.commands.launch", *how.split(), str(tmp_path / "script.py")],
+        env=environment(server, settings.directory, OMP_NUM_THREADS="1"),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    assert steps_of(server) == {(0, 0): [1, 2, 3], (1, 0): [1, 2, 3]}
+    assert [end["state"] for end in server.run.finishes] == ["finished", "finished"]
 
 
 STORE = """

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fp8scope.guard import Guard
+from fp8scope.metadata.launchers import ranks
 from fp8scope.observe.timing.driver import GpuDriver, driver_of, file_sample, uuid_of
 from fp8scope.process.threads import Worker
 
@@ -130,7 +131,7 @@ def device_memory(device: "torch.device") -> dict[str, float]:
 def _identity(device: "torch.device | None") -> tuple[str, int]:
     """Return the UUID and the index of the device; without one, the index of the process on its host."""
     if device is None:
-        rank = os.environ.get("LOCAL_RANK", "")
+        rank = ranks(os.environ).get("local_rank", "")
         return "", int(rank) if rank.isdecimal() else 0
     from fp8scope_kernels import devices
 
