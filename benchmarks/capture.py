@@ -1,7 +1,8 @@
 """What scripts give to other trackers, beside what fp8scope has recorded of it.
 
-Each script is run by `fp8scope run` with the real tracker. Then every value that the tracker has stored is
-read back from its own files, and looked for in the recorded run: at the tracker's step, equal, once.
+Each script is run by `fp8scope run` with the real tracker, or by Python if it has fp8scope's logger for a
+framework. Then every value that the tracker has stored is read back from its own files, and looked for in the
+recorded run: at the tracker's step, equal, once.
 
     python benchmarks/capture.py [SCRIPT ...] [--sources DIR] [--without-cost]
 
@@ -43,7 +44,12 @@ class Case:
     """A script, the trackers that it uses, and the one whose calls are timed."""
 
     trackers: tuple[str, ...]
-    cost: str
+    cost: str = ""
+    script: str = ""
+    """The script of `capture_scripts`, if its name is not that of the case."""
+    alone: bool = False
+    """Run by Python, without `fp8scope run`."""
+    environment: tuple[tuple[str, str], ...] = ()
     arguments: tuple[str, ...] = ()
     source: str = ""
     """The script, or a package, in the folder of `--sources`; else it is one of `capture_scripts`."""
@@ -92,6 +98,26 @@ CASES = {
     "reinforcement": Case(trackers=("tensorboard",), cost="tensorboard"),
     "jax_loop": Case(trackers=("tensorboard",), cost="tensorboard"),
     "torchtitan_loggers": Case(trackers=("tensorboard",), cost="tensorboard"),
+    # Loggers of fp8scope. They need the frameworks, which no extra installs.
+    "torchtitan_metrics": Case(trackers=("tensorboard",)),
+    "torchtune_loggers": Case(trackers=("torchtune",), alone=True),
+    "composer_trainer": Case(trackers=("composer",), alone=True),
+    "deepspeed_engine": Case(
+        trackers=("deepspeed",),
+        alone=True,
+        environment=(
+            *(("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"), ("DS_ACCELERATOR", "cpu")),
+            *(("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29511")),
+        ),
+    ),
+    "verl_tracking": Case(trackers=("verl",), alone=True),
+    "ray_reports": Case(trackers=("ray",), alone=True),
+    "litgpt_choice": Case(trackers=("lightning",)),
+    "trl_sft": Case(trackers=("tensorboard",), script="trl_trainers", arguments=("sft",), has_callback=True),
+    "trl_dpo": Case(trackers=("tensorboard",), script="trl_trainers", arguments=("dpo",), has_callback=True),
+    "trl_grpo": Case(
+        trackers=("tensorboard",), script="trl_trainers", arguments=("grpo",), has_callback=True
+    ),
 }
 FOREIGN = {
     "nanoGPT": Case(
@@ -114,7 +140,7 @@ FOREIGN = {
 
 
 def run_case(case: Case, program: Sequence[str], folder: Path) -> str:
-    """Run the script, or a module by `-m`, by `fp8scope run` in `folder`. Returns its output if it failed."""
+    """Run the script, or a module by `-m`, in `folder`. Returns its output if it failed."""
     if case.prepare is not None:
         case.prepare(folder)
     environment = {
@@ -127,9 +153,11 @@ def run_case(case: Case, program: Sequence[str], folder: Path) -> str:
         "HF_HOME": str(folder / "hf"),
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONPATH": os.pathsep.join((str(folder), str(SCRIPTS), os.environ.get("PYTHONPATH", ""))),
+        **dict(case.environment),
     }
+    by = [] if case.alone else ["-m", "fp8scope", "run"]
     done = subprocess.run(
-        [sys.executable, "-m", "fp8scope", "run", *program, *case.arguments],
+        [sys.executable, *by, *program, *case.arguments],
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -256,14 +284,14 @@ def main() -> None:
                 failure = run_case(case, program, folder)
             else:
                 folder.mkdir()
-                failure = run_case(case, [str(SCRIPTS / f"{name}.py")], folder)
+                failure = run_case(case, [str(SCRIPTS / f"{case.script or name}.py")], folder)
             if failure:
                 print(json.dumps({"script": name, "failed": failure.strip().splitlines()[-1][:300]}))
                 print(failure, file=sys.stderr)
                 continue
             stored = [value for tracker in case.trackers for value in READERS[tracker](folder)]
             lost, elsewhere, more = compare(case, stored, recorded(folder / "spool"))
-        if not arguments.without_cost and case.cost not in ratios:
+        if case.cost and not arguments.without_cost and case.cost not in ratios:
             ratios[case.cost] = call_ratio(case.cost)
         print(
             json.dumps(

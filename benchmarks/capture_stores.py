@@ -130,12 +130,27 @@ def csv_logger(folder: Path) -> Iterator[Stored]:
                         yield Stored("lightning", name, int(row["step"]), float(text))
 
 
+def logged(folder: Path) -> Iterator[Stored]:
+    """The values that a script has written down itself, from another logger of its framework."""
+    for path in sorted(folder.glob("logged.jsonl")):
+        for line in path.read_text().splitlines():
+            tracker, name, step, value = json.loads(line)
+            yield Stored(tracker, name, step, value)
+
+
+def lightning(folder: Path) -> Iterator[Stored]:
+    """The file of Lightning's CSVLogger, and what a script has written down of Fabric."""
+    yield from csv_logger(folder)
+    yield from logged(folder)
+
+
 READERS: Mapping[str, Callable[[Path], Iterator[Stored]]] = {
     "tensorboard": tensorboard,
     "wandb": wandb,
     "mlflow": mlflow,
     "trackio": trackio,
-    "lightning": csv_logger,
+    "lightning": lightning,
+    **dict.fromkeys(("composer", "deepspeed", "ray", "torchtune", "verl"), logged),
 }
 
 

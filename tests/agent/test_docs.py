@@ -1,5 +1,6 @@
 """The code of docs/agent.md runs as it stands there."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -8,6 +9,8 @@ from pathlib import Path
 import pytest
 from agent.helpers.documents import run_block
 from agent.helpers.wire_server import WireServer
+
+from fp8scope.metadata.launchers import LAUNCHERS
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "agent.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
@@ -62,3 +65,28 @@ def test_the_callbacks_need_no_import_but_fp8scope() -> None:
     program = "import fp8scope\n" + "\n".join(names)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+FRAMEWORKS = DOCUMENT.parent / "frameworks.md"
+
+
+def test_the_page_of_frameworks_names_what_there_is() -> None:
+    """Without importing the frameworks: each name is a class or a function of its module."""
+    source = DOCUMENT.parents[1] / "agent" / "fp8scope" / "integrations"
+    text = FRAMEWORKS.read_text()
+    named = set(re.findall(r"fp8scope\.integrations\.(\w+)\.(\w+)", text))
+    assert len(named) >= 9
+    for module, name in named:
+        tree = ast.parse((source / f"{module}.py").read_text())
+        defined = {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+        assert name in defined, (module, name)
+    modules = {path.stem for path in source.glob("*.py")} - {"__init__", "common"}
+    shared = {"lightning_logger", "registered_names", "run_values", "verl"}
+    assert modules - shared == {module for module, _ in named} | set(
+        re.findall(r"import fp8scope\.integrations\.(\w+)", text)
+    )
+
+
+def test_the_page_of_frameworks_names_the_variables_of_launchers() -> None:
+    text = FRAMEWORKS.read_text()
+    assert all(f"`{name}`" in text for names in LAUNCHERS for name in (names.rank, names.size))

@@ -1,5 +1,7 @@
 """Every example runs, a few steps of it."""
 
+import ast
+import subprocess
 import sys
 from pathlib import Path
 
@@ -77,6 +79,29 @@ def test_a_script_without_a_line(server: WireServer, here: Launch) -> None:
     assert here("--convert", "delayed", EXAMPLES / "unmodified.py", "--steps", str(STEPS)) == 0
     assert server.run.steps == [1, 2, 3, 4] and server.run.registration["precision"] == "fp8"
     assert server.run.scalars("tokens") == [8 * 32 * step for step in range(1, 5)]
+
+
+def test_jax_needs_only_what_fp8scope_has_without_torch() -> None:
+    """The tests do not install JAX, with which `jax_loop` trains."""
+    text = (EXAMPLES / "jax_loop.py").read_text()
+    names = {
+        node.attr
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "fp8scope"
+    }
+    assert names == {"init"} and len(text.splitlines()) <= 150
+    script = (
+        "import sys, fp8scope\n"
+        "sys.modules['torch'] = None\n"
+        "run = fp8scope.init(name='no torch', mode='offline', seed=0, total_steps=1, precision='fp32')\n"
+        "with run.step(tokens=2) as step:\n"
+        "    step.log({'amax/a.weight': 1.0}, loss=2.0)\n"
+        "report = run.finish()\n"
+        "print(report.errors, report.rows_dropped)\n"
+    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout.split() == ["0", "0"], done.stderr
 
 
 def test_every_example_is_run_here() -> None:

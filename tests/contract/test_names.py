@@ -18,6 +18,7 @@ OF_FRAMEWORKS: Final = {"Meta", "Migration", "Command", "Config", "Media"}
 SHARED: Final = {
     "Alert": "what the script gets, and what the wire carries",
     "Fp8scopeCallback": "of Lightning, and of Transformers",
+    "Fp8scopeLogger": "of each framework that has loggers",
     "Quantized": "of the backends, which nothing uses together",
     "Receipt": "the model, and what the wire carries",
     "Run": "of the agent, and of the dashboard",

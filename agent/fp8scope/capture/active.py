@@ -1,6 +1,7 @@
 """The capture of this process, and the functions of trackers that are replaced for it."""
 
 import logging
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("fp8scope")
 
 _active: "tuple[ValueCapture, TrackerPatches] | None" = None
+_of_runs: "weakref.WeakKeyDictionary[Run, ValueCapture]" = weakref.WeakKeyDictionary()
+"""The captures that loggers have asked for, by their run."""
 
 
 def current() -> ValueCapture | None:
@@ -21,17 +24,31 @@ def current() -> ValueCapture | None:
     return None if _active is None else _active[0]
 
 
+def capture_of(run: "Run") -> ValueCapture:
+    """Return the capture that is bound to this run: one for all its loggers, since they share its steps."""
+    capture = current()
+    if capture is None or capture.run is not run:
+        capture = _of_runs.get(run)
+    if capture is None:
+        capture = _of_runs[run] = ValueCapture()
+    capture.bind(run)
+    return capture
+
+
 def start(
-    trackers: Sequence[str], begin: "Callable[[bool], Run | None] | None" = None
+    trackers: Sequence[str],
+    begin: "Callable[[bool], Run | None] | None" = None,
+    capture: ValueCapture | None = None,
 ) -> ValueCapture | None:
     """Begin to capture the calls of these trackers, imported or not. Returns None if there is nothing to do.
 
-    `begin`: see `ValueCapture`. A capture of this process that goes on is kept.
+    `begin`: see `ValueCapture`. `capture`: the one to use, by default another. A capture of this process that
+    goes on is kept.
     """
     global _active
     if _active is not None or not trackers:
         return current()
-    capture = ValueCapture(begin)
+    capture = ValueCapture(begin) if capture is None else capture
     patches = TrackerPatches(capture)
     _active = capture, patches
     for tracker in trackers:
@@ -52,7 +69,7 @@ def capture_into(run: "Run", trackers: Sequence[str]) -> None:
     """Capture the calls of these trackers for one run, until it ends."""
     if run.finished or run.session.settings.mode == "disabled":
         return
-    capture = start(trackers)
+    capture = start(trackers, capture=_of_runs.get(run))
     if capture is None or not trackers:
         return
     capture.bind(run)

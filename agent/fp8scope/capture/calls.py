@@ -20,6 +20,7 @@ class TrackerCall:
     Attributes:
         count: the tracker's own step; None if it has none.
         replaces: a value of the same name and count replaces the earlier one in the tracker, too.
+        counts: the count is the step of the values, also if they repeat earlier ones.
         time_us: when, in microseconds since 1970.
     """
 
@@ -27,6 +28,7 @@ class TrackerCall:
     numbers: list[tuple[str, Number]]
     count: int | None
     replaces: bool
+    counts: bool
     time_us: int
 
     @staticmethod
@@ -46,7 +48,14 @@ class CallReader:
         self._inside = threading.local()
 
     def read(
-        self, tracker: str, values: Mapping[Any, Any], count: int | None, separator: str, replaces: bool
+        self,
+        tracker: str,
+        values: Mapping[Any, Any],
+        count: int | None,
+        separator: str,
+        *,
+        replaces: bool,
+        counts: bool = False,
     ) -> tuple[TrackerCall, str]:
         """Return the call, and the name of the first value that is no number, if its type is new."""
         numbers: list[tuple[str, Number]] = []
@@ -65,6 +74,7 @@ class CallReader:
             numbers=numbers,
             count=count,
             replaces=replaces,
+            counts=counts and count is not None,
             time_us=TrackerCall.now(),
         )
         return call, news

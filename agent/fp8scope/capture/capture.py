@@ -76,6 +76,7 @@ class ValueCapture:
         *,
         separator: str = "/",
         replaces: bool = False,
+        counts: bool = False,
     ) -> None:
         """Record the numbers among `values`. Never raises.
 
@@ -83,12 +84,16 @@ class ValueCapture:
             step: the tracker's own step, if the call has one.
             separator: stands between the names of nested mappings, as in the tracker.
             replaces: a value of the same name and step replaces the earlier one in the tracker, too.
+            counts: the step is always that of the values. In a tracker without it, a value that is given
+                again without counting on begins another step of the run.
         """
         try:
             if self._is_closed or not isinstance(values, Mapping):
                 return
             with self._lock:
-                call, news = self._reader.read(tracker, values, count_of(step), separator, replaces)
+                call, news = self._reader.read(
+                    tracker, values, count_of(step), separator, replaces=replaces, counts=counts
+                )
                 if news:
                     self._account.say_what_is_left_out(tracker, news)
                 if call.numbers:
@@ -316,7 +321,7 @@ class ValueCapture:
             steps.log_at(number, {})
         elif leads and count is not None and count > step.number:
             steps.log_at(count, {})
-        elif leads and not call.replaces and self._repeats(call):
+        elif leads and not (call.replaces or call.counts) and self._repeats(call):
             steps.log_at(step.number + 1, {})
         return steps.open
 

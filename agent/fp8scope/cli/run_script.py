@@ -18,6 +18,7 @@ from fp8scope.autolog.script_config import collect
 from fp8scope.cli.script import ProgramNotFoundError, find_module, find_script
 from fp8scope.config import ConfigurationError, check_capture, overhead_from, settings_from
 from fp8scope.guard import before_any_run, configure_logging
+from fp8scope.integrations.registered_names import register
 from fp8scope.process.import_hook import when_imported
 from fp8scope.process.open_runs import live_runs
 from fp8scope.recording.registration import RELATIONS, blank_registration, check_registration
@@ -168,6 +169,7 @@ class _Watching:
         """Whether the agent cannot begin here."""
         self._arguments = ParsedArguments()
         self._cancel: Callable[[], None] = lambda: None
+        self._cancel_names: Callable[[], None] = lambda: None
         self._earlier_threads: set[threading.Thread] = set()
         self._capture: ValueCapture | None = None
         self._untrained: Run | None = None
@@ -179,6 +181,7 @@ class _Watching:
         self._arguments.install()
         if self._options.mode != "disabled" and self._options.trackers:
             self._start_capture()
+        self._cancel_names = register()
         self._cancel = when_imported("torch", self._install)
 
     def end(self) -> None:
@@ -192,6 +195,7 @@ class _Watching:
 
     def _restore(self) -> None:
         self._cancel()
+        self._cancel_names()
         if self._capture is not None:
             from fp8scope.capture import active
 

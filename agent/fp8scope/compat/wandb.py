@@ -11,13 +11,11 @@ import secrets
 import uuid
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace, TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self
 
-from fp8scope.capture import active
-from fp8scope.capture.capture import ValueCapture
+from fp8scope.capture.joining import Joined, join
 from fp8scope.capture.trackers.wandb import NAME, StepCounter
 from fp8scope.compat.wandb_entries import Media, WandbEntries, WandbSettings
-from fp8scope.process.open_runs import current_run
 
 if TYPE_CHECKING:
     import fp8scope.run
@@ -49,13 +47,11 @@ Molecule, Object3D, Plotly, Table, Video = map(_media, ("Molecule", "Object3D", 
 class WandbRun:
     """A run in the terms of W&B, which records to a run of fp8scope."""
 
-    def __init__(
-        self, inner: "fp8scope.run.Run | None", capture: ValueCapture, *, owns: bool, **facts: Any
-    ) -> None:
-        """`inner`: the run; None where `fp8scope run` begins it with the training. `owns`: ends with this."""
-        self._inner = inner
-        self._owns = owns
-        self._capture = capture
+    def __init__(self, joined: Joined, **facts: Any) -> None:
+        """`joined`: the run that it records to. `facts`: the arguments of `init`."""
+        self._inner = joined.run
+        self._owns = joined.owns
+        self._capture = capture = joined.capture
         self._counter = StepCounter()
         self._facts = facts
         self._id = facts.get("id") or generate_id()
@@ -219,17 +215,9 @@ def init(
     facts = {"project": project, "entity": entity, "notes": notes, "job_type": job_type}
     if run is not None:
         run.finish()
-    capture, inner = active.current(), cast("fp8scope.run.Run | None", current_run())
-    owns = inner is None and capture is None
-    if owns:
-        inner = _begin(name=name, group=group, tags=tags, mode=mode, resume=resume, id=id, dir=dir)
-    if capture is None or (inner is not None and capture.run is not inner):
-        capture = ValueCapture()
-    if inner is not None and capture.run is None and hasattr(inner, "session"):
-        capture.bind(inner)
-    run = WandbRun(
-        inner, capture, owns=owns, id=id, name=name, group=group, tags=tags, settings=settings, **facts
-    )
+    joined = join(lambda: _begin(name=name, group=group, tags=tags, mode=mode, resume=resume, id=id, dir=dir))
+    capture = joined.capture
+    run = WandbRun(joined, id=id, name=name, group=group, tags=tags, settings=settings, **facts)
     described = {key: value for key, value in facts.items() if value}
     if described:
         capture.configure(NAME, {NAME: described})

@@ -1,12 +1,17 @@
-"""Hugging Face Accelerate: a tracker for `Accelerator(log_with=Fp8scopeTracker(project="..."))`."""
+"""Hugging Face Accelerate: a tracker for `Accelerator(log_with=Fp8scopeTracker(project="..."))`.
+
+Once this module is imported, or in `fp8scope run`, `log_with="fp8scope"` does the same.
+"""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from accelerate import tracking
 from accelerate.tracking import GeneralTracker
 
 import fp8scope
 from fp8scope.integrations.common import scalars_of
+from fp8scope.integrations.run_values import RunValues
 
 if TYPE_CHECKING:
     from fp8scope.run import Run
@@ -75,3 +80,44 @@ class Fp8scopeTracker(GeneralTracker):
         step, self._step = self._step, None
         if step is not None:
             step.__exit__(None, None, None)
+
+
+class NamedTracker(GeneralTracker):
+    """Stands for `log_with="fp8scope"`: Accelerate makes it, with the name that `init_trackers` gets.
+
+    Values go to the run that this process records, else to one that begins with the first of them. The
+    `init_kwargs` of the name are `run`, and arguments of `fp8scope.init`.
+    """
+
+    name = "fp8scope"
+    requires_logging_directory = False
+    main_process_only = True
+
+    def __init__(self, project_name: str, run: "Run | None" = None, **arguments: Any) -> None:
+        super().__init__()
+        self._values = RunValues("accelerate", run, **arguments)
+        # Not the project of fp8scope, to which a token belongs.
+        self._values.configure({"accelerate": {"project": project_name}})
+
+    @property
+    def tracker(self) -> "Run | None":
+        """The run; None before it begins."""
+        return self._values.run
+
+    def start(self) -> None:
+        """Wait for the first value: `fp8scope.attach` may come before."""
+
+    def store_init_configuration(self, values: Mapping[str, Any]) -> None:
+        """Add to the run's configuration."""
+        self._values.configure(values)
+
+    def log(self, values: Mapping[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Record values. `step`: Accelerate's own."""
+        self._values.log(values, step)
+
+    def finish(self) -> None:
+        """Finish the run if this tracker began it; called by `accelerator.end_training()`."""
+        self._values.finish()
+
+
+tracking.LOGGER_TYPE_TO_CLASS.setdefault("fp8scope", NamedTracker)

@@ -1,4 +1,7 @@
-"""Lightning (`lightning` or `pytorch_lightning`): `Trainer(callbacks=[Fp8scopeCallback(project="...")])`."""
+"""Lightning (`lightning` or `pytorch_lightning`): `Trainer(callbacks=[Fp8scopeCallback(project="...")])`.
+
+`Trainer(logger=Fp8scopeLogger(project="..."))` records only what the module logs, without any tensor.
+"""
 
 import os
 import sys
@@ -9,21 +12,26 @@ import fp8scope
 from fp8scope.autolog.attach import attach_run, attachment_of, check
 from fp8scope.autolog.inspection import token_count
 from fp8scope.integrations.common import Begin, Convert, converter, kept, scalars_of
+from fp8scope.integrations.lightning_logger import LoggerMethods, logger_of
 from fp8scope.observe.timing.clock import BACKWARD, DATA, FORWARD, OTHER
 
 if TYPE_CHECKING:
     from lightning.pytorch import Callback
+    from lightning.pytorch.loggers import Logger
 
     from fp8scope.run import Run
     from fp8scope_kernels import Recipe
 elif "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules:
     # The two packages define different classes: import from the one that the program uses.
     from pytorch_lightning import Callback
+    from pytorch_lightning.loggers import Logger
 else:
     try:
         from lightning.pytorch import Callback
+        from lightning.pytorch.loggers import Logger
     except ModuleNotFoundError:
         from pytorch_lightning import Callback
+        from pytorch_lightning.loggers import Logger
 
 
 PRECISIONS: Final[Mapping[str, str]] = {
@@ -34,6 +42,10 @@ PRECISIONS: Final[Mapping[str, str]] = {
     "32-true": "fp32",
 }
 """The Trainer's name of a precision, and a run's."""
+
+
+class Fp8scopeLogger(LoggerMethods, Logger):
+    """Records what a `Trainer` gives to its loggers; see `LoggerMethods`."""
 
 
 class Fp8scopeCallback(Callback):
@@ -68,7 +80,9 @@ class Fp8scopeCallback(Callback):
         """Names of the values that the module has logged while training."""
         self._scores: set[str] = set()
         """Names of the values that the module has logged in validation and test."""
-        self._last: dict[str, Any] = {}
+        self.last: dict[str, Any] = {}
+        """The values that the module has logged last, which are recorded."""
+        self._logger: LoggerMethods | None = None
         self._waiting = True
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -82,11 +96,21 @@ class Fp8scopeCallback(Callback):
         if self.run is not None and not self._given:
             self.run.finish()
             self.run = None
-        if self.run is None:
-            self.run = self._begin(**(facts | self._arguments))
+        self._logger = logger = logger_of(trainer)
+        begun = self.run
+        if logger is not None:
+            logger.beside, begun = self, self.run or logger.values.run
+            # The logger adds them to the configuration.
+            facts["config"].pop("hyperparameters")
+        if begun is None:
+            arguments = {} if logger is None else logger.values.arguments
+            self.run = self._begin(**(facts | arguments | self._arguments))
         else:
+            self.run = begun
             self.run.detach()
             self.run.log_config(facts["config"])
+        if logger is not None:
+            logger.values.use(self.run)
         check(pl_module, trainer.optimizers, "mean", self._tokens_per_step)
         # The Trainer does not call the module itself: `on_train_batch_start` counts the tokens.
         attach_run(
@@ -134,11 +158,11 @@ class Fp8scopeCallback(Callback):
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Record the values that the module has logged in this batch."""
-        logged = {k: v for k, v in trainer.callback_metrics.items() if k not in self._scores}
+        logged = {k: v for k, v in self._values(trainer).items() if k not in self._scores}
         self._trained |= logged.keys()
         # Values of an epoch stay in `callback_metrics`: record each only once.
-        self._log({name: value for name, value in logged.items() if value is not self._last.get(name)})
-        self._last = logged
+        self._log({name: value for name, value in logged.items() if value is not self.last.get(name)})
+        self.last = logged
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Add the scores to the last step."""
@@ -150,9 +174,14 @@ class Fp8scopeCallback(Callback):
         self._log_scores(trainer)
 
     def _log_scores(self, trainer: Any) -> None:
-        scores = {k: v for k, v in trainer.callback_metrics.items() if k not in self._trained}
+        scores = {k: v for k, v in self._values(trainer).items() if k not in self._trained}
         self._scores |= scores.keys()
         self._log(scores)
+
+    def _values(self, trainer: Any) -> dict[str, Any]:
+        """The values that the module has logged, without those that the logger records."""
+        names = set() if self._logger is None else self._logger.own_names
+        return {name: value for name, value in trainer.callback_metrics.items() if name not in names}
 
     def _log(self, values: Mapping[str, Any]) -> None:
         if self.run is not None and not self.run.finished:

@@ -1,9 +1,15 @@
-"""Hugging Face Transformers: `Trainer(..., callbacks=[Fp8scopeCallback(project="...")])`."""
+"""Hugging Face Transformers: `Trainer(..., callbacks=[Fp8scopeCallback(project="...")])`.
 
+Once this module is imported, or in `fp8scope run`, `report_to="fp8scope"` does the same, also in trainers
+that are derived from it, as TRL's.
+"""
+
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.integrations import integration_utils
 
 import fp8scope
 from fp8scope.autolog.attach import attach_run, check
@@ -49,6 +55,14 @@ class Fp8scopeCallback(TrainerCallback):
         self._tokens_per_step = tokens_per_step
         self._arguments = arguments
         self._begin: Begin = fp8scope.init
+        self._trainer_arguments: TrainingArguments | None = None
+
+    def on_init_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Called when the Trainer is complete: take precedence over a callback of `report_to`."""
+        self._trainer_arguments = args
+        _given[id(args)] = self
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -103,6 +117,30 @@ class Fp8scopeCallback(TrainerCallback):
         if self.run is not None and not self.run.finished:
             values = scalars_of(metrics or {})
             self.run.log({f"eval/{name.removeprefix('eval_')}": value for name, value in values.items()})
+
+
+_given: "weakref.WeakValueDictionary[int, Fp8scopeCallback]" = weakref.WeakValueDictionary()
+"""The callbacks that scripts have given to Trainers, by the id of the Trainer's arguments."""
+
+
+class ReportedCallback(Fp8scopeCallback):
+    """Stands for `report_to="fp8scope"`. Beside a callback that the script gives, it does nothing."""
+
+    def on_init_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Called when the Trainer is complete."""
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Begin the run, unless another callback does."""
+        if id(args) not in _given:
+            super().on_train_begin(args, state, control, **kwargs)
+
+
+# In `fp8scope run` the name stands for a callback that does nothing: the trainer gets one of its own.
+integration_utils.INTEGRATION_TO_CALLBACK.setdefault("fp8scope", ReportedCallback)
 
 
 def _facts(args: TrainingArguments, state: TrainerState, model: nn.Module) -> dict[str, Any]:

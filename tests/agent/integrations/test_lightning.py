@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,7 +14,8 @@ from helpers.examples_folder import example
 from torch import Tensor
 
 import fp8scope
-from fp8scope.integrations.lightning import Fp8scopeCallback
+from fp8scope.integrations.lightning import Fp8scopeCallback, Fp8scopeLogger
+from fp8scope.process.open_runs import live_runs
 
 demo = example("lightning_module")
 
@@ -205,3 +207,89 @@ def test_works_with_pytorch_lightning(
     ).fit(Module(), demo.loader(64, 0))
     assert callback.run.finish().complete
     assert server.run.registration["name"] == "the other one" and server.run.steps == [1, 2, 3]
+
+
+def points(server: WireServer, name: str) -> list[tuple[int, float]]:
+    rows = [(row["step"], row["scalars"].get(name)) for row in server.run.rows]
+    return [(step, value) for step, value in rows if value is not None]
+
+
+def logging(
+    folder: Path, logger: Fp8scopeLogger, *callbacks: Fp8scopeCallback, **more: Any
+) -> lightning.Trainer:
+    training = trainer(folder, callbacks[0] if callbacks else Fp8scopeCallback(), logger=logger, **more)
+    if not callbacks:
+        ours = [callback for callback in training.callbacks if isinstance(callback, Fp8scopeCallback)]
+        training.callbacks.remove(ours[0])
+    return training
+
+
+def test_a_logger_that_has_begun_the_run_before_the_callback(server: WireServer, tmp_path: Path) -> None:
+    """`validate` logs before `fit` trains: one run, in which the callback follows the training."""
+    logger, callback = Fp8scopeLogger(name="validated first"), Fp8scopeCallback(name="unused")
+    training = logging(tmp_path, logger, callback, log_every_n_steps=1)
+    module = Watched()
+    training.validate(module, demo.loader(16, 1), verbose=False)
+    begun = logger.values.run
+    training.fit(module, demo.loader(64, 0))
+    assert callback.run is begun is not None and begun.finish().errors == 0
+    assert [value for _, value in points(server, "loss")] == pytest.approx(module.seen)
+    assert server.run.registration["name"] == "validated first"
+    assert len(points(server, "val_loss")) == 1 and len(points(server, "train/perplexity")) == 4
+
+
+def test_the_logger_alone(server: WireServer, tmp_path: Path) -> None:
+    """Its run has Lightning's steps, and no tensors; the experiment is the run."""
+    logger, module = Fp8scopeLogger(tags=["alone"]), Watched()
+    assert logger.save_dir == "." and logger.experiment is not None and live_runs == []
+    logging(tmp_path, logger, log_every_n_steps=2).fit(module, demo.loader(64, 0))
+    logger.experiment.log_config({"more": 1})
+    assert logger.values.run is live_runs[0] and logger.values.run.finish().errors == 0
+    perplexities = torch.tensor(module.seen).exp().tolist()
+    assert dict(points(server, "train/perplexity")) == pytest.approx({1: perplexities[1], 3: perplexities[3]})
+    assert server.run.registration["tags"] == ["alone"] and not any(server.run.catalogues.values())
+    assert server.run.registration["config"] == {"learning_rate": 1e-2, "more": 1}
+
+
+def test_the_loggers_of_other_ranks_record_nothing(
+    server: WireServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightning_utilities.core.rank_zero.rank_zero_only.rank", 1)
+    logger = Fp8scopeLogger()
+    logger.log_hyperparams({"a": 1})
+    logger.log_metrics({"a": 1.0}, 1)
+    logger.finalize("success")
+    assert logger.experiment is None and logger.values.run is None and server.runs == {}
+
+
+def test_an_exception_fails_the_run_of_the_logger(server: WireServer, tmp_path: Path) -> None:
+    class Broken(Watched):
+        def training_step(self, batch: list[Tensor], index: int) -> Tensor:
+            if index == 2:
+                raise ZeroDivisionError("as planned")
+            return super().training_step(batch, index)
+
+    logger = Fp8scopeLogger()
+    with pytest.raises(ZeroDivisionError):
+        logging(tmp_path, logger, log_every_n_steps=1).fit(Broken(), demo.loader(64, 0))
+    assert logger.values.run is not None
+    logger.values.run.finish()
+    assert server.run.finish["state"] == "failed" and "as planned" in server.run.finish["error"]
+
+
+def test_a_value_that_the_callback_has_is_left_out() -> None:
+    """Also if the callback got it as a tensor of a device, and where it is not finite."""
+
+    class Beside:
+        last: Mapping[str, Any] = {
+            "a": torch.tensor(0.1),
+            "b": torch.tensor(float("nan")),
+            "c": torch.tensor(1.0),
+            "d": "text",
+        }
+
+    logger = Fp8scopeLogger(mode="disabled")
+    logger.beside = Beside()
+    nan = float("nan")
+    logger.log_metrics({"a": torch.tensor(0.1).item(), "b": nan, "c": 2.0, "d": 1.0, "e": 1.0}, 0)
+    assert logger.own_names == {"c", "d", "e"}
