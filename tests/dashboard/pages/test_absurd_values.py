@@ -178,5 +178,5 @@ def test_forms(client: Client, admin: Visitor, seeded: Seeded) -> None:
 @pytest.mark.parametrize("method", ["get", "post"])
 def test_account(client: Client, method: str) -> None:
     for name in names_in(account_urls.urlpatterns):
-        address = reverse(name, args=["x"] if name == "signin_link" else [])
+        address = reverse(name, args={"signin_link": ["x"], "factor_change": ["recovery"]}.get(name, []))
         assert_survives(client, method, address)

@@ -50,12 +50,14 @@ def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_it_works() -> None:
+def test_it_works(tmp_path: Path) -> None:
     """Bit for bit the definition, in the interpreter: see tests/gpu/test_triton*.py."""
     files = sorted(str(path) for path in (ROOT / "tests/gpu").glob("test_triton*.py"))
     assert len(files) == 5
+    # Its own folder: pytest makes the shared one private again, where PostgreSQL of other tests has files.
+    options = ("-p", "no:cacheprovider", "-p", "no:xdist", "--basetemp", str(tmp_path / "inner"))
     finished = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *files],
+        [sys.executable, "-m", "pytest", "-q", *options, *files],
         env={**os.environ, "TRITON_INTERPRET": "1", "PYTEST_ADDOPTS": ""},
         cwd=ROOT,
         capture_output=True,
