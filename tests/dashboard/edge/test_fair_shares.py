@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,33 +26,33 @@ def large(writer: uuid.UUID, seq: int) -> dict[str, object]:
 
 
 def test_it_works(server: Server) -> None:
-    """The order of the answers: an agent's batches come between those that waited before them."""
+    """Few large requests are answered while a batch of an agent waits, though sixteen wait before it."""
     other = create_project("other", "Other")
     hostile = WireClient(server.url, create_token(other, "hostile")[1])
     agent = WireClient(server.url, server.token)
     assert hostile.register().status == agent.register().status == 201
     assert agent.send(agent.batch(0, [0], scalars={"loss": [1.0]})).status == 201
 
-    answered: list[str] = []
-    lock = threading.Lock()
+    answered: list[int] = []
+    meanwhile = 0
 
     def flood(seqs: Sequence[int]) -> None:
         for seq in seqs:
             message = large(hostile.writer, seq)
             assert hostile.request("POST", "/batches", json=message).status == 201
-            with lock:
-                answered.append("hostile")
+            answered.append(seq)
 
     with ThreadPoolExecutor(CONNECTIONS) as pool:
         floods = [pool.submit(flood, range(first, REQUESTS, CONNECTIONS)) for first in range(CONNECTIONS)]
         wait_until(lambda: len(answered) > 0, "the first answer to the flood")
         for seq in range(1, 9):
-            assert agent.send(agent.batch(seq, [seq], scalars={"loss": [1.0]})).status == 201
-            with lock:
-                answered.append("agent")
+            batch = agent.batch(seq, [seq], scalars={"loss": [1.0]})
+            # Not between two batches: on a busy machine this process itself may be late with the next one.
+            before = len(answered)
+            assert agent.send(batch).status == 201
+            meanwhile += len(answered) - before
         for each in floods:
             each.result()
-    assert answered.count("hostile") == REQUESTS and answered.count("agent") == 8
+    assert len(answered) == REQUESTS
     # One large request runs at a time, so about one ends while a batch is stored.
-    before_last = answered[: len(answered) - answered[::-1].index("agent")]
-    assert before_last.count("hostile") <= 2 * 8
+    assert meanwhile <= 2 * 8
