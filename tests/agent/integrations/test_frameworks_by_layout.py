@@ -234,7 +234,7 @@ def test_megatron(server: WireServer, monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 
 def test_megatron_bridge(server: WireServer) -> None:
-    """Its state gives the writer out anew at each use."""
+    """Its state makes a new writer at each use."""
     ours = integration("megatron")
     state = SimpleNamespace(
         tensorboard_logger=None, _tensorboard_logger=None, cfg=SimpleNamespace(to_dict=dict)

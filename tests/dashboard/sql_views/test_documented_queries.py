@@ -19,7 +19,7 @@ from fp8scope_dashboard.sql_views.definitions import VIEWS
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "grafana.md").read_text()
-DASHBOARD: dict[str, Any] = json.loads((DOCS / "grafana" / "fp8scope.json").read_text())
+DASHBOARD: dict[str, Any] = json.loads((DOCS.parent / "deploy" / "grafana" / "runs.json").read_text())
 QUERIES = re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL)
 PANELS = {panel["title"]: panel for panel in DASHBOARD["panels"]}
 VARIABLES = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}
