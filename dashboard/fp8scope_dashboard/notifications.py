@@ -26,8 +26,8 @@ import redis
 from celery import current_app
 from django.conf import settings
 from django.db import transaction
-from redis.backoff import NoBackoff
-from redis.retry import Retry
+
+from fp8scope_dashboard.db.redis_client import bounded_client
 
 logger = logging.getLogger(__name__)
 
@@ -316,10 +316,7 @@ _ANNOUNCE_KEYS: Final = [URGENT_RUNS, WAITING_RUNS, COMPARED_RUNS, *_EVALUATOR_K
 
 
 def _client(url: str) -> redis.Redis:
-    client: redis.Redis = redis.Redis.from_url(
-        url, socket_connect_timeout=1.0, socket_timeout=2.0, retry=Retry(NoBackoff(), 0)
-    )
-    return client
+    return bounded_client(url, 1.0, 2.0)
 
 
 _lock = threading.Lock()

@@ -19,8 +19,8 @@ from typing import TypeVar
 
 import redis
 from django.conf import settings
-from redis.backoff import NoBackoff
-from redis.retry import Retry
+
+from fp8scope_dashboard.db.redis_client import bounded_client
 
 logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -138,12 +138,7 @@ class RedisCounts:
 
     def __init__(self, url: str, *, expiry: float = EXPIRY_SECONDS) -> None:
         self._expiry = expiry
-        client = redis.Redis.from_url(
-            url,
-            socket_connect_timeout=TIMEOUT_SECONDS,
-            socket_timeout=TIMEOUT_SECONDS,
-            retry=Retry(NoBackoff(), 0),
-        )
+        client = bounded_client(url, TIMEOUT_SECONDS)
         self._admit = client.register_script(ADMIT)
         self._forgive = client.register_script(FORGIVE)
 

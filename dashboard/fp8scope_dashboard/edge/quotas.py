@@ -18,9 +18,8 @@ from typing import Final
 
 import redis
 from django.conf import settings
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
+from fp8scope_dashboard.db.redis_client import bounded_client
 from fp8scope_dashboard.wire.errors import SlowDownError
 from fp8scope_dashboard.wire.limits import MIB
 
@@ -113,12 +112,7 @@ class Exchange:
     """Adds counts in Redis. Returns their totals over all web processes."""
 
     def __init__(self, url: str) -> None:
-        client = redis.Redis.from_url(
-            url,
-            socket_connect_timeout=TIMEOUT_SECONDS,
-            socket_timeout=TIMEOUT_SECONDS,
-            retry=Retry(NoBackoff(), 0),
-        )
+        client = bounded_client(url, TIMEOUT_SECONDS)
         self._script = client.register_script(EXCHANGE)
         self._client = client
 

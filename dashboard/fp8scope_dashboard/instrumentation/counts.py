@@ -16,8 +16,8 @@ import time
 from typing import Final
 
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
+
+from fp8scope_dashboard.db.redis_client import bounded_client
 
 logger = logging.getLogger(__name__)
 
@@ -35,12 +35,7 @@ class CountStore:
     """Adds counts in Redis, and reads the sums of all processes."""
 
     def __init__(self, url: str) -> None:
-        self._client = redis.Redis.from_url(
-            url,
-            socket_connect_timeout=TIMEOUT_SECONDS,
-            socket_timeout=TIMEOUT_SECONDS,
-            retry=Retry(NoBackoff(), 0),
-        )
+        self._client = bounded_client(url, TIMEOUT_SECONDS)
 
     def add(self, amounts: dict[Key, float]) -> None:
         """Add amounts, all or none of them.

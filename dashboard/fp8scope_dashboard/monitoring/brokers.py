@@ -8,12 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import redis
 from celery import current_app
 from django.conf import settings
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
+from fp8scope_dashboard.db.redis_client import bounded_client
 from fp8scope_dashboard.instrumentation.jobs import QUEUED_AT
 
 TIMEOUT_SECONDS: Final = 1.0
@@ -54,12 +52,7 @@ def read_broker() -> Broker:
     Raises:
         redis.RedisError: it does not answer in time.
     """
-    client = redis.Redis.from_url(
-        settings.REDIS_URL,
-        socket_connect_timeout=TIMEOUT_SECONDS,
-        socket_timeout=TIMEOUT_SECONDS,
-        retry=Retry(NoBackoff(), 0),
-    )
+    client = bounded_client(settings.REDIS_URL, TIMEOUT_SECONDS)
     with client:
         asked = client.pipeline(transaction=False)
         for name in QUEUES:

@@ -16,11 +16,10 @@ from uuid import UUID, uuid4
 import redis
 from django.conf import settings
 from django.db import InterfaceError, OperationalError, close_old_connections
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from fp8scope_dashboard.alerts.delivery import outbox
 from fp8scope_dashboard.alerts.detection import run_detection
+from fp8scope_dashboard.db.redis_client import bounded_client
 from fp8scope_dashboard.notifications import (
     URGENT_RUNS,
     WAITING_RUNS,
@@ -51,12 +50,7 @@ MARK_SECONDS: Final = 10
 
 def work(slot: int) -> int:
     """Evaluate waiting runs until none is left or the turn is over; returns how many evaluations it made."""
-    client = redis.Redis.from_url(
-        settings.REDIS_URL,
-        socket_connect_timeout=1.0,
-        socket_timeout=LINGER_SECONDS + 2.0,
-        retry=Retry(NoBackoff(), 0),
-    )
+    client = bounded_client(settings.REDIS_URL, 1.0, LINGER_SECONDS + 2.0)
     key, mine, count = evaluator_key(slot), uuid4().hex.encode(), 0
     end, next_round, is_urgent = time.monotonic() + TURN_SECONDS, 0.0, False
     with client, outbox.sending_at_once():
