@@ -45,6 +45,7 @@ ChangeKind = Literal[
     "report",
     "console",
     "note",
+    "media",
 ]
 
 # The tasks that changes start. By name, because the tasks' modules import this one.

@@ -32,8 +32,9 @@ ORDERS = {
     """,
     "fp8scope_dashboard": """
         process_setup preload embedded settings statistics text db notifications instrumentation accounts
-        audit wire runs receipts telemetry evaluations ingest analysis diagnosis certificates alerts control
-        shared_reports file_imports monitoring exports edge pages api mlflow_tracking otlp_metrics sql_views
+        audit wire runs receipts media telemetry evaluations ingest analysis diagnosis certificates alerts
+        control shared_reports file_imports monitoring exports edge pages api mlflow_tracking otlp_metrics
+        sql_views
         urls asgi celery apps servers administration demo certification cli
     """,
 }
@@ -45,7 +46,7 @@ INNER_ORDERS = {
     """,
     "fp8scope_dashboard.pages": """
         apps request_reads access address_values formatting badges glossary configuration_differences
-        undo_offer storage_notice early_head finders saved_views settled charts live progress middleware
+        undo_offer storage_notice early_head finders saved_views settled charts live progress middleware media
         tensors readiness scores panels hours run compare certificate fleet runs imports alerts reports
         project
         templatetags urls

@@ -30,7 +30,7 @@ def test_it_works(client: WireClient) -> None:
         "project": "default",
         "url": f"{client.url}/p/default/runs/{client.run}/",
         "state": "running",
-        "accepts": ["console", "evaluation_matrix", "past_note", "past_artefact"],
+        "accepts": ["console", "evaluation_matrix", "past_note", "past_artefact", "media"],
         "margin": 0.0025,
     }
     assert client.catalogue(NAMES).json == {"count": 2}

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyotp
 import pytest
+from dashboard.helpers.logged_media import log
 from dashboard.helpers.old_migrations import OldMigrations, migrate, migrate_to
 from dashboard.helpers.recording import Recorder, make_run
 from dashboard.helpers.seeding import seed_project
@@ -142,6 +143,7 @@ def fill_every_table() -> Run:
     MlflowRun.objects.create(run=run, experiment=experiment)
     OtlpWriter.objects.create(run=run)
     SqlReader.objects.create(role="no_login_of_postgresql", project=project)
+    log(unfinished, "sample", b"Once upon a time")
     assert history.copy_run(run.pk)
     imported = ImportJob.objects.create(project=project, created_by=user, title="a.csv", bytes=1)
     ImportChunk.objects.create(job=imported, name="a.csv", number=0, body=b"x")

@@ -110,7 +110,7 @@ PAGES: Final[Mapping[str, Page]] = {
         score_differences shared_reports shared_report run_suggest tensor tensor_map tensor_picture
         tensor_ranking tensor_find compare_find compare_configuration console_lines console_text
         panel_figure panel_form project_events run_events runs_figure run_charts run_scatter run_parallel
-        step_note fleet fleet_json certificate
+        step_note fleet fleet_json certificate media media_content
         """,
         read="viewer",
     ),
@@ -163,6 +163,7 @@ ENDPOINTS: Final[Mapping[tuple[str, str], Endpoint]] = {
     ("POST", "runs/{run}/writers/{writer}/tensors"): Endpoint(Scope.WRITE, {"tensors": []}),
     ("POST", "runs/{run}/batches"): Endpoint(Scope.WRITE, {**MESSAGE, "protocol": 1, "rows": [ROW]}),
     ("POST", "runs/{run}/histograms"): Endpoint(Scope.WRITE, {}),
+    ("POST", "runs/{run}/media"): Endpoint(Scope.WRITE, {}),
     ("POST", "runs/{run}/evaluations"): Endpoint(Scope.WRITE, {**MESSAGE, **SCORES}),
     ("POST", "runs/{run}/step_notes"): Endpoint(Scope.WRITE, {"step": 1, "text": "Seen."}),
     ("POST", "runs/{run}/commands"): Endpoint(Scope.ADMINISTER, {"kind": "pause"}),
@@ -186,6 +187,7 @@ ENDPOINTS: Final[Mapping[tuple[str, str], Endpoint]] = {
         for name in (
             *("alerts", "course", "efficiency", "environment", "evaluations", "figures", "figures/{name}"),
             *("histograms", "ranks", "scalars", "tensors", "tensors/ranking", "verdict"),
+            *("card", "media", "media/{item}"),
         )
     },
     **{
@@ -398,6 +400,7 @@ def test_the_api(token: str, owner: Visitor) -> None:
         path = f"/{API}{route}{QUERIES.get(route, '')}".replace("{run}", str(run.pk))
         path = path.replace("{writer}", str(uuid.UUID(int=7))).replace("{progress}", str(uuid.UUID(int=8)))
         path = path.replace("{name}", "loss" if "{run}" in route else "scores").replace("{alert}", str(alert))
+        path = path.replace("{item}", str(addresses.media.pk))
         for method in METHODS:
             endpoint = ENDPOINTS.get((method, route))
             body = json.dumps(endpoint.body if endpoint is not None else {})

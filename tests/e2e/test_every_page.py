@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 from dashboard.helpers.addresses import Addresses
+from dashboard.helpers.logged_media import log_examples
 from dashboard.helpers.many_runs import fill_project
+from dashboard.helpers.recording import Recorder
 from dashboard.helpers.seeding import Seeded, seed_project
 from dashboard.helpers.visitors import visitor_of
 from e2e.helpers.accessibility import violations
@@ -44,7 +46,10 @@ MOVING = (
 @pytest.fixture
 def seeded(server: Server) -> Seeded:
     fill_project(server.project, 20)
-    return seed_project(server.project, 150)
+    seeded = seed_project(server.project, 150)
+    for number, run in enumerate((seeded.baselines[0], seeded.faulty)):
+        log_examples(Recorder(run=run), number)
+    return seeded
 
 
 @pytest.fixture

@@ -15,10 +15,12 @@ from fp8scope_dashboard.api.docs_access import private_if_asked
 from fp8scope_dashboard.api.errors import refusal_of
 from fp8scope_dashboard.api.exports import router as exports
 from fp8scope_dashboard.api.ingest import router as ingest
+from fp8scope_dashboard.api.media import router as media
 from fp8scope_dashboard.api.notes import router as notes
 from fp8scope_dashboard.api.projects import router as projects
 from fp8scope_dashboard.api.reading import (
     alerts,
+    card,
     comparisons,
     course,
     diagnosis,
@@ -44,13 +46,14 @@ api = NinjaAPI(
 api.add_router("", runs)
 api.add_router("", certificates)
 api.add_router("", ingest)
+api.add_router("", media)
 api.add_router("", exports)
 api.add_router("", control)
 api.add_router("", notes)
 api.add_router("", rules)
 api.add_router("", projects)
 api.add_router("", tokens)
-for part in (run_list, course, telemetry, tensors, diagnosis, readiness, comparisons, alerts, figures):
+for part in (run_list, card, course, telemetry, tensors, diagnosis, readiness, comparisons, alerts, figures):
     api.add_router("", part.router)
 
 

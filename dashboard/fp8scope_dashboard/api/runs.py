@@ -91,7 +91,7 @@ def register_run(request: HttpRequest, run: UUID, body: schemas.RunIn) -> Status
         "url": services.page_url(registered, server_address(request)),
         "state": registered.state,
         "margin": registered.equivalence_margin,
-        "accepts": ["console", "evaluation_matrix", "past_note", "past_artefact"],
+        "accepts": ["console", "evaluation_matrix", "past_note", "past_artefact", "media"],
     }
     return Status(201 if created else 200, answer)
 

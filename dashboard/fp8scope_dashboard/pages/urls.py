@@ -11,6 +11,7 @@ from fp8scope_dashboard.pages.compare import views as compare
 from fp8scope_dashboard.pages.fleet import views as fleet
 from fp8scope_dashboard.pages.imports import views as imports
 from fp8scope_dashboard.pages.live import views as events
+from fp8scope_dashboard.pages.media import views as media
 from fp8scope_dashboard.pages.panels import views as panels
 from fp8scope_dashboard.pages.project import (
     audit,
@@ -106,6 +107,7 @@ urlpatterns: list[URLPattern] = [
     path(RUN + "related/<choice_field:field>/undo", related_views.choice_undo, name="choice_undo"),
     path(RUN + "console/lines", console_views.lines, name="console_lines"),
     path(RUN + "console/rank<int:rank>.log", console_views.text, name="console_text"),
+    path(RUN + "media/<int:item_id>", media.media_content, name="media_content"),
     path(RUN + "note", notes.note_save, name="note_save"),
     path(RUN + "note/preview", notes.note_preview, name="note_preview"),
     path(RUN + "note/at-step", notes.step_note, name="step_note"),
@@ -130,6 +132,7 @@ urlpatterns: list[URLPattern] = [
     path(P + "compare/figures/<compare_figure:name>.json", compare.compare_figure, name="compare_figure"),
     path(P + "compare/find", compare.compare_find, name="compare_find"),
     path(P + "compare/configuration", compare.compare_configuration, name="compare_configuration"),
+    path(P + "media/", media.media, name="media"),
     path(P + "fleet/", fleet.fleet, name="fleet"),
     path(P + "fleet/fleet.json", fleet.fleet_json, name="fleet_json"),
     path(P + "progress", progress.progress, name="progress"),

@@ -13,7 +13,7 @@ from fp8scope_dashboard.db import replica, sql
 from fp8scope_dashboard.receipts.models import Receipt
 from fp8scope_dashboard.wire.errors import WriterConflictError
 
-MessageKind = Literal["batch", "histogram", "evaluation", "report", "finish"]
+MessageKind = Literal["batch", "histogram", "evaluation", "report", "finish", "media"]
 
 
 @dataclass(frozen=True)

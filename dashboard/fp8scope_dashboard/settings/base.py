@@ -70,6 +70,7 @@ INSTALLED_APPS = [
     "fp8scope_dashboard.audit",
     "fp8scope_dashboard.runs",
     "fp8scope_dashboard.receipts",
+    "fp8scope_dashboard.media",
     "fp8scope_dashboard.telemetry",
     "fp8scope_dashboard.evaluations",
     "fp8scope_dashboard.ingest",

@@ -18,6 +18,7 @@ from django.db import OperationalError, connection, models, transaction
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import Project
+from fp8scope_dashboard.media import services as media
 from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.runs.models import DeletedRun, Run
 from fp8scope_dashboard.telemetry import storage
@@ -105,6 +106,7 @@ def delete_run(run_id: UUID) -> int:
         lock_run(run_id, wait=True)
         DeletedRun.objects.get_or_create(run_id=run_id, defaults={"project_id": run.project_id})
         run.delete()
+        media.delete_unnamed(run.project_id)
     _vacuum(tables)
     return rows
 

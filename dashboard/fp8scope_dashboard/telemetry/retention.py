@@ -14,6 +14,8 @@ from django.db.models import Max
 from django.utils import timezone
 
 from fp8scope_dashboard.db import sql
+from fp8scope_dashboard.media import services as media
+from fp8scope_dashboard.media.models import MediaItem
 from fp8scope_dashboard.runs import console
 from fp8scope_dashboard.runs.models import ConsoleLine, Run
 from fp8scope_dashboard.telemetry.aggregates import FINEST
@@ -36,6 +38,8 @@ OLD_BLOCKS = f"""
 HISTOGRAMS_AT_ONCE = 200
 # Lines of the console log deleted in one transaction.
 LINES_AT_ONCE = 5_000
+# Media deleted in one transaction: some tens of megabytes.
+MEDIA_AT_ONCE = 50
 
 
 def runs_due() -> list[UUID]:
@@ -51,6 +55,7 @@ def runs_due() -> list[UUID]:
             sql.fetch(f"{OLD_BLOCKS} LIMIT 1", parameters)
             or Histogram.objects.filter(run_id=run_id, received_at__lt=before).exists()
             or ConsoleLine.objects.filter(run_id=run_id, received_at__lt=before).exists()
+            or MediaItem.objects.filter(run_id=run_id, received_at__lt=before).exists()
         ):
             due.append(run_id)
     return due
@@ -62,7 +67,8 @@ def retain_run(run_id: UUID) -> int:
     Deletes the values of whole blocks, and only if all their steps are rolled up; a run without compaction
     keeps its values. Histograms have no roll-ups and are always deleted. May be killed and repeated.
     """
-    days = Run.objects.filter(pk=run_id).values_list("project__raw_days", flat=True).first()
+    stored = Run.objects.filter(pk=run_id).values_list("project__raw_days", "project_id").first()
+    days, project_id = stored or (None, 0)
     if days is None:
         return 0
     rows, age = 0, timedelta(days=days)
@@ -71,6 +77,8 @@ def retain_run(run_id: UUID) -> int:
     while _delete_histograms(run_id, timezone.now() - age):
         pass
     while console.delete_before(run_id, timezone.now() - age, LINES_AT_ONCE):
+        pass
+    while media.delete_before(run_id, project_id, timezone.now() - age, MEDIA_AT_ONCE):
         pass
     return rows
 

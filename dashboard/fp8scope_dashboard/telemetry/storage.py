@@ -9,6 +9,8 @@ from uuid import UUID
 from django.contrib.postgres.fields import ArrayField
 from django.db import connection, models
 
+from fp8scope_dashboard.media.models import MediaChunk
+from fp8scope_dashboard.media.services import bytes_of_run
 from fp8scope_dashboard.runs.models import Run
 
 # Overhead of PostgreSQL per row (header, keys, line pointer, one index entry), and per long value, which is
@@ -39,7 +41,10 @@ class Storage:
 
 
 def of_run(run_id: UUID, points: int = 0) -> Storage:
-    """Measure a run with `points` stored points. Reads only the lengths of long values."""
+    """Measure a run with `points` stored points. Reads only the lengths of long values.
+
+    Contents of media count for each run that names them, though they are stored once.
+    """
     tables = {}
     for model, column in tables_of_runs():
         lengths = " + ".join(f'coalesce(pg_column_size("{name}"), 0)' for name in _long_columns(model)) or "0"
@@ -49,6 +54,8 @@ def of_run(run_id: UUID, points: int = 0) -> Storage:
             size, rows = cursor.fetchone()
         if rows:
             tables[table] = (int(float(size or 0) * TOAST_SHARE) + rows * ROW_BYTES, rows)
+    if named := bytes_of_run(run_id):
+        tables[MediaChunk._meta.db_table] = (named, 0)
     return Storage(dict(sorted(tables.items(), key=lambda item: -item[1][0])), points)
 
 

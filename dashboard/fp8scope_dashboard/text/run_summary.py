@@ -60,10 +60,15 @@ def paragraph(facts: RunFacts, form: Form) -> str:
     """The paragraph on one line, with the characters escaped that have a meaning in its form."""
     text = " ".join(sentences(facts))
     if form == "markdown":
-        return _MARKDOWN.sub(r"\\\g<0>", text)
+        return escaped_markdown(text)
     if form == "latex":
         return "".join(_LATEX.get(character, character) for character in text)
     return text
+
+
+def escaped_markdown(text: str) -> str:
+    """A text on one line, with the characters escaped that Markdown gives a meaning."""
+    return _MARKDOWN.sub(r"\\\g<0>", " ".join(text.splitlines()))
 
 
 def _training(facts: RunFacts) -> str:

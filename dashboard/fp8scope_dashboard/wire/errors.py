@@ -81,6 +81,10 @@ class CatalogueGapRefusalError(RefusalError):
     status, code = 409, "catalogue_gap"
 
 
+class ContentNeededError(RefusalError):
+    status, code = 409, "content_needed"
+
+
 class RunConflictRefusalError(RefusalError):
     status, code = 409, "run_conflict"
 
@@ -91,6 +95,10 @@ class TooLargeError(RefusalError):
 
 class InvalidError(RefusalError):
     status, code = 422, "invalid"
+
+
+class MediaFullError(RefusalError):
+    status, code = 422, "media_full"
 
 
 class SlowDownError(RefusalError):

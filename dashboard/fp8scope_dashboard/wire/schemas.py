@@ -80,6 +80,44 @@ class CatalogueLength(Schema):
     count: int
 
 
+class MediaIn(Schema):
+    """The first line of a message with media; the content follows."""
+
+    writer: UUID
+    seq: Natural
+    step: Natural
+    name: Annotated[Text, Field(min_length=1, max_length=128)]
+    kind: Literal["image", "text", "table", "file"]
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+    size: Annotated[int, Field(ge=1, le=limits.MAX_INT)]
+    caption: Annotated[Text, Field(max_length=500)] = ""
+    file_name: Annotated[Text, Field(max_length=255)] = ""
+
+
+class MediaOut(Schema):
+    """A media of a run. `url` is the address of its content, for browsers of members."""
+
+    id: int
+    name: str
+    kind: Literal["image", "text", "table", "file"]
+    step: int
+    rank: int
+    caption: str
+    file_name: str
+    type: str = Field(description="Of an image that a page shows, such as image/png; empty for others.")
+    width: int | None
+    height: int | None
+    size: int
+    sha256: str
+    received_at: datetime
+    url: str
+
+
+class MediaListOut(Schema):
+    items: list[MediaOut]
+    more: bool = Field(description="Whether there are others; ask again with `after`, the id of the last.")
+
+
 SCORE_PRECISIONS = (None, "bf16", "fp8", "fp16", "fp32")
 MATRIX_PRECISIONS = (
     *("bf16", "fp8-current", "fp8-rowwise", "fp8-block", "mxfp8", "fp8-delayed"),

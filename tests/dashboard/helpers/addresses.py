@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from dashboard.helpers.recording import make_run
+from dashboard.helpers.logged_media import log
+from dashboard.helpers.recording import Recorder, make_run
 from dashboard.helpers.visitors import Visitor
 from django.urls import reverse
 
@@ -52,6 +53,7 @@ class Addresses:
         )
         self.trial = RuleTrial.objects.create(project=visitor.project, document={})
         self.artefact = Artefact.objects.create(run=self.run, name="log", address="s3://bucket/log")
+        self.media = log(Recorder(run=self.run), "sample", b"Once upon a time")
         self.note = StepNote.objects.create(run=self.run, step=1, text="Seen.")
         self.report = SharedReport.objects.create(
             project=visitor.project, title="r", content={}, created_by=author
@@ -93,6 +95,7 @@ class Addresses:
             "entry_id": self.entry.pk,
             "index": 0,
             "rank": 0,
+            "item_id": self.media.pk,
             "change": "recovery",
             **chosen,
         }

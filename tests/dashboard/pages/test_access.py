@@ -46,6 +46,8 @@ READ += [
     "compare_configuration",
     "console_lines",
     "console_text",
+    "media",
+    "media_content",
     "runs_figure",
     "run_charts",
     "run_scatter",

@@ -34,6 +34,7 @@ PAGES: Final[dict[str, dict[str, str]]] = {
     "readiness": {"": ""},
     "tensor": {"": ""},
     "compare": {"": "?{chosen}", "of many runs": "?q=fp8", "without runs": "?q=nothing"},
+    "media": {"": "?{chosen}", "that are images": "?{chosen}&name=attention", "without runs": ""},
     "compare_configuration": {"": "?{chosen}", "with equal entries": "?{chosen}&everything=1"},
     "fleet": {"": "", "with costs": "?price=2.50", "with a wrong price": "?price=much"},
     "evaluations": {"": ""},

@@ -262,6 +262,10 @@ class OnsetOut(Schema):
     tone: str
 
 
+class CardOut(Schema):
+    markdown: str
+
+
 class CourseOut(Schema):
     """The course of a run, by step; `more` onsets are left out, `calm` says that nothing happened."""
 

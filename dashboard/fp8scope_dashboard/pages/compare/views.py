@@ -10,6 +10,7 @@ from typing import Any, Final
 from django.http import HttpRequest, HttpResponse, QueryDict
 
 from fp8scope_dashboard.accounts.models import Project
+from fp8scope_dashboard.media.queries import runs_with_media
 from fp8scope_dashboard.pages.access import in_project, page
 from fp8scope_dashboard.pages.charts.addresses import figure_view
 from fp8scope_dashboard.pages.charts.arms import Arm, ArmReader, Arms, ComparedArms
@@ -129,6 +130,7 @@ def compare(request: HttpRequest, project: Project) -> HttpResponse:
         "tensor_runs": tensors,
         "pair": pair,
         "statistics": common_statistics(*pair) if pair else [],
+        "has_media": bool(runs_with_media(chosen.runs)),
         **progress_context(run.id for run in chosen.runs),
     }
     if request.headers.get("HX-Target") == "compared":

@@ -16,6 +16,7 @@ from fp8scope_dashboard.alerts.models import Alert, AlertState
 from fp8scope_dashboard.analysis.models import Comparison, EvaluationComparison, JobProgress
 from fp8scope_dashboard.control.models import Command, CommandResult, Listener, Report
 from fp8scope_dashboard.evaluations.models import Evaluation
+from fp8scope_dashboard.media.models import MediaItem
 from fp8scope_dashboard.notifications import project_channel, run_channel
 from fp8scope_dashboard.pages.access import run_of
 from fp8scope_dashboard.pages.live.stream import Fingerprint, release_connections, stream
@@ -104,4 +105,5 @@ def fingerprint_of(runs: QuerySet[Run]) -> Fingerprint:
         "report": Report.objects.filter(run__in=runs).aggregate(Max("pk")),
         "note": StepNote.objects.filter(run__in=runs).aggregate(Count("pk"), Max("written_at")),
         "evaluation": Evaluation.objects.filter(run__in=runs).aggregate(Max("pk")),
+        "media": MediaItem.objects.filter(run__in=runs).aggregate(Max("pk")),
     }

@@ -12,12 +12,14 @@ from django.shortcuts import redirect
 from django.urls import reverse
 
 from fp8scope_dashboard.accounts import permissions
+from fp8scope_dashboard.accounts.addresses import server_address
 from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.audit.log import actor_of, record
 from fp8scope_dashboard.audit.models import Action
 from fp8scope_dashboard.exports import formats, streaming
 from fp8scope_dashboard.pages.access import POST, in_project, may_for, page, person, require_own, run_of
 from fp8scope_dashboard.pages.run import tabs
+from fp8scope_dashboard.pages.run.model_card import model_card
 from fp8scope_dashboard.receipts.dedup import message_counts
 from fp8scope_dashboard.runs import bulk
 from fp8scope_dashboard.runs.models import BulkAction, Run
@@ -32,6 +34,7 @@ KINDS = {
     "telemetry_histogram": "Exponent histograms",
     "ingest_receipt": "Message receipts",
     "runs_consoleline": "Console log",
+    "media_mediachunk": "Media",
 }
 MAX_WRITERS = 200
 
@@ -55,6 +58,7 @@ def run_data(request: HttpRequest, project: Project, run_id: UUID) -> HttpRespon
         "writers": [(writer, *arrived.get(writer.uuid, (0, 0))) for writer in writers[:MAX_WRITERS]],
         "missing": sum(missing for _, missing in arrived.values()),
         "formats": list(formats.MEDIA_TYPES),
+        "card": model_card(run, server_address(request)),
         "may_delete": may_for(request, project, permissions.DELETE_RUNS, run.owner_id),
     }
     return page(request, project, "runs", "pages/run/data.html", context)

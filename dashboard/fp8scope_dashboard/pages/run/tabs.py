@@ -16,6 +16,7 @@ from fp8scope_dashboard.analysis import comparison_runs
 from fp8scope_dashboard.control.models import Report, ReportKind
 from fp8scope_dashboard.pages.charts.series import step_of
 from fp8scope_dashboard.pages.configuration_differences import Differences, differences, flat, lasting
+from fp8scope_dashboard.pages.media.content import sheet_of
 from fp8scope_dashboard.pages.panels.content import charts_context
 from fp8scope_dashboard.pages.run.advice import advice_context
 from fp8scope_dashboard.pages.run.anatomy.card import anatomy_of
@@ -184,6 +185,11 @@ def _configuration(run: Run, query: QueryDict, user: User) -> dict[str, Any]:
     return {"other": other, "compared": compared, "how_to": HOW_TO_SET_BASELINE}
 
 
+def _media(run: Run, query: QueryDict, user: User) -> dict[str, Any]:
+    other = compared_run(run)
+    return {"sheet": sheet_of([run] if other is None else [other, run], query)}
+
+
 def _environment(run: Run, query: QueryDict, user: User) -> dict[str, Any]:
     other = compared_run(run)
     compared = _compared(run, other, lambda tab: lasting(tab.environment) if other else tab.environment)
@@ -282,6 +288,7 @@ TABS: Final[dict[str, Tab]] = {
     "overview": Tab("Overview", "pages/run/_overview.html", _overview),
     "charts": Tab("Charts", "pages/panels/_charts.html", charts_context),
     "tensors": Tab("Tensors", "pages/run/_tensors.html", _tensors),
+    "media": Tab("Media", "pages/media/_media.html", _media),
     "efficiency": Tab("Efficiency", "pages/run/_efficiency.html", _efficiency),
     "ranks": Tab("Ranks", "pages/run/_ranks.html", _ranks),
     "configuration": Tab("Configuration", "pages/run/_configuration.html", _configuration),

@@ -32,7 +32,7 @@ def test_it_works(viewer: Visitor, seeded: Seeded, subtests: pytest.Subtests) ->
             current = re.findall(r'data-tab-link="(\w+)" aria-current="page"', page)
             assert set(current) == {name}
             tabs = page.partition('aria-label="Parts of this run"')[2].partition("</nav>")[0]
-            assert tabs.count("data-tab-link") == 5
+            assert tabs.count("data-tab-link") == 6
             assert ("What happened" in page) == (name == "overview")
 
 

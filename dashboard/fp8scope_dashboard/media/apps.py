@@ -1,0 +1,6 @@
+from django.apps import AppConfig
+
+
+class MediaConfig(AppConfig):
+    name = "fp8scope_dashboard.media"
+    label = "media"

@@ -1,0 +1,1 @@
+"""Media of runs: beside each other, step by step."""
