@@ -14,4 +14,6 @@ def limit_statements(seconds: int) -> None:
     """
     if seconds:
         for settings in connections.settings.values():
-            settings["OPTIONS"]["options"] = f"-c statement_timeout={seconds * 1000}"
+            # Options of the database's URL stay.
+            given = settings["OPTIONS"].get("options", "")
+            settings["OPTIONS"]["options"] = f"{given} -c statement_timeout={seconds * 1000}".lstrip()

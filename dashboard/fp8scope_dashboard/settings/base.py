@@ -14,7 +14,7 @@ from django.core.management.utils import get_random_secret_key
 from kombu.entity import Queue
 from whitenoise.compress import Compressor  # type: ignore[import-untyped]
 
-from fp8scope_dashboard.settings.database import broker_from_url, database_from_url
+from fp8scope_dashboard.settings.database import REPLICA_SILENCE, broker_from_url, database_from_url
 from fp8scope_dashboard.settings.days import whole_days
 from fp8scope_dashboard.settings.log_level import log_format_from_text, log_level_from_text
 from fp8scope_dashboard.settings.networks import networks_from_environment
@@ -126,23 +126,17 @@ TEMPLATES = [
 
 # PostgreSQL only. A pool, not persistent connections: there are more threads than connections.
 DATABASE_URL = secret_from_environment("DATABASE_URL", "postgresql://localhost/fp8scope")
-DATABASES: dict[str, Any] = {
-    "default": {
-        **database_from_url(DATABASE_URL),
-        "CONN_HEALTH_CHECKS": True,
-        "OPTIONS": {
-            "pool": {
-                "min_size": 1,
-                "max_size": int(os.environ.get("FP8SCOPE_DB_POOL", "16")),
-                # A request waits this long for a connection, then gets status 503.
-                "timeout": 5,
-                # The pause between attempts doubles up to this, then starts over, so that a recovered
-                # PostgreSQL is noticed within seconds.
-                "reconnect_timeout": 4,
-            }
-        },
-    }
+DATABASES: dict[str, Any] = {"default": {**database_from_url(DATABASE_URL), "CONN_HEALTH_CHECKS": True}}
+_POOL = {
+    "min_size": 1,
+    "max_size": int(os.environ.get("FP8SCOPE_DB_POOL", "16")),
+    # A request waits this long for a connection, then gets status 503.
+    "timeout": 5,
+    # The pause between attempts doubles up to this, then starts over, so that a recovered PostgreSQL is
+    # noticed within seconds.
+    "reconnect_timeout": 4,
 }
+DATABASES["default"]["OPTIONS"]["pool"] = _POOL
 # The longest query of a page, see db/statement_limit.py; 0: no limit.
 STATEMENT_SECONDS = int(os.environ.get("FP8SCOPE_STATEMENT_SECONDS") or 0)
 # Statements that repeat, those of every batch above all, are parsed and planned once for each connection. A
@@ -152,14 +146,11 @@ if os.environ.get("FP8SCOPE_PREPARED_STATEMENTS") == "1":
 # A read replica for figures; see db/replica.py. It may fail, but must fail fast.
 if REPLICA_URL := secret_from_environment("FP8SCOPE_REPLICA_URL"):
     DATABASES["replica"] = {
-        **database_from_url(REPLICA_URL, "FP8SCOPE_REPLICA_URL"),
+        **database_from_url(REPLICA_URL, "FP8SCOPE_REPLICA_URL", REPLICA_SILENCE),
         "CONN_HEALTH_CHECKS": True,
-        "OPTIONS": {
-            "connect_timeout": 2,
-            "pool": {**DATABASES["default"]["OPTIONS"]["pool"], "min_size": 0, "timeout": 2},
-        },
         "TEST": {"MIRROR": "default"},
     }
+    DATABASES["replica"]["OPTIONS"]["pool"] = {**_POOL, "min_size": 0, "timeout": 2}
     DATABASE_ROUTERS = ["fp8scope_dashboard.db.replica.Router"]
 # The data directory of the embedded PostgreSQL; telemetry/disk_space.py watches its free space.
 DATABASE_DIR = os.environ.get("FP8SCOPE_DATABASE_DIR", "")

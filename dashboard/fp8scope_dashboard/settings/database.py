@@ -7,13 +7,38 @@ from django.core.exceptions import ImproperlyConfigured
 from psycopg import ProgrammingError
 from psycopg.conninfo import conninfo_to_dict
 
+# What Django has settings of its own for.
+NAMED = ("dbname", "user", "password", "host", "port")
+# A host that vanishes sends no reset: without these, a query would wait for it for a quarter of an hour, and
+# one that waits for an answer for two hours. A pool full of such connections answers nothing. The kernel's
+# limits do not count the time of a long query: the other side acknowledges probes meanwhile. Unix sockets
+# ignore them. Where the first of two hosts is dead, the second is reached before a request gives up waiting
+# for the pool, which it does after 5 s.
+SILENCE: dict[str, Any] = {
+    "connect_timeout": 3,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 15_000,
+}
+# Somebody waits for the chart, and the primary can answer instead.
+REPLICA_SILENCE: dict[str, Any] = {
+    "connect_timeout": 2,
+    "keepalives_idle": 2,
+    "keepalives_interval": 1,
+    "keepalives_count": 2,
+    "tcp_user_timeout": 3_000,
+}
 ENCODE = "Percent-encode the characters : / ? # @ % in the user and the password."
 
 
-def database_from_url(url: str, variable: str = "DATABASE_URL") -> dict[str, Any]:
-    """Return the DATABASES entry, without OPTIONS, for a libpq URL. `variable` is its name in errors.
+def database_from_url(
+    url: str, variable: str = "DATABASE_URL", silence: dict[str, Any] = SILENCE
+) -> dict[str, Any]:
+    """Return the DATABASES entry for a libpq URL. `variable` is its name in errors.
 
-    Any libpq URL works, including Unix sockets (`postgresql://user@/name?host=/run/pg`).
+    Any libpq URL works, including Unix sockets (`postgresql://user@/name?host=/run/pg`) and several hosts.
+    Its parameters, such as `sslmode`, become OPTIONS, and replace the defaults of `silence`.
 
     Raises:
         ImproperlyConfigured: the URL is invalid, not for PostgreSQL, or names no database.
@@ -37,6 +62,7 @@ def database_from_url(url: str, variable: str = "DATABASE_URL") -> dict[str, Any
         "PASSWORD": str(parts.get("password") or ""),
         "HOST": str(parts.get("host") or ""),
         "PORT": str(parts.get("port") or ""),
+        "OPTIONS": silence | {key: value for key, value in parts.items() if key not in NAMED},
     }
 
 
