@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psycopg
@@ -13,6 +14,7 @@ import pytest
 from contract.helpers.migrated_cluster import MigratedCluster
 from contract.helpers.wire_client import Answer, WireClient
 from helpers.live_servers import web_server
+from helpers.waiting import wait_until
 
 from fp8scope_dashboard.embedded.postgres import EmbeddedPostgres
 from fp8scope_dashboard.embedded.redis import EmbeddedRedis
@@ -109,3 +111,43 @@ def test_stores_batches_while_redis_hangs_and_after_it_stops(
     assert log.read_text().count("Redis does not answer") <= 1
     assert log.read_text().count("Metrics wait until Redis answers") <= 1
     assert "Traceback" not in log.read_text()
+
+
+def waiting_for_standby(postgres: EmbeddedPostgres) -> list[int]:
+    """The processes of PostgreSQL whose commit waits for a synchronous standby."""
+    with psycopg.connect(postgres.url) as connection:
+        rows = connection.execute("SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'").fetchall()
+    return [pid for (pid,) in rows]
+
+
+def set_standby(postgres: EmbeddedPostgres, name: str) -> None:
+    with psycopg.connect(postgres.url, autocommit=True) as connection:
+        connection.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'")
+        connection.execute("SELECT pg_reload_conf()")
+
+
+def test_a_repeated_batch_is_not_acknowledged_before_the_standby_has_it(
+    tmp_path: Path, postgres: EmbeddedPostgres, token: str
+) -> None:
+    """The first transaction is cut off while it waits: PostgreSQL has committed it on the primary alone."""
+    log = tmp_path / "web.log"
+    with web_server(log, **environment(postgres, "redis://localhost:1/0")) as (url, _):
+        client = WireClient(url, token)
+        client.register()
+        body = client.batch(0, [0], scalars={"loss": [1.0]})
+        # The first batch makes the writer; the second is one statement.
+        assert client.send(body).status == 201
+        body = client.batch(1, [1], scalars={"loss": [1.0]})
+        set_standby(postgres, "absent")
+        with ThreadPoolExecutor() as pool:
+            answer = pool.submit(client.send, body)
+            wait_until(lambda: waiting_for_standby(postgres))
+            (first,) = waiting_for_standby(postgres)
+            with psycopg.connect(postgres.url) as connection:
+                connection.execute("SELECT pg_terminate_backend(%s)", [first])
+            # The server repeats the statement itself, as an agent repeats its message.
+            wait_until(lambda: answer.done() or set(waiting_for_standby(postgres)) - {first})
+            assert not answer.done(), "acknowledged, but only the primary has it"
+            set_standby(postgres, "")
+            assert answer.result().json["status"] == "duplicate"
+    assert rows_stored(postgres) == (2, 2)

@@ -34,6 +34,11 @@ INSERT: Final = """
     ON CONFLICT DO NOTHING
 """
 
+_LOCK: Final = """
+    SELECT digest FROM ingest_receipt
+    WHERE run_id = %(run)s AND writer = %(writer)s AND seq = %(seq)s FOR KEY SHARE
+"""
+
 
 def identify(run: UUID, writer: UUID, seq: int, kind: MessageKind, body: bytes) -> MessageId:
     """Return the id of a message with this body."""
@@ -57,16 +62,23 @@ def record(message: MessageId) -> bool:
 
 
 def check_same(message: MessageId) -> None:
-    """Check that a message is the one that is stored under its id.
+    """Check that a message is the one that is stored under its id, and that it stays stored.
+
+    A transaction that wrote the receipt and was cut off while it waited for a synchronous standby is
+    committed on the primary alone. One that only reads does not wait for the standby. The lock on the row is
+    written to the log, so that this transaction does, and a failover cannot lose what is acknowledged here.
 
     Raises:
         WriterConflictError: it is another one.
         Receipt.DoesNotExist: none is stored.
     """
-    stored = Receipt.objects.values_list("digest", flat=True).get(
-        run_id=message.run, writer=message.writer, seq=message.seq
-    )
-    if bytes(stored) != message.digest:
+    parameters = {"run": message.run, "writer": message.writer, "seq": message.seq}
+    rows = sql.fetch(_LOCK, parameters, replica.PRIMARY)
+    if not rows:
+        raise Receipt.DoesNotExist(
+            f"No message is stored under seq {message.seq} of writer {message.writer}."
+        )
+    if bytes(rows[0][0]) != message.digest:
         raise WriterConflictError(
             f"Another message is stored under seq {message.seq} of writer {message.writer}.",
             "Another process uses this writer id. Resend unacknowledged messages under a new one.",
