@@ -46,6 +46,7 @@ ALERT_TIMES = (
 ENTRY = ("kind", "user_name", "text")
 # The newest entries of an alert's history that are exported.
 MAX_ENTRIES = 1_000
+ALERTS_AT_ONCE = 100
 COMMAND = ("kind", "arguments", "reason")
 RESULT = ("state", "message", "step")
 
@@ -133,8 +134,7 @@ class PastCommand(Schema):
 
 def alerts_of(run_id: UUID) -> Iterator[tuple[int, dict[str, Any]]]:
     """The run's alerts, oldest first, each with its step, in the form of PastAlert."""
-    alerts = Alert.objects.filter(run_id=run_id).select_related("acknowledged_by").order_by("id")
-    for alert in alerts.prefetch_related("history").iterator(100):
+    for alert in _alerts_in_pages(run_id):
         yield (
             alert.step,
             {
@@ -151,6 +151,15 @@ def alerts_of(run_id: UUID) -> Iterator[tuple[int, dict[str, Any]]]:
                 ],
             },
         )
+
+
+def _alerts_in_pages(run_id: UUID) -> Iterator[Alert]:
+    """The run's alerts, oldest first. A cursor would need a transaction for as long as an export is sent."""
+    alerts = Alert.objects.filter(run_id=run_id).select_related("acknowledged_by").prefetch_related("history")
+    last = 0
+    while page := list(alerts.filter(id__gt=last).order_by("id")[:ALERTS_AT_ONCE]):
+        yield from page
+        last = page[-1].id
 
 
 def commands_of(run_id: UUID) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -16,6 +16,7 @@ from typing import Final
 from uuid import UUID
 
 from django.conf import settings
+from django.db import transaction
 
 from fp8scope_dashboard.accounts.tokens import TokenError
 from fp8scope_dashboard.file_imports import limited_importer, limits, services
@@ -104,11 +105,13 @@ def _write_files(job: ImportJob, folder: Path) -> Path:
     (folder / root).mkdir()
     names: dict[str, None] = {}
     chunks = ImportChunk.objects.filter(job=job).order_by("number")
-    for chunk in chunks.iterator(chunk_size=1):
-        names[chunk.name] = None
-        # The names were checked when they were accepted; this is the last place that could write elsewhere.
-        with (folder / root / Path(chunk.name).name).open("ab") as file:
-            file.write(chunk.body)
+    with transaction.atomic():
+        for chunk in chunks.iterator(chunk_size=1):
+            names[chunk.name] = None
+            # The names were checked when they were accepted; this is the last place that could write
+            # elsewhere.
+            with (folder / root / Path(chunk.name).name).open("ab") as file:
+                file.write(chunk.body)
     only = next(iter(names))
     return root / only if len(names) == 1 and not only.lower().endswith(".zip") else root
 

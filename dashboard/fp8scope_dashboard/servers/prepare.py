@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import django
 from django.core.management import call_command
@@ -27,17 +29,34 @@ def main(base_url: str, link_fd: int) -> None:
     # Models can be imported only once Django is set up.
     from fp8scope_dashboard.accounts.services import create_administrator_link
 
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_lock(%s)", [MIGRATION_LOCK])
+    with migration_lock():
         call_command("migrate", interactive=False, verbosity=1)
         link = create_administrator_link(base_url) or ""
-        cursor.execute("SELECT pg_advisory_unlock(%s)", [MIGRATION_LOCK])
     # The threads of Django's connection pool would delay the exit by some seconds.
     connection.close()
     getattr(connection, "close_pool")()  # noqa: B009 - missing from the stubs' base class
     with os.fdopen(link_fd, "w", encoding="utf-8") as stream:
         stream.write(link)
     collect.main()
+
+
+@contextmanager
+def migration_lock() -> Iterator[None]:
+    """Hold the lock of migrations, for which other processes wait here.
+
+    A transaction on a connection of its own holds it. Behind a pooler such as pgbouncer, a lock of the
+    session would belong to whichever connection the pooler uses: others could take it too, and nobody might
+    release it.
+    """
+    holder = connection.copy()
+    holder.set_autocommit(False)
+    try:
+        with holder.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [MIGRATION_LOCK])
+        yield
+    finally:
+        holder.rollback()
+        holder.close()
 
 
 if __name__ == "__main__":

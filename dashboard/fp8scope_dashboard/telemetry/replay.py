@@ -9,7 +9,7 @@ from itertools import islice
 from uuid import UUID
 
 import numpy as np
-from django.db import connection
+from django.db import connection, transaction
 from django.db.models import QuerySet
 
 from fp8scope_dashboard.runs.models import Writer
@@ -170,19 +170,20 @@ class _Reader:
         scalars: dict[str, Float64s] = {}
         logged = {}
         statistics: dict[str, Float64s] = {}
-        stored = tiles.values_list("name", "tile", "offsets", "body").iterator(16)
-        for name, tile, offsets, body in stored:
-            if name.startswith(SCALAR):
-                values, present = decode_series(body, rows)
-                key = name.removeprefix(SCALAR)
-                scalars[key], logged[key] = values[chosen], present[chosen]
-                continue
-            matrix = statistics.setdefault(
-                name.removeprefix(TENSOR), np.full((len(data), len(catalogue)), np.nan)
-            )
-            series = cut_tile(offsets, body, WIDTH)
-            for column in np.flatnonzero(catalogue // WIDTH == tile).tolist():
-                matrix[:, column] = decode_series(series[catalogue[column] % WIDTH], rows)[0][chosen]
+        stored = tiles.values_list("name", "tile", "offsets", "body")
+        with transaction.atomic(using=stored.db):
+            for name, tile, offsets, body in stored.iterator(16):
+                if name.startswith(SCALAR):
+                    values, present = decode_series(body, rows)
+                    key = name.removeprefix(SCALAR)
+                    scalars[key], logged[key] = values[chosen], present[chosen]
+                    continue
+                matrix = statistics.setdefault(
+                    name.removeprefix(TENSOR), np.full((len(data), len(catalogue)), np.nan)
+                )
+                series = cut_tile(offsets, body, WIDTH)
+                for column in np.flatnonzero(catalogue // WIDTH == tile).tolist():
+                    matrix[:, column] = decode_series(series[catalogue[column] % WIDTH], rows)[0][chosen]
         return replace(data, scalars=scalars, logged=logged, statistics=statistics)
 
     def _wants(self, name: str) -> bool:

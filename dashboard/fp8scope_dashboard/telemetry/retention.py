@@ -46,7 +46,7 @@ def runs_due() -> list[UUID]:
     """Return the runs with raw tensor values or histograms older than their project keeps them."""
     now, due = timezone.now(), []
     runs = Run.objects.filter(project__raw_days__isnull=False).values_list("id", "project__raw_days")
-    for run_id, days in runs.iterator():
+    for run_id, days in runs:
         if not days:
             continue
         before = now - timedelta(days=days)
