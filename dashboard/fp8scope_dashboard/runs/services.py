@@ -14,7 +14,7 @@ from django.conf import settings
 from django.contrib.postgres.aggregates import ArrayAgg
 from django.db import connection, transaction
 from django.db.models import Case, Count, F, Max, Min, Q, TextField, Value, When
-from django.db.models.functions import Coalesce, Greatest
+from django.db.models.functions import Coalesce, Greatest, Now
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import ApiToken, Project
@@ -225,10 +225,12 @@ def _lock_creation(key: UUID) -> None:
 
 
 def note_contact(run: Run, writer: Writer) -> None:
-    """Record that a writer is alive. A silent run becomes running."""
-    now = timezone.now()
-    Writer.objects.filter(pk=writer.pk).update(seen_at=now)
-    Run.objects.filter(pk=run.pk).update(heartbeat_at=now, state=alive_state())
+    """Record that a writer is alive. A silent run becomes running.
+
+    The clock is PostgreSQL's, as for batches and in `mark_silent`: those of the machines may differ.
+    """
+    Writer.objects.filter(pk=writer.pk).update(seen_at=Now())
+    Run.objects.filter(pk=run.pk).update(heartbeat_at=Now(), state=alive_state())
 
 
 def alive_state() -> Case:
@@ -350,12 +352,11 @@ def mark_silent() -> int:
     If the process that began the run has finished, the run is marked as finished instead: the other processes
     were killed or lost their connection.
     """
-    now = timezone.now()
     # Not `environment__client__in`, which is neither true nor false for a run without this entry.
     clients = [Q(environment__contains={"client": client}) for client in WITHOUT_HEARTBEATS]
     sends_heartbeats = ~reduce(or_, clients)
-    overdue = Q(state=RunState.RUNNING, heartbeat_at__lt=now - SILENT_AFTER) & (
-        sends_heartbeats | Q(heartbeat_at__lt=now - SILENT_AFTER_WITHOUT_HEARTBEATS)
+    overdue = Q(state=RunState.RUNNING, heartbeat_at__lt=Now() - SILENT_AFTER) & (
+        sends_heartbeats | Q(heartbeat_at__lt=Now() - SILENT_AFTER_WITHOUT_HEARTBEATS)
     )
     count = 0
     for run_id, project_id in list(Run.objects.filter(overdue).values_list("id", "project_id")):

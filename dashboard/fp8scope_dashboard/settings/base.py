@@ -257,6 +257,7 @@ CELERY_TASK_ROUTES = {
     },
 }
 CELERY_TIMEZONE = "UTC"
+CELERY_BEAT_SCHEDULER = "fp8scope_dashboard.servers.scheduler.Scheduler"
 # Fail at once if Redis is down; a sweep finds the work later.
 CELERY_TASK_PUBLISH_RETRY = False
 CELERY_BROKER_TRANSPORT_OPTIONS = {

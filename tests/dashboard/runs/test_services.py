@@ -159,6 +159,13 @@ def test_a_heartbeat_ends_silence(run: Run) -> None:
     assert Run.objects.get().state == RunState.RUNNING
 
 
+def test_a_worker_whose_clock_is_wrong_silences_no_run(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    later = timezone.now() + timedelta(hours=3)
+    monkeypatch.setattr("django.utils.timezone.now", lambda: later)
+    assert services.mark_silent() == 0
+    assert Run.objects.get().state == RunState.RUNNING
+
+
 @pytest.mark.parametrize("state", [RunState.FINISHED, RunState.FAILED])
 def test_an_ended_run_does_not_become_silent(run: Run, state: RunState) -> None:
     Run.objects.update(state=state, heartbeat_at=timezone.now() - timedelta(days=1))
