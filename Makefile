@@ -18,7 +18,7 @@ TOOLS := .venv/.tools
 JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 3 ? n + 2 : 4)))
 CHROMIUM = command -v chromium || command -v chromium-browser || command -v google-chrome
 
-.PHONY: help install kernels demo up test collect test-gpu bench-gpu lint format types django messages check browser bench lowest clean
+.PHONY: help install kernels demo up test collect test-gpu bench-gpu rehearsal lint format types django messages check browser bench lowest clean
 
 help:
 	@echo "To see it:"
@@ -34,6 +34,7 @@ help:
 	@echo "Now and then:"
 	@echo "  make kernels the CPU kernels, after a change to their C++"
 	@echo "  make test-gpu, make bench-gpu   the GPU's tests and benchmark, on a machine with a CUDA device"
+	@echo "  make rehearsal  faults of a deployment over several machines, as root (REHEARSAL_ARGS='--scene disk_full')"
 	@echo "  make bench   every benchmark, one JSON line each (hours)"
 	@echo "  make collect finds the tests, and compiles their files for make test; .ci/run does it while mypy runs"
 	@echo "  make lowest  the tests with the oldest dependencies that pyproject.toml allows"
@@ -88,6 +89,10 @@ test-gpu: $(TOOLS)
 
 bench-gpu: $(TOOLS)
 	$(BIN)/python benchmarks/gpu_kernels.py
+
+# Of Debian's PostgreSQL, pgbouncer, Redis and nginx, in network namespaces; see docs/operating.md.
+rehearsal: $(DEV)
+	$(BIN)/python deploy/rehearsal $(REHEARSAL_ARGS)
 
 # The browser tests need Debian's chromium. Root installs it; others are told, and those tests are skipped with
 # a line that says so (with CI=true they fail instead).

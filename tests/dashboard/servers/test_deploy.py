@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import importlib.util
 import json
 import re
 import shlex
@@ -62,6 +63,25 @@ def test_units_run_the_commands_of_compose(name: str) -> None:
     # %% and %H are systemd's.
     command = shlex.split(service["ExecStart"].replace("%H", "host"))
     assert sorted(words(command)) == sorted(composed(name))
+
+
+def rehearsed(folder: Path) -> dict[str, list[str]]:
+    """The commands that the rehearsal runs, by the name of the process."""
+    spec = importlib.util.spec_from_file_location("rehearsal", DEPLOY / "rehearsal" / "process_commands.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    commands: dict[str, list[str]] = module.processes(folder)
+    return commands
+
+
+def test_the_rehearsal_runs_the_commands_of_compose(tmp_path: Path) -> None:
+    commands = rehearsed(tmp_path)
+    names = [f"{kind}{number}" for kind in ("web", "worker") for number in (1, 2, 3)]
+    assert sorted(commands) == sorted([*names, "alerts", "beat"])
+    for name, command in commands.items():
+        assert words(command) == composed(name.rstrip("123")), name
+    assert len({tuple(command) for command in commands.values()}) == len(commands)
 
 
 def test_the_prepare_unit_runs_the_command_of_compose() -> None:
