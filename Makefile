@@ -126,7 +126,7 @@ django: $(DEV)
 	$(BIN)/python manage.py makemigrations --check --dry-run --settings fp8scope_dashboard.settings.test
 
 # All but those that need a directory of loss curves (calibration, detectors, verdicts) or a GPU (gpu_kernels). It takes hours.
-BENCHMARKS = agent_overhead bisection capture chaos compaction compositions crash deletion eager_fallback fp6 growth ingest kill linear optimizer_state outage quantize query recipes spikes storage watching web_server
+BENCHMARKS = agent_overhead bisection capture chaos compaction compositions crash deletion eager_fallback fp6 growth ingest kill linear load optimizer_state outage quantize query recipes spikes storage watching web_server
 bench: $(TOOLS)
 	@for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py || exit 1; done
 
