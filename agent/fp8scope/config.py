@@ -73,6 +73,8 @@ class Settings:
     """Whose output is recorded: that of rank 0, of all ranks, or of none."""
     capture: tuple[str, ...] = TRACKERS
     """The trackers whose calls `fp8scope.attach` and `fp8scope run` record as well."""
+    capture_media: bool = True
+    """True to record small images, texts, tables and files that these trackers are given, too."""
 
     def __post_init__(self) -> None:
         """Raise ConfigurationError if a value is invalid; the message never contains the token."""
@@ -95,6 +97,9 @@ class Settings:
                     )
             elif name == "console":
                 check_console(value, "console")
+            elif name == "capture_media":
+                if not isinstance(value, bool):
+                    raise ArgumentTypeError(f"capture_media must be true or false, got {value!r}.")
             elif name == "capture":
                 check_capture(value, "capture")
             elif name == "overhead" and value is None:
@@ -143,6 +148,7 @@ def settings_from(
         overhead=overhead_from(env.get("FP8SCOPE_OVERHEAD", ""), "FP8SCOPE_OVERHEAD"),
         console=check_console(console or env.get("FP8SCOPE_CONSOLE") or "rank0", "console"),
         capture=capture_from(env),
+        capture_media=_switch(env.get("FP8SCOPE_CAPTURE_MEDIA", ""), "FP8SCOPE_CAPTURE_MEDIA"),
         device_file=_usable(Path(device_file)) if (device_file := env.get("FP8SCOPE_DEVICE_FILE")) else None,
         trace_steps=_step_numbers(env.get("FP8SCOPE_TRACE_STEPS", ""), "FP8SCOPE_TRACE_STEPS"),
         expert_tensors=int(_number(env, "FP8SCOPE_EXPERT_TENSORS", 2048, low=0, high=1_000_000)),
@@ -178,6 +184,13 @@ def _step_numbers(text: str, name: str) -> tuple[int, ...]:
     ):
         raise ConfigurationError(f"{name} must be numbers of steps, as in 100,2000, got {text!r:.200}.")
     return tuple(int(part) for part in parts)
+
+
+def _switch(text: str, name: str) -> bool:
+    """Parse "on" (the default) or "off". Raises ConfigurationError on anything else."""
+    if text.lower() not in ("", "on", "off"):
+        raise ConfigurationError(f"{name} must be on or off, got {text!r:.100}.")
+    return text.lower() != "off"
 
 
 def check_console(value: object, name: str) -> Console:

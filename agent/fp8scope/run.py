@@ -21,6 +21,15 @@ from fp8scope.recording.artefacts import artefact_document
 from fp8scope.recording.entries import Document
 from fp8scope.recording.evaluation import evaluation_document
 from fp8scope.recording.finish_report import FinishReport
+from fp8scope.recording.media import (
+    MediaKind,
+    PendingImage,
+    file_content,
+    image_content,
+    logged,
+    table_content,
+    text_content,
+)
 from fp8scope.recording.records import RecordKind, dump_json
 from fp8scope.recording.registration import (
     Entries,
@@ -405,6 +414,74 @@ class Run:
         with self.guard.shield(f"linking the artefact {name!r}"):
             link = artefact_document(name, address)
             self.controller.link(link, self._steps.number if step is None else int(step))
+
+    def log_image(self, name: str, image: Any, *, step: int | None = None, caption: str = "") -> None:
+        """Record an image at a step, by default the last one.
+
+        `image`: a PIL image, a matplotlib figure, an array or a tensor [H, W], [H, W, C] or [C, H, W] with 1,
+        3 or 4 channels (floats from 0 to 1, or bytes), or a path or the bytes of a PNG, JPEG, WebP or GIF,
+        which are kept as they are. It is copied here and encoded by another thread. A tensor on a device is
+        copied to the host, which waits for the device. At most 8 MiB encoded, 16 million pixels.
+
+        What exceeds a bound or is no image is left out, with one warning; so for all four kinds of media.
+        """
+        with self.guard.shield(f"logging the image {name!r:.100}"):
+            if self.session.active:
+                self._log_media("image", name, image_content(image), step, caption)
+
+    def log_text(self, name: str, text: str, *, step: int | None = None, caption: str = "") -> None:
+        """Record a text at a step, such as a sample of the model: 64 KiB of it. `caption`: its prompt."""
+        with self.guard.shield(f"logging the text {name!r:.100}"):
+            if self.session.active:
+                body, is_cut = text_content(text)
+                self._say_cut(name, is_cut)
+                self._log_media("text", name, body, step, caption)
+
+    def log_table(
+        self,
+        name: str,
+        table: Any = None,
+        *,
+        columns: Sequence[Any] | None = None,
+        rows: Iterable[Sequence[Any]] | None = None,
+        step: int | None = None,
+        caption: str = "",
+    ) -> None:
+        """Record a table at a step: its first 1,000 rows and 64 columns.
+
+        `table`: a pandas or Polars data frame, a pyarrow table, or a mapping of names to columns; else give
+        `columns` and `rows`. Numbers, truths and None stay as they are, other cells become texts.
+        """
+        with self.guard.shield(f"logging the table {name!r:.100}"):
+            if self.session.active:
+                body, is_cut = table_content(table, columns, rows)
+                self._say_cut(name, is_cut)
+                self._log_media("table", name, body, step, caption)
+
+    def log_file(self, name: str, path: "str | Path", *, step: int | None = None, caption: str = "") -> None:
+        """Record the content of a file, at most 8 MiB. `log_artefact` links larger ones.
+
+        It is read here, so that it may change or go afterwards.
+        """
+        with self.guard.shield(f"logging the file {name!r:.100}"):
+            if self.session.active:
+                self._log_media("file", name, file_content(path), step, caption, Path(path).name)
+
+    def _log_media(
+        self,
+        kind: MediaKind,
+        name: str,
+        content: bytes | PendingImage,
+        step: int | None,
+        caption: str,
+        file_name: str = "",
+    ) -> None:
+        number = self._steps.number if step is None else int(step)
+        self.session.log_media(logged(kind, name, content, step=number, caption=caption, file_name=file_name))
+
+    def _say_cut(self, name: str, is_cut: bool) -> None:
+        if is_cut:
+            self.guard.warn_once(f"cut {name}", "%s is too large; its beginning is recorded.", name)
 
     def trace_steps(self, *steps: int) -> None:
         """Trace these steps by torch's profiler, and link each trace to the run's page. At most 16.

@@ -50,7 +50,7 @@ def test_it_works(environment: None, tmp_path: Path) -> None:
 def test_the_commands_run(environment: None, capsys: pytest.CaptureFixture[str]) -> None:
     import shlex
 
-    assert len(COMMANDS) == 6
+    assert len(COMMANDS) == 8
     for line in COMMANDS:
         arguments = shlex.split(line, comments=True)
         assert main(arguments) == 0, line
@@ -61,6 +61,6 @@ def test_the_commands_run(environment: None, capsys: pytest.CaptureFixture[str])
 def test_every_command_that_reads_is_described() -> None:
     modules = (DOCUMENT.parents[1] / "agent/fp8scope/cli/reading").glob("*.py")
     made = {name for path in modules for name in re.findall(r'parser_of\("(\w+)"', path.read_text())}
-    assert made == {"runs", "show", "compare", "tail", "alerts", "open"}
+    assert made == {"runs", "show", "compare", "tail", "alerts", "open", "media", "card"}
     assert made <= {line.split()[0] for line in COMMANDS}
     assert made <= set(re.findall(r"^\| `(\w+)` \|", TEXT, re.MULTILINE))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fp8scope.capture.account import CaptureAccount
 from fp8scope.capture.calls import CallReader, TrackerCall, without
 from fp8scope.capture.descriptions import Descriptions
+from fp8scope.capture.media import MediaCapture, Take
 from fp8scope.capture.names import recorded_name
 from fp8scope.capture.step_values import StepValues
 from fp8scope.capture.values import Key, NotANumberError, count_of, number_of
@@ -49,6 +50,7 @@ class ValueCapture:
         self._reader = CallReader()
         self._descriptions = Descriptions()
         self._account = CaptureAccount()
+        self._media = MediaCapture()
         self._names: dict[str, str] = {}
         """The names to record under, by those of the script."""
         self._follows = False
@@ -100,6 +102,17 @@ class ValueCapture:
                     self._add(call)
         except Exception as error:
             self.caught(f"capturing values of {tracker}", error)
+
+    def take_media(self, tracker: str, make: Take) -> None:
+        """Record the images, texts, tables or files that `make` yields, at the open step. Never raises."""
+        try:
+            with self._lock:
+                if self._is_closed or (self._run is None and (live_runs or self._begin is None)):
+                    return
+                for media in make():
+                    self._media.take(self._run, tracker, media)
+        except Exception as error:
+            self.caught(f"capturing media of {tracker}", error)
 
     @contextmanager
     def around(
@@ -186,6 +199,7 @@ class ValueCapture:
             run.session.steps.before_first.append(self._first_step_begins)
             run.session.before_end.append(lambda: self._run_ends(run))
             self._descriptions.hand_over(run)
+            self._media.hand_over(run)
 
     def close(self) -> None:
         """Record what waits, and take nothing more."""

@@ -81,6 +81,12 @@ BUILT_IN: dict[str, Command] = {
             "Compare a run with its baseline: verdict, difference, interval, seeds and scores.",
         ),
         "tail": ("reading.tail", "tail", "Follow a run: its new steps and alerts, until it ends."),
+        "media": (
+            "reading.media",
+            "media",
+            "List the images, texts, tables and files of a run, or save them.",
+        ),
+        "card": ("reading.media", "card", "Write a section for a model card: what was measured of a run."),
         "alerts": ("reading.alerts", "alerts", "List alerts, the newest first."),
         "open": ("reading.open_page", "open_page", "Open the page of a run in a browser."),
         "completion": (

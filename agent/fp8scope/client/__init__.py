@@ -7,6 +7,7 @@ from fp8scope.client.alerts import AlertDetails, AlertPage, RunAlert
 from fp8scope.client.client import Client, RunList, RunListPage
 from fp8scope.client.connection import ClientError, RunNotFoundError, UnreachableError
 from fp8scope.client.history import RunHistory, StatisticMap, TensorHistograms
+from fp8scope.client.media import StoredMedia
 from fp8scope.client.steering import GivenCommand, StoredStepNote
 from fp8scope.client.stored_run import StoredRun
 from fp8scope.client.verdicts import EvaluatedScore, JudgedScore, RunPair, RunVerdict, SeedDifference
@@ -27,6 +28,7 @@ __all__ = [
     "RunPair",
     "RunVerdict",
     "SeedDifference",
+    "StoredMedia",
     "StoredStepNote",
     "StoredRun",
     "StatisticMap",

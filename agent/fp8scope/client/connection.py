@@ -15,6 +15,7 @@ MAX_BYTES: Final = 256 << 20
 """A larger answer is refused: ask for a part of it."""
 PATIENCE: Final = 30.0
 """Seconds for which a request is repeated."""
+ANY: Final = "*"
 ARROW: Final = "application/vnd.apache.arrow.stream"
 AGAIN: Final = (NextAction.RETRY, NextAction.WAIT)
 Query = Mapping[str, object]
@@ -75,6 +76,10 @@ class Connection:
     def text(self, path: str, query: Query, kind: str = "") -> str:
         """Return the text of a kind at `path`, by default CSV or SVG; as `json`."""
         return self._ask(path, query, kind, None)[1].decode()
+
+    def content(self, path: str) -> bytes:
+        """Return a content of any kind at `path`; as `json`."""
+        return self._ask(path, None, ANY, None)[1]
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Send a JSON object to `path` below /api/v1, once; returns the answer.
@@ -151,6 +156,8 @@ class Connection:
 
 def _is_of(served: str, kind: str) -> bool:
     """Return whether a body is of a kind; without one, of any but JSON and pages of other servers."""
+    if kind == ANY:
+        return served == "application/octet-stream" or served.startswith("image/")
     return served == kind if kind else served in ("text/csv", "image/svg+xml")
 
 

@@ -9,6 +9,7 @@ from fp8scope.client.alerts import RunAlert, read_alerts
 from fp8scope.client.connection import ClientError, Connection
 from fp8scope.client.fields import OLDER, number_of, read_object, read_objects, time_of
 from fp8scope.client.history import RunHistory, StatisticMap, TensorHistograms
+from fp8scope.client.media import StoredMedia, read_media
 from fp8scope.client.reading import MAX_POINTS, read_every_step, read_histograms, read_map, read_series
 from fp8scope.client.steering import GivenCommand, StoredStepNote
 from fp8scope.client.tensors import RankedTensors, StoredTensor, TensorRank
@@ -277,6 +278,17 @@ class StoredRun:
         """The last lines of the console log of a rank."""
         query = {"rank": rank, "q": search, "limit": limit}
         return list(self._connection.json(f"/runs/{self.id}/console", query)["lines"])
+
+    def media(
+        self, name: str = "", *, kind: str = "", first: int | None = None, last: int | None = None
+    ) -> list[StoredMedia]:
+        """The images, texts, tables and files: with this name, of a kind, at the steps first..last."""
+        query = {"name": name or None, "kind": kind or None, "first": first, "last": last}
+        return list(read_media(self._connection, f"/runs/{self.id}/media", query))
+
+    def card(self) -> str:
+        """A section for a model card, in Markdown: recipe, formats, verdict, hours, link."""
+        return str(self._connection.json(f"/runs/{self.id}/card")["markdown"])
 
     def notes(self) -> list[StoredStepNote]:
         """The notes at its steps, by step."""

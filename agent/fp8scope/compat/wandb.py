@@ -14,8 +14,8 @@ from types import SimpleNamespace, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from fp8scope.capture.joining import Joined, join
-from fp8scope.capture.trackers.wandb import NAME, StepCounter
-from fp8scope.compat.wandb_entries import Media, WandbEntries, WandbSettings
+from fp8scope.capture.trackers.wandb import NAME, StepCounter, take_logged
+from fp8scope.compat.wandb_entries import LoggedImage, LoggedTable, Media, WandbEntries, WandbSettings
 
 if TYPE_CHECKING:
     import fp8scope.run
@@ -40,8 +40,9 @@ def _media(name: str) -> type[Media]:
     return type(name, (Media,), {"__doc__": Media.__doc__})
 
 
-Audio, Graph, Histogram, Html, Image = map(_media, ("Audio", "Graph", "Histogram", "Html", "Image"))
-Molecule, Object3D, Plotly, Table, Video = map(_media, ("Molecule", "Object3D", "Plotly", "Table", "Video"))
+Image, Table = LoggedImage, LoggedTable
+Audio, Graph, Histogram, Html = map(_media, ("Audio", "Graph", "Histogram", "Html"))
+Molecule, Object3D, Plotly, Video = map(_media, ("Molecule", "Object3D", "Plotly", "Video"))
 
 
 class WandbRun:
@@ -133,7 +134,7 @@ class WandbRun:
             raise TypeError("Key values passed to `wandb.log` must be strings.")
         commits = bool(commit) or (commit is None and step is None)
         count = self._counter.next(self, step, commits=commits)
-        self._capture.take(NAME, data, count, separator=".", replaces=True)
+        take_logged(self._capture, data, count)
         self.step = self._counter.current(self)
         self.summary._entries.update(data)
 
@@ -299,8 +300,8 @@ def _begun(name: str) -> WandbRun:
 
 
 _HAS = (
-    "it has init, log, config, summary, finish, define_metric, watch, login, Settings, util.generate_id and "
-    "placeholders such as Image and Table"
+    "it has init, log, config, summary, finish, define_metric, watch, login, Settings, Image, Table, "
+    "util.generate_id and placeholders such as Histogram"
 )
 _HAS_RUN = (
     "it has log, config, summary, finish, define_metric, watch, id, name, url, project, group, tags, step"

@@ -2,7 +2,7 @@
 
 import argparse
 import logging
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +20,39 @@ class Media:
 
     def add_column(self, *args: Any, **kwargs: Any) -> None:
         """Add nothing."""
+
+
+class LoggedImage(Media):
+    """An image, which is recorded: an array, a tensor, a PIL image or a path, with a caption."""
+
+    def __init__(
+        self, data_or_path: Any, mode: Any = None, caption: str | None = None, **kwargs: Any
+    ) -> None:
+        """Keep the image until it is logged; other arguments are not used."""
+        self.image = data_or_path
+        self._caption = caption
+
+
+class LoggedTable(Media):
+    """A table, which is recorded."""
+
+    def __init__(
+        self,
+        columns: Sequence[Any] | None = None,
+        data: Any = None,
+        rows: Any = None,
+        dataframe: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        """Take columns and rows, or a data frame."""
+        if dataframe is not None:
+            columns, data = list(dataframe.columns), dataframe.to_numpy().tolist()
+        self.columns = list(columns or ("Input", "Output", "Expected"))
+        self.data = [list(row) for row in (rows if data is None else data) or ()]
+
+    def add_data(self, *row: Any) -> None:
+        """Add a row."""
+        self.data.append(list(row))
 
 
 class WandbSettings(SimpleNamespace):

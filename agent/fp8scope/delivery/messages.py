@@ -9,10 +9,15 @@ from fp8scope.config import Settings
 from fp8scope.delivery.arrow_encoding import CONTENT_TYPE, encode_batch, encode_histograms
 from fp8scope.delivery.cursor import SendProgress
 from fp8scope.delivery.transport import SendOutcome
+from fp8scope.recording.media import joined
 from fp8scope.recording.records import ExponentHistograms, Record, RecordKind, Row, dump_json, load_json
 from fp8scope.recording.spool import Spool
 
 JSON_TYPE = "application/json"
+MEDIA_TYPE = "application/vnd.fp8scope.media"
+ENDINGS = {CONTENT_TYPE: "arrow", MEDIA_TYPE: "media"}
+ASK_FIRST = 64 << 10
+"""Larger contents are sent only if the server does not have them."""
 JSON_PATHS = {RecordKind.EVALUATION: "evaluations", RecordKind.REPORT: "reports", RecordKind.FINISH: "finish"}
 
 
@@ -28,6 +33,8 @@ class Message:
     records: int
     rows: int
     points: int
+    shorter: bytes = b""
+    """A body that says the same to a server that has the content; empty if there is none."""
 
     @property
     def digest(self) -> str:
@@ -92,6 +99,8 @@ class Reader:
                 rows=0,
                 points=0,
             )
+        if first.kind is RecordKind.MEDIA:
+            return self._media(first, progress)
         document = {**load_json(first.payload), "writer": progress.writer, "seq": progress.seq}
         if first.kind is RecordKind.FINISH:
             document |= {"rows_sent": progress.rows_sent, "points_sent": progress.points_sent}
@@ -105,6 +114,22 @@ class Reader:
             records=1,
             rows=0,
             points=0,
+        )
+
+    @staticmethod
+    def _media(first: Record, progress: SendProgress) -> Message:
+        line, _, content = first.payload.partition(b"\n")
+        head = {**load_json(line), "writer": progress.writer, "seq": progress.seq}
+        return Message(
+            kind=first.kind,
+            path="media",
+            body=joined(head, content),
+            content_type=MEDIA_TYPE,
+            end=first.end,
+            records=1,
+            rows=0,
+            points=0,
+            shorter=joined(head, b"") if len(content) > ASK_FIRST else b"",
         )
 
     def _gather(self, first: Record, sealed_end: int) -> tuple[list[Row], int]:
@@ -133,7 +158,7 @@ def write_refused(directory: Path, message: Message, outcome: SendOutcome) -> No
     folder = directory / "refused"
     folder.mkdir(exist_ok=True)
     name = f"{message.end:020d}"
-    ending = "arrow" if message.content_type == CONTENT_TYPE else "json"
+    ending = ENDINGS.get(message.content_type, "json")
     (folder / f"{name}.{ending}").write_bytes(message.body)
     why = {
         "status": outcome.status,

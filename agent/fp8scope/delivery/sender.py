@@ -24,6 +24,8 @@ logger = logging.getLogger("fp8scope")
 
 OPTIONAL_REPORTS = frozenset({"console"})
 """Reports that are left out if the server does not say that it accepts them."""
+MEDIA = "media"
+"""Images, texts, tables and files, the same."""
 MATRIX = "evaluation_matrix"
 """Cells of the evaluation matrix, the same: an older server would take them for scores of the run."""
 ANSWER_SECONDS = 0.5
@@ -111,7 +113,7 @@ class Sender:
             return 0.0
         if (pause := self._introduce()) is not None:
             return pause
-        if record.kind in (RecordKind.REPORT, RecordKind.EVALUATION) and not self._is_accepted(record):
+        if not self._is_accepted(record):
             self._unseal()
             self.cursor.progress.position = record.end
             return 0.0
@@ -157,7 +159,14 @@ class Sender:
         self._urgent_at = now + interval * max(URGENT_PAUSE, missing * INTERVALS_PER_URGENT)
 
     def _is_accepted(self, record: Record) -> bool:
-        """Return whether the server knows this. Older ones know neither the console log nor the matrix."""
+        """Return whether the server knows this. Older ones know no console log, matrix or media."""
+        if record.kind is RecordKind.MEDIA:
+            if MEDIA not in self._handshake.accepts:
+                self._guard.warn_once("media", "the server is too old for media; they are not sent.")
+                return False
+            return True
+        if record.kind not in (RecordKind.REPORT, RecordKind.EVALUATION):
+            return True
         document = load_json(record.payload)
         if record.kind is RecordKind.EVALUATION:
             if "matrix" not in document or MATRIX in self._handshake.accepts:
@@ -232,7 +241,7 @@ class Sender:
         path = f"/runs/{self.run}/{message.path}{self._inbox.query(progress)}"
         if self._is_urgent and message.kind is RecordKind.ROW:
             path += "&urgent=1"
-        outcome = self._transport.send("POST", path, message.body, message.content_type)
+        outcome = self._post(message, path)
         if outcome.action is NextAction.DONE and self._is_for(outcome.answer, progress.seq):
             return self._acknowledge(message, outcome.answer)
         if outcome.action is NextAction.NEW_WRITER and body_differs:
@@ -248,6 +257,14 @@ class Sender:
         if outcome.action is NextAction.DONE:
             outcome = SendOutcome(action=NextAction.RETRY, message="the response belongs to another message")
         return self._put_off(outcome)
+
+    def _post(self, message: Message, path: str) -> SendOutcome:
+        """Send a message; one with a large content first without it."""
+        if message.shorter:
+            outcome = self._transport.send("POST", path, message.shorter, message.content_type)
+            if outcome.code != "content_needed":
+                return outcome
+        return self._transport.send("POST", path, message.body, message.content_type)
 
     @staticmethod
     def _is_for(answer: Mapping[str, Any], seq: int) -> bool:

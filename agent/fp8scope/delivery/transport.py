@@ -50,6 +50,7 @@ _CODES = {
     (409, "writer_conflict"): NextAction.NEW_WRITER,
     (409, "catalogue_gap"): NextAction.SEND_CATALOGUE,
     (409, "run_conflict"): NextAction.HOLD,
+    (409, "content_needed"): NextAction.SET_ASIDE,
     (413, "too_large"): NextAction.HALVE,
     (429, "slow_down"): NextAction.WAIT,
     (503, "unavailable"): NextAction.WAIT,

@@ -29,7 +29,9 @@ _HISTOGRAM = struct.Struct("<qqII")
 
 
 class RecordKind(enum.IntEnum):
-    """The payload of ROW is `Row.encode`, of HISTOGRAM `ExponentHistograms.encode`; the others are JSON."""
+    """The payload of ROW is `Row.encode`, of HISTOGRAM `ExponentHistograms.encode`, and of MEDIA a line of
+    JSON and the content; the others are JSON.
+    """
 
     REGISTRATION = 1
     TENSORS = 2
@@ -38,6 +40,7 @@ class RecordKind(enum.IntEnum):
     FINISH = 5
     HISTOGRAM = 6
     REPORT = 7
+    MEDIA = 8
 
 
 class TornRecordError(ValueError):

@@ -28,6 +28,7 @@ from fp8scope.process.threads import Worker
 from fp8scope.recording.console import ConsoleLog
 from fp8scope.recording.entries import Catalogue, Document, Origin, SpoolEntry
 from fp8scope.recording.finish_report import FinishReport
+from fp8scope.recording.media_queue import MediaQueue
 from fp8scope.recording.recorder import POLL_SECONDS, Recorder
 from fp8scope.recording.records import RecordKind, dump_json
 from fp8scope.recording.segments import Owner
@@ -52,6 +53,11 @@ def console_entry(document: Mapping[str, Any]) -> Document:
     return Document(RecordKind.REPORT, lambda: dump_json(document))
 
 
+def media_entry(payload: bytes) -> Document:
+    """A message with media, for the spool."""
+    return Document(RecordKind.MEDIA, lambda: payload)
+
+
 class Pipeline:
     """One writer of a run: a queue, a spool and their threads. The first `put` starts them."""
 
@@ -68,6 +74,7 @@ class Pipeline:
         on_commands: DocumentSink | None = None,
         on_page: Callable[[str], None] = lambda page: None,
         console: ConsoleLog | None = None,
+        media: MediaQueue | None = None,
     ) -> None:
         self.writer = writer or str(uuid.uuid4())
         self.directory = settings.directory / run / self.writer
@@ -83,6 +90,7 @@ class Pipeline:
         self._on_commands = on_commands
         self._on_page = on_page
         self._console = console
+        self._media = media
         self._console_at = time.monotonic()
         self._queue = Recorder(settings, guard, origin or Origin(), self._send_soon)
         self.waiting = self._queue.waiting
@@ -107,13 +115,23 @@ class Pipeline:
         """
         self.waiting.append(entry)
         if not self.started:
-            self.started = True
-            self._open()
-            self._recorder.start()
+            self._start()
         # An entry leaves the queue after the write, so one whose write is in progress still counts here.
         elif len(self.waiting) > 1 + self.lag:
             self._queue.catch_up()
         if self._dozing:
+            self._recorder.wake()
+
+    def _start(self) -> None:
+        self.started = True
+        self._open()
+        self._recorder.start()
+
+    def note_media(self) -> None:
+        """Have the recorder take the media that wait."""
+        if not self.started:
+            self._start()
+        elif self._dozing:
             self._recorder.wake()
 
     def settle(self, device_seconds: float = 0.0) -> None:
@@ -146,6 +164,7 @@ class Pipeline:
     def write_out(self) -> None:
         """Write and fsync all queued entries. Waits for device and disk, so not for the training thread."""
         if self.started:
+            self._record_media(self._queue.add_now)
             self._queue.drain()
             self._flush()
 
@@ -165,6 +184,9 @@ class Pipeline:
         if self._dozing:
             # Drain once more: an entry may have been put just before `_dozing` was set.
             self._queue.drain()
+        if not closing:
+            # Once dozing, so that what comes later wakes this thread.
+            self._record_media(self._queue.add_now)
         if closing and not self.waiting:
             self._recorder.stop()
         if closing:
@@ -180,6 +202,10 @@ class Pipeline:
             self._console_at = now
             for document in console.take(keep=self.spool.has_room()):
                 self._queue.add_now(console_entry(document))
+
+    def _record_media(self, record: Callable[[SpoolEntry], None]) -> None:
+        if self._media is not None and self.spool is not None:
+            self._media.drain(self.writer, self.spool.has_room, lambda payload: record(media_entry(payload)))
 
     def _open(self) -> None:
         """Open the spool, in memory if the directory is unusable, and start the sender and the flusher."""
@@ -321,6 +347,7 @@ class Pipeline:
                 # Before the end, whatever it is: the last lines tell of a failure.
                 for lines in self._console.take(keep=self.spool.has_room(), final=True):
                     self.put(console_entry(lines))
+            self._record_media(self.put)
             if document is not None:
                 self.put(Document(RecordKind.FINISH, lambda: dump_json(document())))
             self._closing = True

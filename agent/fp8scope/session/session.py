@@ -17,6 +17,8 @@ from fp8scope.process.threads import call_after_fork
 from fp8scope.recording.console import OFFLINE_SECONDS, ONLINE_SECONDS, ConsoleLog
 from fp8scope.recording.entries import Document, Origin
 from fp8scope.recording.finish_report import FinishReport, log_losses, log_unsent
+from fp8scope.recording.media import LoggedMedia
+from fp8scope.recording.media_queue import MediaQueue
 from fp8scope.recording.records import RecordKind, dump_json
 from fp8scope.recording.registration import Registration
 from fp8scope.scalars import whole_steps
@@ -83,6 +85,7 @@ class Session:
         if enabled and (settings.console == "all" or (settings.console == "rank0" and rank == 0)):
             interval = OFFLINE_SECONDS if settings.mode == "offline" else ONLINE_SECONDS
             self.console = ConsoleLog(lambda: self.steps.number, settings.token, interval)
+        self._media = MediaQueue(self.guard)
         self.writers = Writers(
             settings,
             self.guard,
@@ -91,6 +94,7 @@ class Session:
             on_alerts=self.alerts.take,
             on_page=self._note_page,
             console=self.console,
+            media=self._media,
         )
         self.registration = Registration(registration, self.guard, self.writers.put, enabled=enabled)
         self.steps = Steps(
@@ -206,6 +210,11 @@ class Session:
                 if kind in ("annotation", "command"):
                     self.sent_reports.append(document)
 
+    def log_media(self, media: LoggedMedia) -> None:
+        """Record an image, a text, a table or a file through the spool, without waiting."""
+        if self.active and self._media.add(media):
+            self.writers.pipeline.note_media()
+
     def _note_page(self, page: str) -> None:
         """The server has registered the run; called on the sender's thread."""
         if page and page != self.page:
@@ -265,6 +274,7 @@ class Session:
         self.guard.reset()
         if self.console is not None:
             self.console.stop_in_child()
+        self._media.reset_in_child()
         self.steps.pipeline = self.writers.replace_after_fork()
         self._announce_again()
         self.steps.measures.after_fork(self.guard)

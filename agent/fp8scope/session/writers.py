@@ -15,6 +15,7 @@ from fp8scope.guard import Guard
 from fp8scope.recording.console import ConsoleLog
 from fp8scope.recording.entries import Catalogue, Origin, SpoolEntry
 from fp8scope.recording.finish_report import FinishReport
+from fp8scope.recording.media_queue import MediaQueue
 from fp8scope.session.pipeline import Pipeline
 
 FinishDocument = Callable[[], Mapping[str, Any]]
@@ -34,6 +35,7 @@ class Writers:
         on_alerts: DocumentSink,
         on_page: Callable[[str], None],
         console: ConsoleLog | None = None,
+        media: MediaQueue | None = None,
     ) -> None:
         self.run = run
         self.origin = origin
@@ -46,6 +48,7 @@ class Writers:
         self._on_alerts = on_alerts
         self._on_page = on_page
         self._console = console
+        self._media = media
         self._earlier: list[Pipeline] = []
         self.pipeline = self._new_pipeline()
 
@@ -106,6 +109,7 @@ class Writers:
             on_commands=None if self.forked else self._take_commands,
             on_page=self._on_page,
             console=None if self.forked else self._console,
+            media=self._media,
         )
 
     def _take_commands(self, documents: Sequence[Mapping[str, Any]]) -> None:

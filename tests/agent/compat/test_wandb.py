@@ -59,7 +59,7 @@ def test_it_works(server: WireServer) -> None:
     }  # fmt: skip
     assert registration["summary"] == {"best": 0.5}
     facts = registration["environment"]["capture"]
-    assert facts["left_out"] == {"wandb": {"Image": 4, "Table": 1}}
+    assert facts["left_out"] == {"wandb": {"LoggedImage": 4}}
     assert facts["step_metrics"] == {"wandb": {"val/*": "epoch"}}
 
 

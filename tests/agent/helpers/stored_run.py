@@ -22,6 +22,9 @@ class StoredRun:
     """One entry a tensor: step, time, name and counts."""
 
     reports: list[dict[str, Any]] = field(default_factory=list)
+    media: list[dict[str, Any]] = field(default_factory=list)
+    contents: dict[str, bytes] = field(default_factory=dict)
+    """By their SHA-256."""
 
     def reports_of(self, kind: str) -> list[dict[str, Any]]:
         return [report for report in self.reports if report["kind"] == kind]

@@ -164,6 +164,15 @@ class WireServer:
             batch = read_batch(body, content_type, stored)
             if batch["run"] != run:
                 raise Refusal(400, "malformed", "another run's batch")
+        elif kind == "media":
+            line, _, content = body.partition(b"\n")
+            batch, body = json.loads(line), line
+            sha256 = batch["sha256"]
+            if content:
+                assert hashlib.sha256(content).hexdigest() == sha256 and len(content) == batch["size"]
+                stored.contents[sha256] = content
+            if sha256 not in stored.contents:
+                raise Refusal(409, "content_needed")
         else:
             batch = json.loads(body)
         writer, seq = str(uuid.UUID(batch["writer"])), batch["seq"]
@@ -193,6 +202,8 @@ class WireServer:
         elif kind == "reports":
             assert batch["kind"] in ("accepts", "annotation", "bisect", "command", "reference"), batch
             stored.reports.append(batch)
+        elif kind == "media":
+            stored.media.append(batch)
         elif kind == "finish":
             stored.finishes.append(batch)
         else:

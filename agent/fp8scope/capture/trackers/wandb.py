@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
+from fp8scope.capture.capture import ValueCapture
+from fp8scope.capture.media import of_wandb
 from fp8scope.capture.patching import TrackerPatches
 
 NAME = "wandb"
@@ -35,6 +37,14 @@ class StepCounter:
         return self._steps.get(run, 0)
 
 
+def take_logged(capture: ValueCapture, data: Any, count: int | None) -> None:
+    """Record what `Run.log` is given: values, and images and tables."""
+    values, media = of_wandb(data) if isinstance(data, Mapping) else (data, [])
+    capture.take(NAME, values, count, separator=".", replaces=True)
+    if media:
+        capture.take_media(NAME, lambda: iter(media))
+
+
 class WandbCalls:
     """Notes the calls of wandb's objects, before they are carried out."""
 
@@ -54,7 +64,7 @@ class WandbCalls:
             try:
                 commits = bool(commit) or (commit is None and step is None)
                 count = self._counter.next(run, step, commits=commits, first=getattr(run, "_local_step", 0))
-                self._capture.take(NAME, data, count, separator=".", replaces=True)
+                take_logged(self._capture, data, count)
             except Exception as error:
                 self._capture.caught("capturing wandb.log", error)
             # A disabled run writes the values into its summary.

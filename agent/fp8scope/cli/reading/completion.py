@@ -17,7 +17,7 @@ from fp8scope.config import ConfigurationError
 
 SECONDS: Final = 1.0
 MAX_NAMES: Final = 50
-TAKES_RUNS: Final = ("alerts", "compare", "export", "open", "report", "show", "tail")
+TAKES_RUNS: Final = ("alerts", "card", "compare", "export", "media", "open", "report", "show", "tail")
 """Commands with the name or the id of a run."""
 TAKES_IDS: Final = ("export", "report")
 """Those of them that take only ids."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from fp8scope.mcp_server.tool import McpTool
-from fp8scope.mcp_server.tools import alerts, comparisons, runs, series, steering, tensors, training
+from fp8scope.mcp_server.tools import alerts, comparisons, media, runs, series, steering, tensors, training
 
 TOOLS: Final[Sequence[McpTool]] = (
     *runs.TOOLS,
@@ -13,5 +13,6 @@ TOOLS: Final[Sequence[McpTool]] = (
     *series.TOOLS,
     *tensors.TOOLS,
     *training.TOOLS,
+    *media.TOOLS,
     *steering.TOOLS,
 )
