@@ -38,8 +38,8 @@ def store_chunks(recording: Any, points: int, over: bool) -> uuid.UUID:
     from fp8scope_dashboard.accounts.models import Project
     from fp8scope_dashboard.receipts.models import Receipt
     from fp8scope_dashboard.runs.models import Run, RunState, Tensor, Writer
-    from fp8scope_dashboard.telemetry import chunks
     from fp8scope_dashboard.telemetry.codec import ChunkData, encode
+    from fp8scope_dashboard.telemetry.models import Chunk
 
     names = list(recording.statistics)
     width = recording.statistics[names[0]].shape[1]
@@ -65,9 +65,9 @@ def store_chunks(recording: Any, points: int, over: bool) -> uuid.UUID:
         )
         with transaction.atomic():
             Receipt.objects.create(run=run, writer=writer.uuid, seq=seq, kind="batch", digest=b"0" * 32)
-            chunks.append(
-                run.id, writer.uuid, seq, encode(data), first_step=begin, last_step=int(here[-1]),
-                rows=len(here), points=len(here) * TENSORS * len(names),
+            Chunk.objects.create(
+                run=run, writer=writer.uuid, seq=seq, last_seq=seq, body=encode(data), first_step=begin,
+                last_step=int(here[-1]), rows=len(here), points=len(here) * TENSORS * len(names),
             )  # fmt: skip
     return run.id
 

@@ -54,8 +54,8 @@ class Sender:
 
         from fp8scope_dashboard.receipts.models import Receipt
         from fp8scope_dashboard.runs.models import Run, Writer
-        from fp8scope_dashboard.telemetry import chunks
         from fp8scope_dashboard.telemetry.codec import ChunkData, encode
+        from fp8scope_dashboard.telemetry.models import Chunk
 
         while self.step < until:
             steps = np.arange(self.step, min(until, self.step + rows))
@@ -66,11 +66,12 @@ class Sender:
                 Receipt.objects.create(
                     run=self.run, writer=self.writer.uuid, seq=self.seq, kind="batch", digest=b"0" * 32
                 )
-                chunks.append(
-                    self.run.id,
-                    self.writer.uuid,
-                    self.seq,
-                    encode(
+                Chunk.objects.create(
+                    run=self.run,
+                    writer=self.writer.uuid,
+                    seq=self.seq,
+                    last_seq=self.seq,
+                    body=encode(
                         ChunkData(steps=steps, times=times, scalars=scalars, logged=logged, statistics={})
                     ),
                     first_step=int(steps[0]),

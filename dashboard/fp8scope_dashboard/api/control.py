@@ -26,7 +26,7 @@ from fp8scope_dashboard.control.commands import (
 )
 from fp8scope_dashboard.control.models import Command, Report
 from fp8scope_dashboard.runs import console
-from fp8scope_dashboard.runs.models import ConsoleLine, Run, RunState
+from fp8scope_dashboard.runs.models import Run, RunState
 from fp8scope_dashboard.wire import limits
 from fp8scope_dashboard.wire import schemas as wire
 from fp8scope_dashboard.wire.errors import InvalidError
@@ -143,8 +143,7 @@ def get_console(
     """The newest lines of the console log of a rank, or those before the line with the id `before`."""
     writers = console.writers_with_lines(run_of(request, run), rank)
     query = q.replace("\0", "")
-    lines = ConsoleLine.objects.filter(writer__in=writers).select_related("writer")
-    edge = lines.filter(pk=before).first() if before is not None else None
+    edge = console.line_of(writers, before) if before is not None else None
     if before is not None and edge is None:
         raise InvalidError(f"The console log of rank {rank} has no line {before}.", "Begin without `before`.")
     chosen = (

@@ -34,6 +34,26 @@ def fetch(statement: str, parameters: dict[str, Any], using: str | None = None) 
         return cursor.execute(statement, parameters, binary=True).fetchall()
 
 
+def fetch_each(
+    statement: str, parameters: Sequence[dict[str, Any]], using: str | None = None
+) -> list[list[tuple[Any, ...]]]:
+    """Return the rows of a query for each set of parameters, in about one round trip for all.
+
+    Each is a statement of its own, so that in a distributed store each goes to the node of its run.
+    """
+    if not parameters:
+        return []
+    reading = connections[using or database()]
+    reading.ensure_connection()
+    with reading.wrap_database_errors, psycopg.Cursor(reading.connection) as cursor:
+        cursor.format = psycopg.pq.Format.BINARY
+        cursor.executemany(statement, parameters, returning=True)
+        rows = [cursor.fetchall()]
+        while cursor.nextset():
+            rows.append(cursor.fetchall())
+        return rows
+
+
 def write(statement: str, rows: Iterable[Sequence[Any]]) -> None:
     """Run a statement for each row of parameters, without waiting for each result."""
     connection.ensure_connection()

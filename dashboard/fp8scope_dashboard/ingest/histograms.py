@@ -136,7 +136,8 @@ def store_histograms(run: Run, message: dedup.MessageId, histograms: HistogramMe
         WriterConflictError, CatalogueGapRefusalError: see docs/wire.md.
     """
     writer = runs.writer_of(run, histograms.writer)
-    catalogue = np.array(Writer.objects.values_list("catalogue", flat=True).get(pk=writer.pk) or [], np.int64)
+    stored = Writer.objects.filter(run=run, pk=writer.pk).values_list("catalogue", flat=True).get()
+    catalogue = np.array(stored or [], np.int64)
     if (last := int(histograms.tensors.max())) >= len(catalogue):
         raise CatalogueGapRefusalError(
             f"A histogram has tensor {last}; the catalogue of this writer has {len(catalogue)} entries.",

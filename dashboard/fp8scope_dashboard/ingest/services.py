@@ -71,7 +71,9 @@ def store_batch(
         with transaction.atomic():
             is_new = statements.store(run.id, stored_writer.id, message, batch)
             if is_new:
-                runs.count_losses(run, Writer.objects.get(pk=stored_writer.id), dropped=batch.dropped)
+                runs.count_losses(
+                    run, Writer.objects.get(run=run, pk=stored_writer.id), dropped=batch.dropped
+                )
     else:
         is_new = statements.store(run.id, stored_writer.id, message, batch)
     if not is_new:

@@ -9,7 +9,6 @@ from uuid import UUID
 from fp8scope_dashboard.db import replica, sql
 from fp8scope_dashboard.ingest.batch import Batch, to_json_number
 from fp8scope_dashboard.receipts import dedup
-from fp8scope_dashboard.telemetry import chunks
 
 
 class KnownWriter(NamedTuple):
@@ -33,33 +32,12 @@ def known_writer(run_id: UUID, uuid: UUID) -> KnownWriter | None:
     return KnownWriter(*rows[0]) if rows else None
 
 
-# One statement is one round trip and, outside of a transaction, one transaction. Each part reads the one
-# before it, so that locks are taken in the order of all code: receipt, writer, run. Parts that read none
-# would run in the opposite order. LEAST and GREATEST ignore NULL.
-_STORE: Final = f"""
-    WITH receipt AS ({dedup.INSERT} RETURNING true AS is_new),
-    chunk AS ({chunks.INSERT} FROM receipt RETURNING true AS is_new),
-    sender AS (
-        UPDATE runs_writer SET
-            seen_at = clock_timestamp(),
-            first_step = least(first_step, %(first_step)s),
-            last_step = greatest(last_step, %(last_step)s)
-        FROM chunk WHERE id = %(writer_id)s RETURNING chunk.is_new
-    ), run AS (
-        UPDATE runs_run SET
-            heartbeat_at = clock_timestamp(),
-            state = CASE state WHEN 'silent' THEN 'running' ELSE state END,
-            rows_stored = rows_stored + %(rows)s,
-            points_stored = points_stored + %(points)s,
-            last_step = greatest(last_step, %(last_step)s),
-            last_scalars = CASE WHEN last_step > %(last_step)s THEN %(scalars)s::jsonb || last_scalars
-                ELSE last_scalars || %(scalars)s::jsonb END,
-            statistics = statistics || ARRAY(
-                SELECT name FROM unnest(%(statistics)s::text[]) WITH ORDINALITY AS sent (name, position)
-                WHERE name <> ALL (statistics) ORDER BY position)
-        FROM sender WHERE id = %(run)s
-    )
-    SELECT is_new FROM receipt
+# One call is one round trip, one transaction, and one statement for the node that has the run; see the
+# migration that makes the function.
+_STORE: Final = """
+    SELECT fp8scope_store_batch(%(run)s, %(writer)s, %(writer_id)s, %(seq)s, %(kind)s, %(digest)s,
+        %(first_step)s, %(last_step)s, %(rows)s, %(points)s, %(body)s, %(head)s::integer,
+        %(scalars)s::jsonb, %(statistics)s::text[])
 """
 
 
@@ -88,4 +66,5 @@ def store(run_id: UUID, writer_id: int, message: dedup.MessageId, batch: Batch) 
         "scalars": json.dumps(scalars),
         "statistics": list(batch.statistics),
     }
-    return bool(sql.fetch(_STORE, parameters, replica.PRIMARY))
+    ((is_new,),) = sql.fetch(_STORE, parameters, replica.PRIMARY)
+    return bool(is_new)

@@ -146,8 +146,8 @@ def _store_rank(
     # In a run of the agent its present attempt.
     attempt = (last_attempt(run) or 0) if process.attempt is None else process.attempt
     writer_id = uuid.uuid5(run.pk, f"otlp {rank} {attempt}")
-    OtlpWriter.objects.get_or_create(pk=writer_id, defaults={"run": run})
-    writer = OtlpWriter.objects.select_for_update().get(pk=writer_id)
+    OtlpWriter.objects.get_or_create(run=run, pk=writer_id)
+    writer = OtlpWriter.objects.select_for_update().get(run=run, pk=writer_id)
     if writer.next_seq == 0:
         # Detectors follow the agent's own rows, where there are some.
         is_own = Run.objects.filter(pk=run.pk, environment__client=CLIENT).exists()
@@ -169,7 +169,8 @@ def _store_rank(
         body = encode(part, metadata=_metadata(run, writer_id, seq))
         store_batch(run, identify(run.pk, writer_id, seq, "batch", content), read_arrow(body))
         writer.next_seq += 1
-    writer.save()
+    stored = OtlpWriter.objects.filter(run=run, pk=writer_id)
+    stored.update(next_seq=writer.next_seq, state=writer.state, meanings=writer.meanings)
 
 
 def _is_stored(writer: OtlpWriter, content: bytes) -> bool:

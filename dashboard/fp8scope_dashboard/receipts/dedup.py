@@ -27,11 +27,11 @@ class MessageId:
     digest: bytes
 
 
-# As a part of a larger statement it needs RETURNING: it returns no row if there is a receipt already.
-INSERT: Final = """
+# Returns no row if there is a receipt already. Batches have theirs from fp8scope_store_batch (ingest).
+_INSERT: Final = """
     INSERT INTO ingest_receipt (run_id, writer, seq, kind, digest, received_at)
     VALUES (%(run)s, %(writer)s, %(seq)s, %(kind)s, %(digest)s, clock_timestamp())
-    ON CONFLICT DO NOTHING
+    ON CONFLICT DO NOTHING RETURNING true
 """
 
 _LOCK: Final = """
@@ -55,7 +55,7 @@ def record(message: MessageId) -> bool:
     Raises:
         WriterConflictError: another message is stored under this (run, writer, seq).
     """
-    if sql.fetch(f"{INSERT} RETURNING true", asdict(message), replica.PRIMARY):
+    if sql.fetch(_INSERT, asdict(message), replica.PRIMARY):
         return True
     check_same(message)
     return False

@@ -76,7 +76,8 @@ def extend(
         runs.services.TooManyWritersError: the run already has the maximum number of writers.
     """
     # Lock the writer before the run, in the same order as ingest.
-    writer = Writer.objects.select_for_update(no_key=True).get(pk=writer_of(run, writer_uuid).pk)
+    stored = writer_of(run, writer_uuid)
+    writer = Writer.objects.select_for_update(no_key=True).get(run=run, pk=stored.pk)
     Run.objects.select_for_update(no_key=True).get(pk=run.pk)
     length = len(writer.catalogue)
     if offset > length:
@@ -96,7 +97,9 @@ def extend(
     writer.catalogue = [*writer.catalogue, *(by_name[entry.name] for entry in new_entries)]
     is_new_attempt = attempt > writer.attempt
     writer.rank, writer.hostname, writer.attempt, writer.imported = rank, hostname, attempt, imported
-    writer.save(update_fields=["catalogue", "rank", "hostname", "attempt", "imported"])
+    Writer.objects.filter(run=run, pk=writer.pk).update(
+        catalogue=writer.catalogue, rank=rank, hostname=hostname, attempt=attempt, imported=imported
+    )
     if is_new_attempt:
         reopen(run, writer)
     if new_entries:

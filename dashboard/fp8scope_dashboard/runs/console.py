@@ -6,11 +6,13 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 from typing import Any, Final
 from uuid import UUID
 
 from django.db import connection
 from django.db.models import Exists, Max, OuterRef, QuerySet
+from django.utils import timezone
 
 from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.runs.models import ConsoleLine, Run, Writer
@@ -28,10 +30,18 @@ JOIN_LINES: Final = """
     SELECT string_agg(text || E'\\n', '' ORDER BY number), count(*), max(number)
     FROM (
         SELECT number, text FROM runs_consoleline
-        WHERE writer_id = %s AND number >= %s
+        WHERE run_id = %s AND writer_id = %s AND number >= %s
         ORDER BY number LIMIT %s
     ) AS piece
 """
+# The constraint by its name: in a distributed store it has the run as well (distribution/statements.py).
+STORE: Final = """
+    INSERT INTO runs_consoleline (run_id, writer_id, number, time, step, stream, text, received_at)
+    VALUES {} ON CONFLICT ON CONSTRAINT console_line_once DO UPDATE SET
+        time = EXCLUDED.time, step = EXCLUDED.step, stream = EXCLUDED.stream, text = EXCLUDED.text
+"""
+VALUES: Final = "(%s, %s, %s, %s, %s, %s, %s, %s)"
+LINES_AT_ONCE: Final = 2_000
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_][\w]*\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit|Warning)\b")
 
 
@@ -49,24 +59,22 @@ class NewLine:
 def store(run: Run, writer: Writer, lines: Sequence[NewLine]) -> None:
     """Store lines; one with a stored number replaces it. Call within the transaction of the receipt."""
     # Of a number that occurs twice the last counts: PostgreSQL updates no row twice in a statement.
-    rows = {
-        line.number: ConsoleLine(
-            run=run, writer=writer, number=line.number, time=line.time, step=line.step,
-            stream=line.stream, text=line.text,
-        )
-        for line in lines
-    }  # fmt: skip
-    ConsoleLine.objects.bulk_create(
-        rows.values(), update_conflicts=True, unique_fields=["writer", "number"],
-        update_fields=["time", "step", "stream", "text"],
-    )  # fmt: skip
+    last, now = {line.number: line for line in lines}, timezone.now()
+    rows = [
+        (run.pk, writer.pk, line.number, line.time, line.step, line.stream, line.text, now)
+        for line in last.values()
+    ]
+    with connection.cursor() as cursor:
+        for first in range(0, len(rows), LINES_AT_ONCE):
+            part = rows[first : first + LINES_AT_ONCE]
+            cursor.execute(STORE.format(", ".join([VALUES] * len(part))), list(chain.from_iterable(part)))
     _trim(writer)
     run_changed(run.id, run.project_id, "console", max((line.step for line in lines), default=None))
 
 
 def _trim(writer: Writer) -> None:
     """Delete the lines between the first and the newest ones."""
-    mine = ConsoleLine.objects.filter(writer=writer)
+    mine = ConsoleLine.objects.filter(run=writer.run_id, writer=writer)
     last = mine.aggregate(last=Max("number"))["last"] or 0
     end = last - NEWEST_LINES
     if end - FIRST_LINES < SLACK:
@@ -78,17 +86,28 @@ def _trim(writer: Writer) -> None:
 
 def writers_with_lines(run: Run, rank: int | None = None) -> list[Writer]:
     """The processes that have a console log, by attempt; of one rank, if given."""
-    has_lines = Exists(ConsoleLine.objects.filter(writer=OuterRef("pk")))
+    has_lines = Exists(ConsoleLine.objects.filter(run=OuterRef("run"), writer=OuterRef("pk")))
     writers = Writer.objects.filter(has_lines, run=run).order_by("attempt", "rank", "created_at", "pk")
     return list(writers if rank is None else writers.filter(rank=rank))
 
 
 def lines_of(writers: Sequence[Writer], query: str = "") -> QuerySet[ConsoleLine]:
     """The lines of these processes that contain the text `query`, whatever its capitals."""
-    lines = ConsoleLine.objects.filter(writer__in=list(writers)).select_related("writer")
+    lines = _of_run(writers).filter(writer__in=list(writers))
     if query:
         lines = lines.filter(text__icontains=query)
     return lines.order_by("writer__attempt", "writer_id", "number")
+
+
+def _of_run(writers: Sequence[Writer]) -> QuerySet[ConsoleLine]:
+    """The lines of the run of these processes, of which there may be none, with their processes."""
+    runs = {writer.run_id for writer in writers}
+    return ConsoleLine.objects.filter(run__in=runs, writer__run__in=runs).select_related("writer")
+
+
+def line_of(writers: Sequence[Writer], key: int) -> ConsoleLine | None:
+    """The line with this id of one of these processes."""
+    return _of_run(writers).filter(writer__in=list(writers), pk=key).first()
 
 
 def newest(writers: Sequence[Writer], count: int, query: str = "") -> list[ConsoleLine]:
@@ -121,7 +140,7 @@ def _place(writer: Writer) -> tuple[int, int]:
 
 def around(line: ConsoleLine, count: int) -> list[ConsoleLine]:
     """About `count` lines of the process of `line`, half of them before it."""
-    mine = ConsoleLine.objects.filter(writer=line.writer).select_related("writer").order_by("number")
+    mine = _of_run([line.writer]).filter(writer=line.writer).order_by("number")
     before = list(mine.filter(number__lt=line.number).reverse()[: count // 2])[::-1]
     return before + list(mine.filter(number__gte=line.number)[: count - len(before)])
 
@@ -143,14 +162,16 @@ def _piece(writer: Writer, first: int) -> tuple[str, int | None]:
     PostgreSQL joins the lines: one value for thousands of rows costs Python next to nothing.
     """
     with connection.cursor() as cursor:
-        cursor.execute(JOIN_LINES, [writer.pk, first, PIECE])
+        cursor.execute(JOIN_LINES, [writer.run_id, writer.pk, first, PIECE])
         text, count, last = cursor.fetchone()
     return text or "", last + 1 if count == PIECE else None
 
 
 def pieces_of(run_id: UUID, writer: UUID, count: int) -> Iterator[list[ConsoleLine]]:
     """All lines of a process, `count` at a time: a cursor would hold a connection while the client reads."""
-    lines = ConsoleLine.objects.filter(run_id=run_id, writer__uuid=writer).order_by("number")
+    lines = ConsoleLine.objects.filter(run_id=run_id, writer__run=run_id, writer__uuid=writer).order_by(
+        "number"
+    )
     next_number = 0
     while piece := list(lines.filter(number__gte=next_number)[:count]):
         yield piece
@@ -179,5 +200,7 @@ def last_exception(run: Run) -> str:
 
 def delete_before(run_id: UUID, before: datetime, most: int) -> int:
     """Delete up to `most` lines that were received before a time. Returns how many."""
-    old = ConsoleLine.objects.filter(run_id=run_id, received_at__lt=before).values("pk")[:most]
-    return ConsoleLine.objects.filter(pk__in=old).delete()[0]
+    old = ConsoleLine.objects.filter(run_id=run_id, received_at__lt=before).values_list("pk", flat=True)[
+        :most
+    ]
+    return ConsoleLine.objects.filter(run_id=run_id, pk__in=list(old)).delete()[0]

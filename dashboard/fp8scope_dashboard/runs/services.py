@@ -229,7 +229,7 @@ def note_contact(run: Run, writer: Writer) -> None:
 
     The clock is PostgreSQL's, as for batches and in `mark_silent`: those of the machines may differ.
     """
-    Writer.objects.filter(pk=writer.pk).update(seen_at=Now())
+    Writer.objects.filter(run=run, pk=writer.pk).update(seen_at=Now())
     Run.objects.filter(pk=run.pk).update(heartbeat_at=Now(), state=alive_state())
 
 
@@ -245,10 +245,10 @@ def count_losses(run: Run, writer: Writer, *, dropped: int, errors: int | None =
     """
     if dropped <= writer.rows_dropped and (errors is None or errors <= writer.errors):
         return
-    locked = Writer.objects.select_for_update(no_key=True).get(pk=writer.pk)
+    locked = Writer.objects.select_for_update(no_key=True).get(run=run, pk=writer.pk)
     more_dropped = max(0, dropped - locked.rows_dropped)
     more_errors = max(0, (errors or 0) - locked.errors)
-    Writer.objects.filter(pk=writer.pk).update(
+    Writer.objects.filter(run=run, pk=writer.pk).update(
         rows_dropped=F("rows_dropped") + more_dropped, errors=F("errors") + more_errors
     )
     Run.objects.filter(pk=run.pk).update(
@@ -318,7 +318,8 @@ def finish(
     """
     now = timezone.now()
     ended = now if finished_at is None else min(now, max(run.created_at, finished_at))
-    Writer.objects.filter(pk=writer.pk).update(finished_at=ended, seen_at=now, failed=failed, error=error)
+    stored = Writer.objects.filter(run=run, pk=writer.pk)
+    stored.update(finished_at=ended, seen_at=now, failed=failed, error=error)
     changes: dict[str, Any] = {
         "heartbeat_at": now,
         "rows_sent": Coalesce(F("rows_sent"), 0) + rows_sent,

@@ -128,7 +128,7 @@ def _delete_some(run_id: UUID, model: type[models.Model], column: str) -> int:
 
 
 def _partitions(run_id: UUID) -> list[str]:
-    """The tables, or their partitions, that hold rows of the run."""
+    """The tables, or their partitions, that hold rows of the run; other nodes have autovacuum."""
     partitions = []
     for model, column in storage.tables_of_runs():
         table = model._meta.db_table
@@ -137,7 +137,11 @@ def _partitions(run_id: UUID) -> list[str]:
                 f'SELECT tableoid::regclass::text FROM "{table}" WHERE "{column}" = %s LIMIT 1', [run_id]
             )
             partitions += [name for (name,) in cursor.fetchall()]
-    return partitions
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT name FROM unnest(%s::text[]) AS name WHERE to_regclass(name) IS NOT NULL", [partitions]
+        )
+        return [name for (name,) in cursor.fetchall()]
 
 
 def _vacuum(tables: list[str]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 import numpy as np
@@ -23,47 +23,46 @@ from fp8scope_dashboard.telemetry.replay import stream
 MAX_BYTES: Final = 128 << 20
 _LAST: Final = 2**63 - 1
 
+# These statements join, group and number by the run, so that in a distributed store each node answers for its
+# own runs. Messages that follow a gap have a higher number than the one expected at their place.
 _ARRIVED: Final = """
-    SELECT contiguous.until, gap.seq, gap.received_at
-    FROM unnest(%(runs)s::uuid[], %(writers)s::uuid[], %(firsts)s::bigint[])
-        WITH ORDINALITY AS asked (run_id, writer, first, number)
-    CROSS JOIN LATERAL (
-        SELECT coalesce(max(seq) + 1, asked.first) AS until FROM (
-            SELECT seq, row_number() OVER (ORDER BY seq) - 1 + asked.first AS expected
-            FROM ingest_receipt AS receipt
-            WHERE receipt.run_id = asked.run_id AND receipt.writer = asked.writer AND seq >= asked.first
-        ) AS arrived WHERE seq = expected
-    ) AS contiguous
-    LEFT JOIN LATERAL (
-        SELECT seq, received_at FROM ingest_receipt AS receipt
-        WHERE receipt.run_id = asked.run_id AND receipt.writer = asked.writer AND seq > contiguous.until
-        ORDER BY seq LIMIT 1
-    ) AS gap ON true
-    ORDER BY asked.number
+    SELECT run_id, writer, first, max(seq) FILTER (WHERE seq = expected) + 1,
+        min(seq) FILTER (WHERE seq > expected),
+        (array_agg(received_at ORDER BY seq) FILTER (WHERE seq > expected))[1]
+    FROM (
+        SELECT receipt.run_id, receipt.writer, asked.first, receipt.seq, receipt.received_at,
+            asked.first - 1 + row_number() OVER (
+                PARTITION BY receipt.run_id, receipt.writer, asked.first ORDER BY receipt.seq) AS expected
+        FROM unnest(%(runs)s::uuid[], %(writers)s::uuid[], %(firsts)s::bigint[])
+            AS asked (run_id, writer, first)
+        JOIN ingest_receipt AS receipt ON receipt.run_id = asked.run_id AND receipt.writer = asked.writer
+            AND receipt.seq >= asked.first
+    ) AS arrived
+    GROUP BY run_id, writer, first
 """
-# Blocks and chunks in one statement, so that compaction moves nothing between two.
+# Blocks and chunks in one statement, so that compaction moves nothing between two. A writer with blocks has a
+# row without a body, and is read by `replay.stream`.
 _CHUNKS: Final = """
-    SELECT asked.number, moved.into_blocks, chunk.seq, chunk.last_seq, chunk.total, chunk.body
-    FROM unnest(%(runs)s::uuid[], %(writers)s::uuid[], %(firsts)s::bigint[], %(untils)s::bigint[])
-        WITH ORDINALITY AS asked (run_id, writer, first, until, number)
-    CROSS JOIN LATERAL (
-        SELECT EXISTS (
-            SELECT FROM telemetry_block AS block
-            WHERE block.run_id = asked.run_id AND block.writer = asked.writer
-                AND block.last_seq >= asked.first AND block.seq < asked.until
-        ) AS into_blocks
-    ) AS moved
-    LEFT JOIN LATERAL (
-        SELECT seq, last_seq, total, body FROM (
-            SELECT seq, last_seq, body, count(*) OVER () AS total, row_number() OVER by_seq AS position,
-                sum(octet_length(body)) OVER by_seq AS bytes
-            FROM telemetry_chunk AS stored
-            WHERE stored.run_id = asked.run_id AND stored.writer = asked.writer
+    SELECT * FROM (
+        SELECT block.run_id, block.writer, asked.first, true AS into_blocks, 0 AS seq, 0 AS last_seq,
+            0 AS total, NULL::bytea AS body
+        FROM unnest(%(runs)s::uuid[], %(writers)s::uuid[], %(firsts)s::bigint[], %(untils)s::bigint[])
+            AS asked (run_id, writer, first, until)
+        JOIN telemetry_block AS block ON block.run_id = asked.run_id AND block.writer = asked.writer
+            AND block.last_seq >= asked.first AND block.seq < asked.until
+        GROUP BY block.run_id, block.writer, asked.first
+        UNION ALL
+        SELECT run_id, writer, first, false, seq, last_seq, total, body FROM (
+            SELECT stored.run_id, stored.writer, asked.first, stored.seq, stored.last_seq, stored.body,
+                count(*) OVER (PARTITION BY stored.run_id, stored.writer, asked.first) AS total,
+                row_number() OVER by_seq AS position, sum(octet_length(stored.body)) OVER by_seq AS bytes
+            FROM unnest(%(runs)s::uuid[], %(writers)s::uuid[], %(firsts)s::bigint[], %(untils)s::bigint[])
+                AS asked (run_id, writer, first, until)
+            JOIN telemetry_chunk AS stored ON stored.run_id = asked.run_id AND stored.writer = asked.writer
                 AND stored.last_seq >= asked.first AND stored.seq < asked.until
-            WINDOW by_seq AS (ORDER BY seq)
+            WINDOW by_seq AS (PARTITION BY stored.run_id, stored.writer, asked.first ORDER BY stored.seq)
         ) AS waiting WHERE position <= %(limit)s AND (position = 1 OR bytes <= %(bytes)s)
-    ) AS chunk ON NOT moved.into_blocks
-    ORDER BY asked.number, chunk.seq
+    ) AS pieces ORDER BY run_id, writer, first, seq
 """
 
 
@@ -109,7 +108,15 @@ def arrived(writers: Sequence[tuple[UUID, UUID, int]]) -> list[Arrived]:
         return []
     runs, ids, firsts = zip(*writers, strict=True)
     rows = sql.fetch(_ARRIVED, {"runs": list(runs), "writers": list(ids), "firsts": list(firsts)})
-    return [Arrived(int(until), None if seq is None else (int(seq), at)) for until, seq, at in rows]
+    stored = {(run, writer, first): values for run, writer, first, *values in rows}
+    return [_arrived(stored.get(asked), asked[2]) for asked in writers]
+
+
+def _arrived(stored: list[Any] | None, first: int) -> Arrived:
+    if stored is None:
+        return Arrived(first, None)
+    until, seq, received_at = stored
+    return Arrived(first if until is None else until, None if seq is None else (seq, received_at))
 
 
 def read(requests: Sequence[Request], limit: int) -> list[Pieces]:
@@ -124,13 +131,18 @@ def read(requests: Sequence[Request], limit: int) -> list[Pieces]:
         "limit": limit,
         "bytes": MAX_BYTES // len(requests),
     }
-    writers = groupby(sql.fetch(_CHUNKS, parameters), key=lambda row: int(row[0]))
-    return [_pieces(request, list(rows), limit) for request, (_, rows) in zip(requests, writers, strict=True)]
+    stored = {
+        asked: [row[3:] for row in rows]
+        for asked, rows in groupby(sql.fetch(_CHUNKS, parameters), key=lambda row: row[:3])
+    }
+    keys = [(request.run_id, request.writer, request.first) for request in requests]
+    return [_pieces(request, stored.get(key, []), limit) for request, key in zip(requests, keys, strict=True)]
 
 
 def _pieces(request: Request, rows: Sequence[tuple[object, ...]], limit: int) -> Pieces:
-    (_, into_blocks, *first), *_ = rows
-    if into_blocks or any(seq != last for _, _, seq, last, _, _ in rows):
+    if not rows:
+        return Pieces([], is_all=True)
+    if any(into_blocks or seq != last for into_blocks, seq, last, _, _ in rows):
         read_one_by_one = stream(
             request.run_id,
             request.writer,
@@ -141,10 +153,8 @@ def _pieces(request: Request, rows: Sequence[tuple[object, ...]], limit: int) ->
             statistics=request.statistics,
         )
         return Pieces(read_one_by_one, len(read_one_by_one) < limit)
-    if first[0] is None:
-        return Pieces([], is_all=True)
     pieces = []
-    for _, _, seq, _, _, body in rows:
+    for _, seq, _, _, body in rows:
         assert isinstance(seq, int) and isinstance(body, bytes)
         data = decode(body, scalars=request.scalars, statistics=request.statistics)
         seqs = np.full(len(data), seq, np.int64)
@@ -161,4 +171,4 @@ def _pieces(request: Request, rows: Sequence[tuple[object, ...]], limit: int) ->
                 ),
             )
         )
-    return Pieces(pieces, is_all=len(rows) == rows[0][4])
+    return Pieces(pieces, is_all=len(rows) == rows[0][3])

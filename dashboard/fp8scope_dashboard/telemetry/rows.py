@@ -39,7 +39,7 @@ _WANTED = """
     )
 """
 _STORED = """
-    SELECT writer, seq, last_seq, rows, name, tile, low,
+    SELECT {run} writer, seq, last_seq, rows, name, tile, low,
         CASE WHEN untimed THEN
                 ARRAY[offsets[1], offsets[2], offsets[2], offsets[2] + offsets[4] - offsets[3]]
             WHEN whole THEN offsets
@@ -49,44 +49,57 @@ _STORED = """
             WHEN whole THEN body
             ELSE substring(body FROM offsets[low + 1] + 1 FOR offsets[high + 2] - offsets[low + 1]) END
     FROM (
-        SELECT b.writer, b.seq, b.last_seq, b.rows, t.name, t.tile, w.low, w.high, t.offsets, t.body,
-            w.low IS NULL OR cardinality(t.offsets) = 0 AS whole,
+        SELECT {run_of_block} b.writer, b.seq, b.last_seq, b.rows, t.name, t.tile, w.low, w.high, t.offsets,
+            t.body, w.low IS NULL OR cardinality(t.offsets) = 0 AS whole,
             t.name = 'axis' AND cardinality(t.offsets) > 0 AND NOT %(timed)s AS untimed
         FROM telemetry_block b
         JOIN telemetry_tile t ON t.run_id = b.run_id AND t.writer = b.writer AND t.seq = b.seq
+        {of_block}
         LEFT JOIN wanted w ON w.tile = t.tile AND t.name <> 'axis'
-        WHERE b.run_id = {run} AND t.run_id = {run} AND EXISTS (
-                SELECT FROM {intervals} AS i (low, high)
-                WHERE b.last_step >= i.low AND b.first_step <= i.high)
+        WHERE {within_block}
             AND t.name = ANY(%(columns)s::text[]) AND t.tile = ANY(%(tiles)s::int[] || 0)
             AND (t.name = 'axis' OR w.tile IS NOT NULL)
             AND (%(writer)s::uuid IS NULL OR b.writer = %(writer)s) AND b.last_seq >= %(next_seq)s
         UNION ALL
-        SELECT writer, seq, last_seq, rows, NULL, NULL, NULL, NULL, ARRAY[octet_length(body)],
-            CASE WHEN %(scalars)s AND head IS NOT NULL THEN substring(body FROM 1 FOR head) ELSE body END,
+        SELECT {run_of_chunk} c.writer, c.seq, c.last_seq, c.rows, NULL, NULL, NULL, NULL,
+            ARRAY[octet_length(c.body)],
+            CASE WHEN %(scalars)s AND c.head IS NOT NULL THEN substring(c.body FROM 1 FOR c.head)
+                ELSE c.body END,
             true, false
         FROM telemetry_chunk c
-        WHERE run_id = {run} AND EXISTS (
-                SELECT FROM {intervals} AS i (low, high)
-                WHERE c.last_step >= i.low AND c.first_step <= i.high)
-            AND (%(writer)s::uuid IS NULL OR writer = %(writer)s) AND last_seq >= %(next_seq)s
-        ORDER BY 1, 2
-        OFFSET 0
+        {of_chunk}
+        WHERE {within_chunk}
+            AND (%(writer)s::uuid IS NULL OR c.writer = %(writer)s) AND c.last_seq >= %(next_seq)s
+        {order}
     ) AS stored
 """
+_INTERVALS = """
+    {name}.run_id = %(run)s AND EXISTS (
+        SELECT FROM unnest(%(firsts)s::bigint[], %(lasts)s::bigint[]) AS i (low, high)
+        WHERE {name}.last_step >= i.low AND {name}.first_step <= i.high)
+"""
+_ASKED = """
+    JOIN unnest(%(runs)s::uuid[], %(firsts)s::bigint[], %(lasts)s::bigint[]) AS asked (run, first, last)
+        ON asked.run = {name}.run_id AND {name}.last_step >= asked.first AND {name}.first_step <= asked.last
+"""
+_OF_ONE = _STORED.format(
+    run="", run_of_block="", run_of_chunk="", of_block="", of_chunk="", order="ORDER BY 1, 2 OFFSET 0",
+    within_block=_INTERVALS.format(name="b") + " AND t.run_id = %(run)s",
+    within_chunk=_INTERVALS.format(name="c"),
+)  # fmt: skip
 STATEMENT = f"""
     {_WANTED}
-    {_STORED.format(run="%(run)s", intervals="unnest(%(firsts)s::bigint[], %(lasts)s::bigint[])")}
+    {_OF_ONE}
     LEFT JOIN unnest(%(writers)s::uuid[]) WITH ORDINALITY AS known (writer, position) USING (writer)
     ORDER BY position, seq, name <> 'axis'
 """
-# The rows of several runs, each with its run in front, in any order of the runs and their writers.
-OF_RUNS = f"""
-    {_WANTED}
-    SELECT asked.run, stored.* FROM unnest(%(runs)s::uuid[], %(firsts)s::bigint[], %(lasts)s::bigint[])
-        AS asked (run, first, last),
-    LATERAL ({_STORED.format(run="asked.run", intervals="(VALUES (asked.first, asked.last))")}) AS stored
-"""
+# The rows of several runs, each with its run in front, in any order of the runs and their writers. All parts
+# join by the run, so that in a distributed store each node answers for its own runs.
+OF_RUNS = _WANTED + _STORED.format(
+    run="run_id,", run_of_block="b.run_id,", run_of_chunk="c.run_id,", order="",
+    of_block=_ASKED.format(name="b"), of_chunk=_ASKED.format(name="c"),
+    within_block="true", within_chunk="true",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

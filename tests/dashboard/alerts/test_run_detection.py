@@ -354,7 +354,7 @@ def test_an_upgrade_adds_the_new_rules_and_resolves_an_old_saturation(project: P
     state = DetectorState.objects.get(run=run, writer=recorder.uuid)
     before = {"last_step": 60, "first_step": 1, "open": True, "onset": event.onset_step, "calm": 0, "gap": 0}
     state.state = {str(rule.pk): {**before, "counts": {"0": [50, event.onset_step, 0.05]}}}
-    state.save()
+    state.save(update_fields=["state"])
     Rule.objects.exclude(pk=rule.pk).delete()
     migration = import_module("fp8scope_dashboard.alerts.migrations.0007_signals")
     migration.add_rules(apps, None)
@@ -381,7 +381,7 @@ def test_an_open_alert_of_the_earlier_loss_detectors_ends_and_they_read_on(proje
     rule.save()
     state = DetectorState.objects.get(run=run, writer=recorder.uuid)
     state.state = {**state.state, str(rule.pk): {"open": True, "last_step": 250, "ema": 4.0, "minimum": 2.0}}
-    state.save()
+    state.save(update_fields=["state"])
     import_module("fp8scope_dashboard.alerts.migrations.0008_loss_detectors").replace_detectors(apps, None)
     event.refresh_from_db()
     rule.refresh_from_db()

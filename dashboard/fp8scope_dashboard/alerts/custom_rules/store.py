@@ -12,6 +12,7 @@ from fp8scope_dashboard.accounts.models import Project
 from fp8scope_dashboard.alerts import lifecycle
 from fp8scope_dashboard.alerts.alert_updates import held_by
 from fp8scope_dashboard.alerts.custom_rules.documents import Draft, RuleDocumentError, document_of, key_of
+from fp8scope_dashboard.alerts.detection.locks import lock_states
 from fp8scope_dashboard.alerts.models import RUN_WIDE, Alert, DetectorState, Rule, RuleKind
 
 MAX_RULES: Final = 500
@@ -172,8 +173,8 @@ def _close_alerts(rule: Rule, reason: str) -> None:
 def _forget(rule: Rule) -> None:
     """Remove the detector states of a rule, so that what lasts, and has just been closed, opens again."""
     # The locks of the evaluation.
-    locked = DetectorState.objects.filter(run__project=rule.project_id, writer=RUN_WIDE).order_by("run_id")
-    list(locked.select_for_update(of=("self",), no_key=True).values_list("pk", flat=True))
+    of_project = DetectorState.objects.filter(run__project=rule.project_id, writer=RUN_WIDE)
+    lock_states(of_project.values_list("run_id", flat=True), waits=True)
     with connection.cursor() as cursor:
         cursor.execute(
             """

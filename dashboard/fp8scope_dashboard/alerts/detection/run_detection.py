@@ -21,6 +21,7 @@ from fp8scope_dashboard.alerts.alert_updates import Detection
 from fp8scope_dashboard.alerts.detection import baselines, custom_rules, generations
 from fp8scope_dashboard.alerts.detection import streams as detection
 from fp8scope_dashboard.alerts.detection.generations import WriterStream
+from fp8scope_dashboard.alerts.detection.locks import lock_states
 from fp8scope_dashboard.alerts.detection.rank_comparison import RankScales
 from fp8scope_dashboard.alerts.detection.run_conditions import (
     ConditionFacts,
@@ -150,19 +151,18 @@ def _locked(runs: Sequence[Run], *, waits: bool) -> dict[UUID, dict[UUID, Detect
 
     Without `waits`, runs that are locked are left out.
     """
-    all_wide = DetectorState.objects.filter(run__in=runs, writer=RUN_WIDE)
-    wide = all_wide.select_for_update(skip_locked=not waits).order_by("run_id")
-    locked = {state.run_id: state for state in wide}
+    locked = lock_states([run.pk for run in runs], waits=waits)
     missing = [run for run in runs if run.pk not in locked]
-    with_scalars = set(all_wide.values_list("run_id", flat=True)) if missing and not waits else set()
-    if new := [run for run in missing if run.pk not in with_scalars]:
+    wide = DetectorState.objects.filter(run__in=missing, writer=RUN_WIDE)
+    with_state = set(wide.values_list("run_id", flat=True)) if missing and not waits else set()
+    if new := [run for run in missing if run.pk not in with_state]:
         # Another worker may create them at the same time.
         DetectorState.objects.bulk_create(
             [DetectorState(run=run, writer=RUN_WIDE) for run in new], ignore_conflicts=True
         )
-        locked |= {state.run_id: state for state in wide.filter(run__in=new)}
-    states = {pk: {RUN_WIDE: state} for pk, state in locked.items()}
-    for state in DetectorState.objects.filter(run__in=list(states)).exclude(writer=RUN_WIDE):
+        locked |= lock_states([run.pk for run in new], waits=waits)
+    states: dict[UUID, dict[UUID, DetectorState]] = {run_id: {} for run_id in locked}
+    for state in DetectorState.objects.filter(run__in=locked):
         states[state.run_id][state.writer] = state
     return states
 

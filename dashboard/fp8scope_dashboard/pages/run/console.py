@@ -72,7 +72,7 @@ def _line(writers: list[Writer], text: str | None) -> ConsoleLine | None:
     key = _number(text)
     if key is None:
         return None
-    return ConsoleLine.objects.filter(writer__in=writers, pk=key).select_related("writer").first()
+    return console.line_of(writers, key)
 
 
 def _number(text: str | None) -> int | None:
