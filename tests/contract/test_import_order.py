@@ -34,8 +34,7 @@ ORDERS = {
         process_setup preload embedded settings statistics text db notifications instrumentation accounts
         audit wire runs receipts media telemetry evaluations ingest analysis diagnosis certificates alerts
         control shared_reports file_imports monitoring exports edge pages api mlflow_tracking otlp_metrics
-        sql_views
-        urls asgi celery apps servers administration demo certification cli
+        sql_views distribution urls asgi celery apps servers administration demo certification cli
     """,
 }
 # Inside of these folders of the dashboard the order is held, too.

@@ -68,12 +68,24 @@ def _carry_out(name: str, action: Callable[[], None]) -> int:
     return 0
 
 
+def _check_one_server(url: str) -> None:
+    """Refuse a store on several servers: pg_dump reads one after the other, while compaction moves rows."""
+    with _connected(url) as connection:
+        row = connection.execute("SELECT to_regclass('pg_catalog.pg_dist_partition') IS NOT NULL").fetchone()
+    if row is not None and row[0]:
+        raise BackupError(
+            "this database has Citus, and pg_dump reads its servers at different moments: back up each one "
+            "with PostgreSQL's own programs, see docs/distributed_store.md"
+        )
+
+
 def _backup(file: Path, data: DataDir) -> None:
     if file.exists():
         raise BackupError(f"{file} exists: name another file")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix=".backup-", dir=file.parent)))
         url = configuration.secret("DATABASE_URL") or private_database(data, stack)[0]
+        _check_one_server(url)
         major = _major_version(url)
         dump = [
             _program("pg_dump", major),

@@ -11,7 +11,7 @@ from pathlib import Path
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError
 
-from fp8scope_dashboard.administration import sql_readers
+from fp8scope_dashboard.administration import distribution, sql_readers
 from fp8scope_dashboard.administration.database import connected
 from fp8scope_dashboard.administration.errors import AdminError
 from fp8scope_dashboard.embedded.processes import ServerError
@@ -22,7 +22,7 @@ ROLES = ("viewer", "member", "admin")
 
 
 def admin(argv: list[str]) -> int:
-    """Create a sign-in link, set a password, invite or remove a user, or make an SQL login, on the server."""
+    """Make sign-in links, passwords, users and SQL logins, or distribute the store, on the server."""
     options = _parser().parse_args(argv)
     data = DataDir(options.data_dir.expanduser().absolute())
     try:
@@ -49,6 +49,8 @@ def _run_action(options: argparse.Namespace, data: DataDir, is_running: bool) ->
     actions = {"link": _link, "password": _password, "invite": _invite, "remove": _remove, "rekey": _rekey}
     actions |= {"projects": _projects, "project": _project, "factor": _factor}
     actions |= {"sql-reader": sql_readers.change, "sql-readers": sql_readers.show}
+    actions |= {"distribute": distribution.distribute, "nodes": distribution.show}
+    actions |= {"rebalance": distribution.rebalance, "drain": distribution.drain}
     try:
         actions[options.action](options, data)
     except PeopleError as error:
@@ -252,7 +254,8 @@ def _parser() -> argparse.ArgumentParser:
     actions = parser.add_subparsers(
         dest="action",
         required=True,
-        metavar="{link,password,invite,remove,factor,rekey,projects,project,sql-reader,sql-readers}",
+        metavar="{link,password,invite,remove,factor,rekey,projects,project,sql-reader,sql-readers,"
+        "distribute,nodes,rebalance,drain}",
     )
     link = actions.add_parser("link", help="print a one-time sign-in link for a user")
     password = actions.add_parser("password", help="set a user's password")
@@ -277,6 +280,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     project.add_argument("--unarchive", dest="archived", action="store_false", help="list it again")
     sql_readers.add_parsers(actions)
+    distribution.add_parsers(actions)
     for command in (link, password):
         command.add_argument("--user", metavar="NAME", help="default: the administrator")
     password.add_argument(

@@ -82,6 +82,7 @@ INSTALLED_APPS = [
     "fp8scope_dashboard.file_imports",
     "fp8scope_dashboard.mlflow_tracking",
     "fp8scope_dashboard.otlp_metrics",
+    "fp8scope_dashboard.distribution",
     "fp8scope_dashboard.sql_views",
     "fp8scope_dashboard.pages",
 ]
