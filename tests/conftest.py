@@ -22,6 +22,7 @@ import pytest
 from helpers.run_order import in_parts
 
 if TYPE_CHECKING:
+    import pytest_django
     from helpers.live_servers import Server, Worker
 
 TESTS = Path(__file__).parent
@@ -71,13 +72,21 @@ def _needs_servers(config: pytest.Config) -> bool:
 
 
 @pytest.fixture(scope="session")
-def django_db_setup(django_db_setup: None) -> Iterator[None]:
-    """The test database; tests that commit are followed by a faster flush than Django's."""
+def django_db_setup(
+    django_db_setup: None, django_db_blocker: pytest_django.DjangoDbBlocker
+) -> Iterator[None]:
+    """The test database; tests that commit are followed by a faster flush than Django's.
+
+    With FP8SCOPE_TEST_NODES it is distributed over servers with Citus; see helpers/distributed_database.py.
+    """
     from django.test import TransactionTestCase
+    from helpers.distributed_database import distributed
     from helpers.empty_database import empty_databases
 
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         patch.setattr(TransactionTestCase, "_fixture_teardown", empty_databases)
+        with django_db_blocker.unblock():
+            stack.enter_context(distributed())
         yield
 
 
