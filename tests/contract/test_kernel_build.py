@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from contract.helpers.quick_compiler import quick_compiler
 
 from fp8scope_kernels.cpu import levels as cpu_levels
 
@@ -69,11 +70,13 @@ def plain(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_it_works(tree: Path, plain: Path) -> None:
+def test_it_works(tree: Path, plain: Path, tmp_path: Path) -> None:
     """One command, with any Python and a compiler, builds all libraries from these sources."""
     if evaluate("backend.get_requires_for_build_wheel()"):
         pytest.skip("this machine has no C++ compiler")
-    done = python(tree / "build_backend" / "kernel_libraries.py", interpreter=plain)
+    compiler = quick_compiler(tmp_path)
+    assert compiler is not None
+    done = python(tree / "build_backend" / "kernel_libraries.py", interpreter=plain, CXX=compiler)
     assert done.returncode == 0, done.stderr
     folder = tree / LIBRARIES
     libraries = sorted(folder.glob("*.so"))
@@ -85,6 +88,15 @@ def test_it_works(tree: Path, plain: Path) -> None:
         needed, (major, minor) = evaluate(f"needs_of({str(library)!r})")
         assert needed == ["libc.so.6"] and (major, minor) <= (2, 17)
     assert sorted(folder.glob("*.o")) == []
+
+
+def test_the_installed_libraries_run_on_any_machine_of_this_kind() -> None:
+    """Those that the tests run with, which were built with every optimisation."""
+    installed = [str(cpu_levels.path(level)) for level in cpu_levels.levels()]
+    for library in installed:
+        assert evaluate(f"needs_of({library!r})[0]") == ["libc.so.6"]
+    platform = evaluate(f"commands.linux_platform([Path(name) for name in {installed!r}])")
+    assert platform == f"manylinux_2_17_{cpu_levels.machine()}"
 
 
 def test_names_the_remedies_if_there_is_no_compiler(tree: Path, plain: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from contract.helpers.quick_compiler import quick_compiler
 
 from fp8scope_kernels.cpu import levels as cpu_levels
 
@@ -24,9 +25,15 @@ BUNDLE = Path("dashboard/fp8scope_dashboard/pages/plotly_bundle")
 PACKAGES = ("fp8scope", "fp8scope_kernels", "fp8scope_dashboard")
 
 
-def run(*command: str | Path, cwd: Path) -> str:
+def run(*command: str | Path, cwd: Path, **environment: str) -> str:
     done = subprocess.run(
-        [str(part) for part in command], cwd=cwd, capture_output=True, text=True, timeout=280, check=False
+        [str(part) for part in command],
+        cwd=cwd,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     return done.stdout
@@ -54,7 +61,8 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, source, cwd=folder)
+    build = (sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, source)
+    run(*build, cwd=folder, CXX=quick_compiler(folder) or "zig")
     (built,) = folder.glob("*.whl")
     return built
 
