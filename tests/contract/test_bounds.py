@@ -70,3 +70,21 @@ def test_refuses_too_many_names(client: WireClient) -> None:
     statistics = {f"x{i}": [[1.0]] for i in range(limits.STATISTICS + 1)}
     answer = client.send(client.batch(2, [1], tensors=statistics))
     assert (answer.status, answer.code) == (413, "too_large")
+
+
+def test_no_message_leaves_numbers_behind_that_later_ones_cannot_be_added_to(client: WireClient) -> None:
+    """Several writers with the largest counts, and the largest number of a message."""
+    largest = {"dropped": limits.MAX_COUNT, "errors": limits.MAX_COUNT, "pending": limits.MAX_COUNT}
+    for _ in range(3):
+        body = {"writer": str(uuid.uuid4()), **largest}
+        assert client.request("POST", "/heartbeat", json=body).status == 200
+        beyond = {**body, "errors": limits.MAX_COUNT + 1}
+        assert_refused(client.request("POST", "/heartbeat", json=beyond), 422, "invalid")
+    rows = [{"step": 1.0, "time": "2026-01-01T00:00:00Z", "scalars": {"loss": 1}}]
+    batch = {"protocol": 1, "writer": str(client.writer), "rows": rows}
+    assert_refused(
+        client.request("POST", "/batches", json={**batch, "seq": limits.MAX_SEQ + 1}), 400, "malformed"
+    )
+    assert client.request("POST", "/batches", json={**batch, "seq": limits.MAX_SEQ}).status == 201
+    position = client.request("GET", f"/writers/{client.writer}")
+    assert (position.status, position.json["next_seq"]) == (200, limits.MAX_SEQ + 1)

@@ -149,7 +149,7 @@ def test_a_later_line_replaces_an_earlier_one(client: WireClient) -> None:
     assert (found["text"], found["number"], found["rank"]) == ("20 %", 1, 0)
     earlier = client.request("GET", f"/console?before={found['id']}").json["lines"]
     assert [each["text"] for each in earlier] == ["x"]
-    assert client.request("GET", "/console?before=999999").code == "invalid"
+    assert client.request("GET", "/console?before=999999").code == "unknown_name"
 
 
 @pytest.mark.parametrize(

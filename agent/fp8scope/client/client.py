@@ -202,7 +202,7 @@ class RunList:
             try:
                 answer = self._page({"after": run, "limit": RUNS_A_PAGE})
             except ClientError as error:
-                if error.status != 422 or run in (None, candidates[-1]):
+                if not error.is_about_the_question or run in (None, candidates[-1]):
                     raise
                 continue
             seen = set(after)

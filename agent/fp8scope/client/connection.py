@@ -34,6 +34,11 @@ class ClientError(RuntimeError):
         self.status = status
         self.code = code
 
+    @property
+    def is_about_the_question(self) -> bool:
+        """Whether something of the question is not there, or not understood: the same again is no use."""
+        return self.status == 422 or self.code in ("unknown_name", "not_recorded")
+
 
 class UnreachableError(ClientError):
     """The server did not answer within the patience of the client."""

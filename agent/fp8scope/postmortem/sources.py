@@ -178,7 +178,7 @@ class RunSource:
             response.release_conn()
         except urllib3.exceptions.HTTPError as error:
             raise SourceError(f"{self._address}: {type(error).__name__}; try again.") from None
-        if response.status in (404, 422) and missing is not None:
+        if response.status in (404, 409, 422) and missing is not None:
             return missing
         outcome = classify(response.status, response.headers, body)
         if response.status != 200 or not outcome.answer:

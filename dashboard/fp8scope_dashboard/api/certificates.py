@@ -18,7 +18,7 @@ from fp8scope_dashboard.certificates.gate import junit, markdown
 from fp8scope_dashboard.certificates.stored_runs import certificate_of
 from fp8scope_dashboard.pages.certificate.sheet import sheet
 from fp8scope_dashboard.wire import schemas
-from fp8scope_dashboard.wire.errors import InvalidError
+from fp8scope_dashboard.wire.errors import NotRecordedError
 
 Form = Literal["json", "html", "markdown", "junit"]
 MEDIA_TYPES: Final[dict[Form, str]] = {
@@ -34,8 +34,8 @@ FILE: Final = {
             "description": "The certificate; docs/certificates.md tells what it has. The header "
             f"{OUTCOME} is pass, fail or undecided.",
             "content": {
-                kind.partition(";")[0]: {"schema": {"type": "string", "format": "binary"}}
-                for kind in MEDIA_TYPES.values()
+                kind.partition(";")[0]: {"schema": {"type": "object" if form == "json" else "string"}}
+                for form, kind in MEDIA_TYPES.items()
             },
         }
     }
@@ -62,7 +62,10 @@ def get_certificate(
     ] = None,
     form: Annotated[Form, Query(alias="format")] = "json",
 ) -> HttpResponse:
-    """The signed verdict on the loss of a run and its seeds, with the curves that it was computed from."""
+    """The signed verdict on the loss of a run and its seeds, with the curves that it was computed from.
+
+    With both margins, that in the unit of the loss counts.
+    """
     try:
         document = certificate_of(
             run_of(request, run),
@@ -72,7 +75,7 @@ def get_certificate(
             margin_nats=margin_nats,
         )
     except CertificateError as error:
-        raise InvalidError(f"No certificate: {error}.", "See docs/certificates.md.") from None
+        raise NotRecordedError(f"No certificate: {error}.", "See docs/certificates.md.") from None
     made = {"json": as_text, "html": sheet, "markdown": markdown, "junit": junit}[form](document)
     answer = HttpResponse(made, content_type=MEDIA_TYPES[form])
     answer[OUTCOME] = document["claim"]["outcome"]

@@ -29,7 +29,7 @@ from fp8scope_dashboard.runs import console
 from fp8scope_dashboard.runs.models import Run, RunState
 from fp8scope_dashboard.wire import limits
 from fp8scope_dashboard.wire import schemas as wire
-from fp8scope_dashboard.wire.errors import InvalidError
+from fp8scope_dashboard.wire.errors import InvalidError, UnknownNameError
 
 router = Router(tags=["control"], auth=RUN_READER)
 
@@ -145,7 +145,9 @@ def get_console(
     query = q.replace("\0", "")
     edge = console.line_of(writers, before) if before is not None else None
     if before is not None and edge is None:
-        raise InvalidError(f"The console log of rank {rank} has no line {before}.", "Begin without `before`.")
+        raise UnknownNameError(
+            f"The console log of rank {rank} has no line {before}.", "Begin without `before`."
+        )
     chosen = (
         console.newest(writers, limit, query) if edge is None else console.before(writers, edge, limit, query)
     )

@@ -43,8 +43,8 @@ BATCH_BODY = {
                 "properties": {
                     "protocol": {"const": 1},
                     "writer": {"type": "string", "format": "uuid"},
-                    "seq": NATURAL,
-                    "dropped": {**NATURAL, "default": 0},
+                    "seq": {**NATURAL, "maximum": limits.MAX_SEQ},
+                    "dropped": {**NATURAL, "maximum": limits.MAX_COUNT, "default": 0},
                     "rows": {
                         "type": "array",
                         "minItems": 1,

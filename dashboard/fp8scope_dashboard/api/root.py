@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import version
+from typing import Any
 
 from django.http import Http404, HttpRequest, HttpResponse
 from ninja import NinjaAPI
@@ -34,8 +35,30 @@ from fp8scope_dashboard.api.rules import router as rules
 from fp8scope_dashboard.api.runs import router as runs
 from fp8scope_dashboard.api.tokens import router as tokens
 from fp8scope_dashboard.wire.errors import InvalidError, MalformedError, RefusalError, error_body
+from fp8scope_dashboard.wire.schemas import NO_NUL
 
-api = NinjaAPI(
+
+class Api(NinjaAPI):
+    """The API, whose document says of every text of an address that it has no NUL."""
+
+    def get_openapi_schema(self, **options: Any) -> Any:
+        """The OpenAPI document; `options` are those of NinjaAPI."""
+        document = super().get_openapi_schema(**options)
+        for item in document["paths"].values():
+            for operation in item.values():
+                for parameter in operation.get("parameters", ()):
+                    _without_nul(parameter["schema"])
+        return document
+
+
+def _without_nul(schema: dict[str, Any]) -> None:
+    # PostgreSQL stores no such text, and finds none.
+    for form in (schema, *schema.get("anyOf", ())):
+        if form.get("type") == "string" and not form.keys() & {"enum", "const", "format", "pattern"}:
+            form["pattern"] = NO_NUL
+
+
+api = Api(
     title="fp8scope",
     version=version("fp8scope"),
     description="docs/wire.md describes what training processes send, docs/api.md what programs read.",

@@ -42,16 +42,22 @@ class Member:
 
 
 def as_document(member: Member) -> dict[str, Any]:
-    """Return a run as JSON types, with digests of its arrays."""
-    curve = member.curve
+    """Return a run as JSON types, with digests of its arrays.
+
+    Raises CertificateError for counts that `from_document` would refuse: JSON's numbers are exact below 2^53.
+    """
+    curve, standing = member.curve, member.standing
+    counts = (standing.reached, standing.planned, standing.dropped, curve.planned)
+    if any(value is not None and not _is_count(value) for value in counts):
+        raise CertificateError(f"a number of steps of the run {curve.name[:MAX_TEXT]!r} is 2^53 or more")
     arrays = {name: values for name in ARRAYS if (values := getattr(curve, name)) is not None}
     return {
         "name": curve.name[:MAX_TEXT],
         "id": member.id,
-        "state": member.standing.state,
-        "reached": member.standing.reached,
-        "planned": member.standing.planned,
-        "dropped": member.standing.dropped,
+        "state": standing.state,
+        "reached": standing.reached,
+        "planned": standing.planned,
+        "dropped": standing.dropped,
         "schedule_ends": curve.planned,
         "facts": {name: member.facts[name] for name in FACTS if name in member.facts},
         "points": len(curve),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 from uuid import UUID
 
 from django.utils import timezone
@@ -62,7 +62,7 @@ Document = Annotated[dict[str, Any], AfterValidator(_document)]
 Message = Annotated[Text, Field(max_length=500)]
 # The name of a user, unique per server.
 Person = Annotated[Text, Field(max_length=150)]
-Number: TypeAlias = FiniteFloat | Annotated[Text, Field(pattern=r"^(NaN|-?Infinity)$")]
+Number: TypeAlias = FiniteFloat | Literal["NaN", "Infinity", "-Infinity"]
 
 
 class PastEntry(Schema):

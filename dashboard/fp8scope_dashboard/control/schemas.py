@@ -13,7 +13,7 @@ from fp8scope_dashboard.runs.notes import ADDRESS_LENGTH, NAME_LENGTH
 from fp8scope_dashboard.text.markdown import MAX_CHARACTERS
 from fp8scope_dashboard.text.terminal import as_printed
 from fp8scope_dashboard.wire import limits
-from fp8scope_dashboard.wire.schemas import Natural, Text
+from fp8scope_dashboard.wire.schemas import Natural, Seq, Text
 
 MAX_PRODUCTS = 2_000
 MAX_WINDOW_STEPS = 1_000
@@ -30,7 +30,7 @@ Word = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,63}$")]
 
 class _ReportIn(Schema):
     writer: UUID
-    seq: Natural
+    seq: Seq
     step: Natural = 0
 
 

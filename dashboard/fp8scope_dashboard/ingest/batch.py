@@ -100,8 +100,8 @@ def read_envelope(envelope: Envelope, body: bytes) -> Batch:
     return Batch(
         run=read_uuid(metadata, "fp8scope.run"),
         writer=read_uuid(metadata, "fp8scope.writer"),
-        seq=read_natural(metadata, "fp8scope.seq"),
-        dropped=read_natural({"fp8scope.dropped": "0", **metadata}, "fp8scope.dropped"),
+        seq=read_natural(metadata, "fp8scope.seq", limits.MAX_SEQ),
+        dropped=read_natural({"fp8scope.dropped": "0", **metadata}, "fp8scope.dropped", limits.MAX_COUNT),
         body=body,
         head=envelope.head,
         rows=tally.rows,
@@ -157,12 +157,12 @@ def read_uuid(metadata: Mapping[str, str], key: str) -> UUID:
         ) from error
 
 
-def read_natural(metadata: Mapping[str, str], key: str) -> int:
-    """Return a metadata entry as an integer. Raises MalformedError unless it is in 0 to 2^63 - 1."""
+def read_natural(metadata: Mapping[str, str], key: str, largest: int = limits.MAX_INT) -> int:
+    """Return a metadata entry as an integer. Raises MalformedError unless it is in 0 to `largest`."""
     text = metadata.get(key, "")
-    if not re.fullmatch(r"[0-9]{1,19}", text) or int(text) > limits.MAX_INT:
+    if not re.fullmatch(r"[0-9]{1,19}", text) or int(text) > largest:
         raise MalformedError(
-            f"The metadata {key} must be a decimal number from 0 to 2^63 - 1.",
+            f"The metadata {key} must be a decimal number from 0 to {largest}.",
             f"Set {key} as schema metadata.",
         )
     return int(text)

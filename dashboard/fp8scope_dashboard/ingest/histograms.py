@@ -75,7 +75,7 @@ def read_histograms(envelope: Envelope, body: bytes) -> HistogramMessage:
     return HistogramMessage(
         run=read_uuid(metadata, "fp8scope.run"),
         writer=read_uuid(metadata, "fp8scope.writer"),
-        seq=read_natural(metadata, "fp8scope.seq"),
+        seq=read_natural(metadata, "fp8scope.seq", limits.MAX_SEQ),
         step=_check_step(table),
         tensors=_check_rows(table),
         body=body,

@@ -59,8 +59,8 @@ def read_json(document: Mapping[str, Any], run: UUID, positions: Mapping[str, in
         "fp8scope.protocol": str(document["protocol"]),
         "fp8scope.run": str(run),
         "fp8scope.writer": str(writer_in(document)),
-        "fp8scope.seq": str(document.get("seq")),
-        "fp8scope.dropped": str(document.get("dropped", 0)),
+        "fp8scope.seq": str(_integer(document.get("seq"))),
+        "fp8scope.dropped": str(_integer(document.get("dropped", 0))),
     }
     rows = document.get("rows")
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
@@ -147,8 +147,13 @@ def _number(value: object) -> float:
         ) from error
 
 
+def _integer(value: Any) -> Any:
+    """The number as an int if it is whole: JSON has one kind of number, and 330.0 is an integer there."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def _step(row: Mapping[str, Any]) -> int:
-    step = row.get("step")
+    step = _integer(row.get("step"))
     if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step <= limits.MAX_INT:
         raise InvalidError("step must be an integer from 0 to 2^63 - 1.", "Send one row per step.")
     return step

@@ -73,6 +73,12 @@ class UnknownRunError(RefusalError):
     status, code = 404, "unknown_run"
 
 
+class UnknownNameError(RefusalError):
+    """A tensor, a statistic, a figure or a place in a list that is not there."""
+
+    status, code = 404, "unknown_name"
+
+
 class WriterConflictError(RefusalError):
     status, code = 409, "writer_conflict"
 
@@ -87,6 +93,12 @@ class ContentNeededError(RefusalError):
 
 class RunConflictRefusalError(RefusalError):
     status, code = 409, "run_conflict"
+
+
+class NotRecordedError(RefusalError):
+    """The run does not have what the answer would be made of."""
+
+    status, code = 409, "not_recorded"
 
 
 class TooLargeError(RefusalError):

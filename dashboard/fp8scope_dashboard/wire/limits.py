@@ -20,6 +20,10 @@ SCHEMA_BYTES: Final = 1 * MIB
 RECORD_BATCHES: Final = 1_000
 TENSORS_PER_REQUEST: Final = 20_000
 MAX_INT: Final = 2**63 - 1
+# Of a message: that of the next is stored, too.
+MAX_SEQ: Final = MAX_INT - 1
+# Of what a writer counts: those of all writers of a run add up to less than 2^63.
+MAX_COUNT: Final = 2**47 - 1
 # 2000-01-01 and 2200-01-01 in microseconds since 1970. A clock outside this range is wrong.
 FIRST_TIME_US: Final = 946_684_800_000_000
 LAST_TIME_US: Final = 7_258_118_400_000_000

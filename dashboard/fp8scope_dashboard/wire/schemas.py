@@ -21,10 +21,13 @@ def _storable(text: str) -> str:
     return text
 
 
-Text = Annotated[str, AfterValidator(_storable), Field(json_schema_extra={"pattern": r"^[^\u0000]*$"})]
+NO_NUL = r"^[^\u0000]*$"
+Text = Annotated[str, AfterValidator(_storable), Field(json_schema_extra={"pattern": NO_NUL})]
 Label = Annotated[Text, Field(max_length=128)]
 Name = Annotated[Text, Field(min_length=1, max_length=512)]
 Natural = Annotated[int, Field(ge=0, le=limits.MAX_INT)]
+Count = Annotated[int, Field(ge=0, le=limits.MAX_COUNT)]
+Seq = Annotated[int, Field(ge=0, le=limits.MAX_SEQ)]
 # -1 is a size that is known only at run time.
 Size = Annotated[int, Field(ge=-1, le=limits.MAX_INT)]
 Seed = Annotated[int, Field(ge=-limits.MAX_INT - 1, le=limits.MAX_INT)]
@@ -151,7 +154,7 @@ class EvaluationIn(Schema):
     model_config = ConfigDict(json_schema_extra=_precision_by_matrix)
 
     writer: UUID
-    seq: Natural
+    seq: Seq
     step: Natural
     name: Annotated[Text, Field(min_length=1, max_length=128)]
     metric: Annotated[Text, Field(min_length=1, max_length=64)]
@@ -184,21 +187,21 @@ class EvaluationIn(Schema):
 
 class HeartbeatIn(Schema):
     writer: UUID
-    dropped: Natural = 0
-    errors: Natural = 0
-    pending: Natural = 0
+    dropped: Count = 0
+    errors: Count = 0
+    pending: Count = 0
 
 
 class FinishIn(Schema):
     writer: UUID
-    seq: Natural
+    seq: Seq
     state: Literal["finished", "failed"] = "finished"
     ends_run: bool = True
     error: Annotated[Text, Field(max_length=100_000)] = ""
-    rows_sent: Natural = 0
-    points_sent: Natural = 0
-    dropped: Natural = 0
-    errors: Natural = 0
+    rows_sent: Count = 0
+    points_sent: Count = 0
+    dropped: Count = 0
+    errors: Count = 0
     # By the clock that the run's created_at is from; None from agents that do not send it.
     finished_at: AwareDatetime | None = None
 

@@ -30,11 +30,11 @@ def test_it_works() -> None:
             continue
         parameters = operations["get"].get("parameters", [])
         fields = [parameter["name"] for parameter in parameters if parameter["in"] == "query"]
-        address = path.format(run=run.pk, progress=run.pk, name="loss", alert=alert, writer=run.pk)
+        address = path.format(run=run.pk, progress=run.pk, name="loss", alert=alert, writer=run.pk, item=1)
         queries = [urlencode({field: value}) for field in fields for value in VALUES]
         queries += [urlencode({field: ["x", "1"] for field in fields}, doseq=True)]
         others = [
-            path.format(run=value, progress=value, name=value, alert=value, writer=value)
+            path.format(run=value, progress=value, name=value, alert=value, writer=value, item=value)
             for value in VALUES_OF_PATHS
             if "{" in path
         ]

@@ -33,6 +33,9 @@ READING = (
     *(
         "",
         "/history",
+        "/media",
+        "/media/1",
+        "/card",
         "/console",
         "/series?scalar=loss",
         "/heatmap?statistic=amax",
@@ -117,6 +120,7 @@ def test_every_endpoint_that_reads_is_listed_here(server: Server) -> None:
     listed |= {re.sub(r"\?.*", "", path) for path in OF_PROJECT}
     listed = {re.sub(r"/(alerts)/1\b", r"/\1/{alert}", path) for path in listed}
     listed = {re.sub(r"/figures/\w+$", "/figures/{name}", path) for path in listed}
+    listed = {re.sub(r"/media/1$", "/media/{item}", path) for path in listed}
     listed = {re.sub(r"/writers/[-\w]+$", "/writers/{writer}", path) for path in listed}
     # Every token reads itself, and administrators the list of tokens; see test_tokens.py.
     of_tokens = {"/token", "/tokens"}

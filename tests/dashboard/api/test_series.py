@@ -209,7 +209,9 @@ def test_a_name_is_never_part_of_an_sql_statement(name: str) -> None:
     recorder.send([1], None, {"amax": [[1.0]]})
     query = "tensor=" + "".join(f"%{byte:02x}" for byte in name.encode("utf-8", "surrogatepass"))
     answer = client_of(recorder.run.project).get(f"/api/v1/runs/{recorder.run.id}/series?{query}")
-    assert answer.status_code == 422 and answer.json()["error"]["code"] == "invalid"
+    # PostgreSQL cannot even be asked for the first.
+    refusal = (422, "invalid") if name == "a\0" else (404, "unknown_name")
+    assert (answer.status_code, answer.json()["error"]["code"]) == refusal
 
 
 @pytest.mark.parametrize(

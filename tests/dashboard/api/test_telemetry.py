@@ -75,7 +75,6 @@ def test_a_run_without_rows_gives_empty_responses(client: Client) -> None:
     [
         ("series", {}),
         ("series", {"scalar": "loss", "tensor": "a.input"}),
-        ("series", {"tensor": "no such"}),
         ("series", {"scalar": "loss", "points": 7}),
         ("series", {"scalar": "loss", "points": 10**6}),
         ("series", {"scalar": "loss", "first": -1}),
@@ -91,6 +90,30 @@ def test_refuses_invalid_queries(
     answer = client.get(f"/api/v1/runs/{recorder.run.id}/{path}", query)
     assert answer.status_code == 422
     assert answer.json()["error"]["code"] == "invalid"
+
+
+@pytest.mark.parametrize(
+    ("path", "query"),
+    [
+        ("series", {"tensor": "no such"}),
+        ("histograms", {"tensor": "no such"}),
+        ("tensors/ranking", {"statistic": "none"}),
+        ("alerts", {"after": 10**6}),
+        ("console", {"before": 10**6}),
+        ("figures/none", {}),
+    ],
+)
+def test_a_name_that_is_not_there_is_no_wrong_use(
+    recorder: Recorder, client: Client, path: str, query: dict[str, str | int]
+) -> None:
+    answer = client.get(f"/api/v1/runs/{recorder.run.id}/{path}", query)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_name")
+
+
+@pytest.mark.parametrize("path", ["certificate", "readiness"])
+def test_what_was_not_recorded_is_a_conflict(recorder: Recorder, client: Client, path: str) -> None:
+    answer = client.get(f"/api/v1/runs/{recorder.run.id}/{path}")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "not_recorded")
 
 
 def test_a_run_of_another_project_is_unknown(recorder: Recorder) -> None:

@@ -50,6 +50,15 @@ def test_it_works(harm: float, verdict: str, outcome: str) -> None:
     assert "no evaluation" in claim["not_judged"][0] and claim["looks"].startswith("The interval over seeds")
 
 
+@pytest.mark.parametrize("field", ["reached", "planned", "dropped"])
+def test_what_could_not_be_read_again_is_not_written(field: str) -> None:
+    original = member(3)
+    counts: dict[str, Any] = {field: 2**53}
+    written = replace(original, standing=replace(original.standing, **counts))
+    with pytest.raises(CertificateError, match="2\\^53"):
+        as_document(written)
+
+
 def test_the_curves_are_exact() -> None:
     original = member(3)
     broken = np.where(original.curve.steps % 50 == 0, np.nan, original.curve.losses)

@@ -51,7 +51,7 @@ def answered(name: str, body: Callable[[], int]) -> int:
     except ConfigurationError as error:
         return _failed(name, error, WRONG_USE)
     except ClientError as error:
-        return _failed(name, error, WRONG_USE if error.status == 422 else REFUSED)
+        return _failed(name, error, WRONG_USE if error.is_about_the_question else REFUSED)
     except BrokenPipeError:
         # Python would complain at its end, when it writes what is left.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -20,7 +20,7 @@ from fp8scope_dashboard.api.reading.schemas import AlertOut, AlertsOut
 from fp8scope_dashboard.api.responses import ERRORS
 from fp8scope_dashboard.pages.alerts.listing import FILTERS, Filter
 from fp8scope_dashboard.wire import limits, schemas
-from fp8scope_dashboard.wire.errors import InvalidError
+from fp8scope_dashboard.wire.errors import InvalidError, UnknownNameError
 
 MAX_ALERTS, MAX_ENTRIES = 100, 100
 
@@ -108,7 +108,9 @@ def _answer(request: HttpRequest, newest: QuerySet[Alert], after: int | None, li
 def _beyond(newest: QuerySet[Alert], of_project: QuerySet[Alert], after: int) -> QuerySet[Alert]:
     pivot = of_project.filter(pk=after).values_list("opened_at", flat=True).first()
     if pivot is None:
-        raise InvalidError(f"The project has no alert {after}, so no page begins after it.", "Begin again.")
+        raise UnknownNameError(
+            f"The project has no alert {after}, so no page begins after it.", "Begin again."
+        )
     return newest.filter(Q(opened_at__lt=pivot) | Q(opened_at=pivot, id__lt=after))
 
 

@@ -29,7 +29,7 @@ from fp8scope_dashboard.pages.run.figures.views import FIGURES, run_figure
 from fp8scope_dashboard.pages.runs import overlay, result_views
 from fp8scope_dashboard.pages.scores import figures as scores
 from fp8scope_dashboard.wire import limits, schemas
-from fp8scope_dashboard.wire.errors import InvalidError
+from fp8scope_dashboard.wire.errors import InvalidError, UnknownNameError
 
 Draw = Callable[..., AnyChart]
 # Of a run, beside those that its page names.
@@ -63,6 +63,10 @@ router = Router(tags=["figures"], auth=RUN_READER)
 Text = Annotated[str, Field(max_length=512)]
 
 
+# One id, or several with commas between them.
+RunIds = Annotated[str, Field(max_length=4096, pattern="^[0-9a-fA-F,-]*$")]
+
+
 class FigureQuery(Schema):
     """The parameters that figures share. docs/api.md lists those of each figure; others are left out."""
 
@@ -80,7 +84,7 @@ class FigureQuery(Schema):
     tensor: Text = Field("", description="The name of a tensor.")
     statistic: Text = Field("", description="Of tensors.")
     step: Text = Field("", description="A sampled step.")
-    runs: list[Text] = Field([], description="Ids of compared runs.", max_length=200)
+    runs: list[RunIds] = Field([], description="Ids of compared runs.", max_length=200)
     q: Text = Field("", description="A search for runs.")
 
 
@@ -141,8 +145,8 @@ def _asked(request: HttpRequest) -> QueryDict:
     return request.GET
 
 
-def _unknown(name: str, names: list[str]) -> InvalidError:
-    return InvalidError(f"There is no figure {name[:64]!r}.", f"There are: {', '.join(names)}.")
+def _unknown(name: str, names: list[str]) -> UnknownNameError:
+    return UnknownNameError(f"There is no figure {name[:64]!r}.", f"There are: {', '.join(names)}.")
 
 
 def _answer(request: HttpRequest, drawn: AnyChart, query: FigureQuery) -> HttpResponse | dict[str, Any]:

@@ -34,7 +34,7 @@ from fp8scope_dashboard.api.auth import RUN_READER, check_run
 from fp8scope_dashboard.api.responses import ERRORS
 from fp8scope_dashboard.diagnosis.healthy_stretch import tensors_to_judge
 from fp8scope_dashboard.wire import limits, schemas
-from fp8scope_dashboard.wire.errors import InvalidError
+from fp8scope_dashboard.wire.errors import InvalidError, NotRecordedError
 
 MAX_TENSORS = 2_000
 
@@ -82,9 +82,9 @@ def get_readiness(
         raise InvalidError(str(problem), "docs/readiness.md lists formats and scalings.") from None
     judged = tensors_to_judge(run, step)
     if judged is None and (without_roles := missing_roles(run, step)):
-        raise InvalidError(without_roles, "docs/wire.md has the fields of a tensor.")
+        raise NotRecordedError(without_roles, "docs/wire.md has the fields of a tensor.")
     if judged is None:
-        raise InvalidError(
+        raise NotRecordedError(
             "The run has no exponent histograms up to this step.",
             "Record them with run.watch(model, readiness=True), with shadow=… or with FP8 layers.",
         )

@@ -21,7 +21,7 @@ from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.runs.search import MAX_LENGTH
 from fp8scope_dashboard.runs.services import page_url
 from fp8scope_dashboard.wire import limits, schemas
-from fp8scope_dashboard.wire.errors import InvalidError
+from fp8scope_dashboard.wire.errors import InvalidError, UnknownNameError
 
 MAX_RUNS = 100
 SUMMARY = (
@@ -55,7 +55,7 @@ def list_runs(
     total = listing.runs.count()
     runs = listing.part(limit + 1, after=after, offset=offset)
     if runs is None:
-        raise InvalidError(f"The project has no run {after}, so no page begins after it.", "Begin again.")
+        raise UnknownNameError(f"The project has no run {after}, so no page begins after it.", "Begin again.")
     shown = runs[:limit]
     return {
         "runs": _listed(project, shown, server_address(request)),

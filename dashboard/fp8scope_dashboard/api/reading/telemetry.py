@@ -23,7 +23,7 @@ from fp8scope_dashboard.telemetry.codec import Float64s
 from fp8scope_dashboard.telemetry.downsample import MIN_POINTS
 from fp8scope_dashboard.text.numbers import json_number
 from fp8scope_dashboard.wire import schemas
-from fp8scope_dashboard.wire.errors import InvalidError
+from fp8scope_dashboard.wire.errors import InvalidError, UnknownNameError
 
 MAX_POINTS, MAX_COLUMNS = 100_000, 2_000
 
@@ -96,7 +96,7 @@ def get_series(
     if scalar:
         line = queries.scalar(run, scalar, first=first, last=last, points=points, timed=times)
     elif index is None:
-        raise InvalidError("The run has no such tensor.", "Names are <module path>.<role>.")
+        raise UnknownNameError("The run has no such tensor.", "Names are <module path>.<role>.")
     else:
         line = queries.tensor_series(
             run, index, statistic, first=first, last=last, points=points, timed=times

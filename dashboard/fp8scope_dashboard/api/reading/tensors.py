@@ -22,7 +22,7 @@ from fp8scope_dashboard.runs.models import Run, Tensor
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry.histograms import MIN_EXPONENT
 from fp8scope_dashboard.wire import limits, schemas
-from fp8scope_dashboard.wire.errors import InvalidError
+from fp8scope_dashboard.wire.errors import InvalidError, UnknownNameError
 
 MAX_TENSORS, MAX_HISTOGRAMS = 2_000, 256
 
@@ -77,7 +77,7 @@ def get_ranking(
     question = _question(stored, asked | ({"everything": "1"} if everything else {}))
     if statistic and question.statistic != statistic:
         recorded = ", ".join(queries.statistic_names(run)[:12]) or "none"
-        raise InvalidError(f"The run has no statistic {statistic!r}.", f"It has: {recorded}.")
+        raise UnknownNameError(f"The run has no statistic {statistic!r}.", f"It has: {recorded}.")
     tensors = chosen_tensors(stored, question)
     ranked = rank(
         stored,
@@ -140,7 +140,7 @@ def get_histograms(
     """
     index = tensor_of(request, run, tensor.replace("\0", ""))
     if index is None:
-        raise InvalidError("The run has no such tensor.", "GET /runs/{run}/tensors lists its tensors.")
+        raise UnknownNameError("The run has no such tensor.", "GET /runs/{run}/tensors lists its tensors.")
     read = [
         histogram
         for histogram in queries.tensor_histograms(run, index, first, last, limit)

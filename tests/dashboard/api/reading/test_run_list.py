@@ -84,7 +84,7 @@ def test_a_page_after_a_run_that_is_gone_is_refused(reader: Reader, viewer: Visi
     run.delete()
     assert "Begin again" in reader.refused("/runs", after=gone)["hint"]
     foreign = make_run(create_project("elsewhere", "Elsewhere"), "foreign")
-    assert reader.refused("/runs", after=foreign.pk)["code"] == "invalid"
+    assert reader.refused("/runs", after=foreign.pk)["code"] == "unknown_name"
 
 
 def test_an_unknown_order_is_refused(reader: Reader, viewer: Visitor) -> None:

@@ -114,7 +114,7 @@ def test_the_margin_and_the_baseline_can_be_chosen(admin: Visitor, fp8: Run) -> 
         ("margin=nan", 422),
         ("margin_nats=1e9", 422),
         ("format=pdf", 422),
-        ("baseline=nothing", 422),
+        ("baseline=nothing", 409),
         ("baseline=" + "x" * 200, 422),
     ],
 )

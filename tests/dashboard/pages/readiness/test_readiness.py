@@ -60,7 +60,7 @@ def test_histograms_without_roles_are_no_missing_histograms(admin: Visitor, run:
     assert sentence in page and "No exponent histograms" not in page
     token = client_with_token(admin.project)
     answer = token.get(f"/api/v1/runs/{run.id}/readiness")
-    assert answer.status_code == 422 and sentence in str(answer.json())
+    assert answer.status_code == 409 and sentence in str(answer.json())
     assert "No exponent histograms up to step 0" in shown(admin, run, "step=0")
 
 
@@ -153,7 +153,7 @@ def test_the_api_refuses_wrong_choices(run: Run, query: dict[str, str]) -> None:
 
 def test_the_api_says_that_there_are_no_histograms(admin: Visitor) -> None:
     status, body = ask(make_run(admin.project, "empty"))
-    assert status == 422 and "readiness=True" in body["error"]["hint"]
+    assert status == 409 and "readiness=True" in body["error"]["hint"]
 
 
 @pytest.mark.parametrize("broken", [np.nan, 40.0])
