@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 import uuid
-from http.client import HTTPConnection
+from http.client import HTTPConnection, RemoteDisconnected
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +57,15 @@ class Run:
         self._send("POST", f"/api/v1/runs/{self.id}/batches?alerts_after=0", body, CONTENT_TYPE)
 
     def _send(self, method: str, path: str, body: bytes, kind: str) -> None:
-        self.connection.request(method, path, body, {**self.headers, "Content-Type": kind})
-        response = self.connection.getresponse()
+        headers = {**self.headers, "Content-Type": kind}
+        try:
+            self.connection.request(method, path, body, headers)
+            response = self.connection.getresponse()
+        except (BrokenPipeError, ConnectionResetError, RemoteDisconnected):
+            # The server closes a connection that was idle for some seconds; http.client opens another.
+            self.connection.close()
+            self.connection.request(method, path, body, headers)
+            response = self.connection.getresponse()
         answer = response.read()
         if response.status not in (200, 201):
             raise SystemExit(f"{method} {path} was answered with {response.status}: {answer[:200]!r}")
