@@ -18,7 +18,7 @@ TOOLS := .venv/.tools
 JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 2); echo $$((n < 3 ? n + 2 : 4)))
 CHROMIUM = command -v chromium || command -v chromium-browser || command -v google-chrome
 
-.PHONY: help install kernels demo up test collect test-gpu bench-gpu rehearsal lint format types django messages check browser bench lowest clean
+.PHONY: help install kernels demo up test collect test-gpu bench-gpu rehearsal site lint format types django messages check browser bench lowest clean
 
 help:
 	@echo "To see it:"
@@ -35,7 +35,8 @@ help:
 	@echo "  make kernels the CPU kernels, after a change to their C++"
 	@echo "  make test-gpu, make bench-gpu   the GPU's tests and benchmark, on a machine with a CUDA device"
 	@echo "  make rehearsal  faults of a deployment over several machines, as root (REHEARSAL_ARGS='--scene disk_full')"
-	@echo "  make bench   every benchmark, one JSON line each (hours)"
+	@echo "  make bench   every benchmark (hours); docs/benchmarks.md gets the results"
+	@echo "  make site    the documents as a site, in build/site"
 	@echo "  make collect finds the tests, and compiles their files for make test; .ci/run does it while mypy runs"
 	@echo "  make lowest  the tests with the oldest dependencies that pyproject.toml allows"
 	@echo "  make clean   remove what make made"
@@ -125,10 +126,15 @@ django: $(DEV)
 	$(BIN)/python manage.py check --deploy --fail-level WARNING
 	$(BIN)/python manage.py makemigrations --check --dry-run --settings fp8scope_dashboard.settings.test
 
-# All but those that need a directory of loss curves (calibration, detectors, verdicts) or a GPU (gpu_kernels). It takes hours.
-BENCHMARKS = agent_overhead bisection capture chaos compaction compositions crash deletion eager_fallback fp6 growth ingest kill linear load optimizer_state outage quantize query recipes spikes storage watching web_server
+# All but those that need a directory of loss curves (calibration, detectors, verdicts) or a GPU (gpu_kernels): hours.
+# docs/benchmarks.md gets their results.
+BENCHMARKS = agent_overhead bisection capture chaos compaction compositions crash deletion eager_fallback fp6 growth ingest kill linear load optimizer_state outage quantize query recipes scale spikes storage watching web_server
 bench: $(TOOLS)
-	@for name in $(BENCHMARKS); do $(BIN)/python benchmarks/$$name.py || exit 1; done
+	$(BIN)/python tools/benchmark_table.py $(BENCHMARKS) -- $(BENCH_ARGS)
+
+# The documents as pages, below build/site.
+site: $(DEV)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 # The oldest dependencies that pyproject.toml allows, in an environment of their own. torch stays that of constraints.txt.
 LOWEST_TESTS := tests/agent/recording tests/agent/delivery tests/agent/cli/test_main.py tests/dashboard
