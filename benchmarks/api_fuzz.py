@@ -5,7 +5,7 @@
 SCHEMATHESIS is the command of that program, installed apart (`pip install schemathesis`). It makes requests
 from the document that an installation (`fp8scope up`) serves: examples, boundaries, random ones. A project
 has two runs that the agent recorded, one with an alert; half of the requests name one of them, others
-made-up ids. What fails is told on standard error, with the tracebacks of the server.
+made-up ids. Standard error has an example of each failure, and a traceback of the server.
 
     requests        that were sent
     server_errors   answers with a status of 500 or more

@@ -20,7 +20,7 @@ from fp8scope_dashboard.pages.media.serving import address_of, respond
 from fp8scope_dashboard.receipts.dedup import identify
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.wire import limits, schemas
-from fp8scope_dashboard.wire.errors import MalformedError, RefusalError
+from fp8scope_dashboard.wire.errors import MalformedError, UnknownNameError
 
 router = Router(tags=["media"])
 BODY = {
@@ -36,10 +36,6 @@ FILE = {
 }
 Step = Annotated[int | None, Query(ge=0, le=limits.MAX_INT, description="Only media at these steps.")]
 Kind = Literal["image", "text", "table", "file"]
-
-
-class UnknownMediaError(RefusalError):
-    status, code = 404, "unknown_media"
 
 
 @router.post("/runs/{run}/media", response=ANSWERS, auth=WRITER, openapi_extra={"requestBody": BODY})
@@ -94,7 +90,7 @@ def get_media(request: HttpRequest, run: UUID, item: int) -> HttpResponse:
     if 0 < item <= limits.MAX_INT:
         chosen = MediaItem.objects.filter(run=stored, pk=item).select_related("content").first()
     if chosen is None:
-        raise UnknownMediaError(f"The run has no media {item}.", f"See GET /api/v1/runs/{run}/media.")
+        raise UnknownNameError(f"The run has no media {item}.", f"See GET /api/v1/runs/{run}/media.")
     return respond(request, chosen)
 
 
