@@ -165,7 +165,7 @@ def test_settings(field: str, value: str) -> None:
         return
     stored = getattr(made, field)
     # Without a limit, and without a file.
-    assert type(stored) in (str, int, float, type(Path())) or (
+    assert type(stored) in (str, int, float, bool, type(Path())) or (
         value == "None" and field in ("overhead", "device_file")
     )
 

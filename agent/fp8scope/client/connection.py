@@ -36,7 +36,7 @@ class ClientError(RuntimeError):
 
     @property
     def is_about_the_question(self) -> bool:
-        """Whether something of the question is not there, or not understood: the same again is no use."""
+        """True if the server does not know what is asked for, or refuses it: asking again is no use."""
         return self.status == 422 or self.code in ("unknown_name", "not_recorded")
 
 

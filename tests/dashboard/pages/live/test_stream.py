@@ -247,6 +247,6 @@ def test_a_fingerprint_needs_few_queries(
     admin: Visitor, run: Run, django_assert_max_num_queries: Any
 ) -> None:
     # One query for each table that the pages show, regardless of the number of runs.
-    with django_assert_max_num_queries(14):
+    with django_assert_max_num_queries(15):
         fingerprint_of(Run.objects.filter(project=admin.project))
     assert connection.in_atomic_block is False
