@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from agent.helpers.documents import run_block
 from agent.helpers.wire_server import WireServer
+from helpers.code_blocks import texts_of
 
 from fp8scope.metadata.launchers import LAUNCHERS
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "agent.md"
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
+BLOCKS = texts_of(DOCUMENT)
 
 
 (STEP_BY_STEP,) = [block for block in BLOCKS if "log_eval" in block]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from agent.helpers.documents import run_block
 from agent.helpers.wire_server import WireServer
+from helpers.code_blocks import texts_of
 
 ROOT = Path(__file__).parents[2]
 MODEL = """
@@ -134,16 +135,11 @@ FRAGMENTS = {
 }
 
 
-def blocks_of(document: str) -> list[str]:
-    text = (ROOT / document).read_text()
-    return re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-
-
 def test_it_works() -> None:
     """The table has each block of these documents, and nothing that is no longer there."""
     for document in {name for name, _ in FRAGMENTS}:
         words = [word for name, word in FRAGMENTS if name == document]
-        matched = [[word for word in words if word in block] for block in blocks_of(document)]
+        matched = [[word for word in words if word in block] for block in texts_of(document)]
         assert all(len(each) == 1 for each in matched), (document, matched)
         assert sorted(sum(matched, [])) == sorted(words)
 
@@ -151,6 +147,6 @@ def test_it_works() -> None:
 @pytest.mark.parametrize(("document", "word"), FRAGMENTS)
 def test_every_fragment_runs(document: str, word: str, server: WireServer, tmp_path: Path) -> None:
     before, after, printed = FRAGMENTS[document, word]
-    (block,) = [block for block in blocks_of(document) if word in block]
+    (block,) = [block for block in texts_of(document) if word in block]
     output = run_block("\n".join((before, block, after)), server, tmp_path)
     assert re.search(printed, output), output

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from contract.helpers.code_blocks import ROOT
+from helpers.code_blocks import ROOT
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from dashboard.helpers.seeding import seed_project
+from helpers.code_blocks import texts_of
 from helpers.live_servers import Server
 
 from fp8scope.cli.main import main
@@ -16,7 +17,7 @@ from fp8scope_dashboard.runs.models import Run
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "client.md"
 TEXT = DOCUMENT.read_text()
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+BLOCKS = texts_of(DOCUMENT)
 COMMANDS = re.findall(r"^fp8scope (?!completion)(.*)$", TEXT, re.MULTILINE)
 
 

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import pytest
 import yaml
-from contract.helpers.code_blocks import CodeBlock, code_blocks, command_lines
+from helpers.code_blocks import CodeBlock, code_blocks, command_lines
 
 from fp8scope.cli import main as cli
 

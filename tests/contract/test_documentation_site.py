@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from contract.helpers.code_blocks import ROOT
+from helpers.code_blocks import ROOT
 
 import fp8scope
 import fp8scope_kernels

@@ -18,10 +18,13 @@ from PIL import Image
 
 import fp8scope
 from fp8scope.cli.main import main
-from fp8scope_dashboard.media import contents
+from fp8scope.recording import media as recorded
+from fp8scope.recording import media_queue
+from fp8scope_dashboard.media import contents, limits
 from fp8scope_dashboard.media.models import MediaContent, MediaItem
 from fp8scope_dashboard.receipts.models import Receipt
 from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.wire.schemas import MediaIn
 
 KILLED = """
 import os, signal, sys
@@ -142,3 +145,15 @@ def test_what_the_server_has_is_not_sent_again(
         monkeypatch.setattr(sender._transport, "send", counted)
         assert run.finish().complete
     assert sum(size > 2_000_000 for size in sizes) == 1 and MediaItem.objects.count() == 2
+
+
+def test_the_agent_records_nothing_that_the_server_refuses_by_default() -> None:
+    for name in ("FILE_BYTES", "TEXT_BYTES", "TABLE_ROWS", "TABLE_COLUMNS", "CELL_LENGTH", "MAX_SIDE"):
+        assert getattr(recorded, name) == getattr(limits, name), name
+    assert recorded.MAX_PIXELS <= limits.MAX_PIXELS and media_queue.RUN_BYTES <= limits.RUN_BYTES
+    fields = MediaIn.model_fields
+    longest = {
+        name: max(each.max_length for each in fields[name].metadata if hasattr(each, "max_length"))
+        for name in ("name", "caption")
+    }
+    assert longest == {"name": recorded.NAME_LENGTH, "caption": recorded.CAPTION_LENGTH}

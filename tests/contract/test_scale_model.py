@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 import pytest
-from contract.helpers.code_blocks import ROOT
+from helpers.code_blocks import ROOT
 
 
 @pytest.fixture

@@ -6,12 +6,10 @@ from pathlib import Path
 import pytest
 from agent.helpers.documents import run_block
 from agent.helpers.wire_server import WireServer
+from helpers.code_blocks import texts_of
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "control.md"
-BLOCKS = {
-    re.findall(r'name="(.*?)"', block)[0]: block
-    for block in re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
-}
+BLOCKS = {re.findall(r'name="(.*?)"', block)[0]: block for block in texts_of(DOCUMENT)}
 
 
 def test_it_works(server: WireServer, tmp_path: Path) -> None:

@@ -1,11 +1,11 @@
 """The script of docs/incidents.md runs as it stands there, and can be replayed."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 from agent.helpers.incidents import train
+from helpers.code_blocks import texts_of
 
 from fp8scope.cli.main import main
 
@@ -13,7 +13,7 @@ DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "incidents.md"
 
 
 def test_it_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (block,) = re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
+    (block,) = texts_of(DOCUMENT)
     path = tmp_path / "documented.py"
     path.write_text(block.replace("run.finish()", "run.session.note_exit('it diverged')\nrun.finish()"))
     train(str(path))

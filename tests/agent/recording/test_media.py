@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 import torch
 from agent.helpers.documents import run_block
 from agent.helpers.wire_server import WireServer
+from helpers.code_blocks import texts_of
 from PIL import Image
 
 import fp8scope
@@ -196,8 +196,7 @@ def test_images_are_encoded_by_another_thread(tmp_path: Path, monkeypatch: pytes
 
 def test_the_code_of_the_document(server: WireServer, tmp_path: Path) -> None:
     server.accepts = ["media"]
-    text = (Path(__file__).parents[3] / "docs" / "media.md").read_text()
-    (block,) = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    (block,) = texts_of("docs/media.md")
     run_block(block, server, tmp_path)
     names = [media["name"] for media in server.run.media]
     assert names == [*["samples/a story", "attention"] * 3, "scores", "config"]

@@ -12,6 +12,7 @@ import pytest
 from dashboard.helpers.seeding import Seeded
 from dashboard.helpers.sql_logins import Login
 from django.db import connection
+from helpers.code_blocks import texts_of
 
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.sql_views import history
@@ -20,7 +21,7 @@ from fp8scope_dashboard.sql_views.definitions import VIEWS
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "grafana.md").read_text()
 DASHBOARD: dict[str, Any] = json.loads((DOCS.parent / "deploy" / "grafana" / "runs.json").read_text())
-QUERIES = re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL)
+QUERIES = texts_of(DOCS / "grafana.md", "sql")
 PANELS = {panel["title"]: panel for panel in DASHBOARD["panels"]}
 VARIABLES = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}
 

@@ -142,8 +142,14 @@ def _unreachable(error: Exception) -> OidcError:
     )
 
 
-def _provider() -> OidcSettings:
+def provider_or_none() -> OidcSettings | None:
+    """The provider that this server has, if any."""
     provider: OidcSettings | None = settings.OIDC
+    return provider
+
+
+def _provider() -> OidcSettings:
+    provider = provider_or_none()
     if provider is None:
         raise OidcError("This server has no single sign-on.")
     return provider

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from django.conf import settings
 from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.utils import timezone
@@ -137,9 +136,3 @@ def _gives_anything(groups: frozenset[str], roles: GroupRoles) -> bool:
     return bool(groups & (roles.administrators or frozenset())) or any(
         _role_of(groups, roles, slug) is not None for slug in existing
     )
-
-
-def provider_or_none() -> OidcSettings | None:
-    """The provider that this server has, if any."""
-    provider: OidcSettings | None = settings.OIDC
-    return provider

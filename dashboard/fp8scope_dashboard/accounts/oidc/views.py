@@ -14,8 +14,8 @@ from django.views.decorators.http import require_safe
 
 from fp8scope_dashboard.accounts.addresses import server_address
 from fp8scope_dashboard.accounts.models import User
-from fp8scope_dashboard.accounts.oidc.client import OidcError, begin, finish
-from fp8scope_dashboard.accounts.oidc.identities import NO_ACCESS, may_enter, provider_or_none, user_of
+from fp8scope_dashboard.accounts.oidc.client import OidcError, begin, finish, provider_or_none
+from fp8scope_dashboard.accounts.oidc.identities import NO_ACCESS, may_enter, user_of
 from fp8scope_dashboard.accounts.second_factor.sign_in import BACKEND, FACTORS, own_address
 
 NEXT: Final = "oidc_next"

@@ -1,6 +1,5 @@
 """Sampled statistics of a watched model reach the server exactly once, despite failures."""
 
-import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,6 +14,7 @@ from agent.helpers.faulty_http import Fault
 from agent.helpers.models import tiny_model, train_step
 from agent.helpers.wire_messages import EXPONENT_BINS
 from agent.helpers.wire_server import WireServer
+from helpers.code_blocks import texts_of
 from torch import nn
 
 import fp8scope
@@ -161,7 +161,7 @@ def test_an_invalid_interval_is_reported_without_stopping_training(
 
 
 def test_the_example_in_the_documentation_runs(server: WireServer, tmp_path: Path) -> None:
-    (block,) = re.findall(r"^```python\n(.*?)^```$", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
+    (block,) = texts_of(DOCUMENT)
     settings = {"FP8SCOPE_URL": server.url, "FP8SCOPE_TOKEN": server.token, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", block],

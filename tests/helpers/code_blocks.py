@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -32,6 +32,12 @@ def code_blocks(*languages: str) -> list[CodeBlock]:
         for number, (language, text) in enumerate(BLOCK.findall(path.read_text()))
     ]
     return [block for block in blocks if not languages or block.language in languages]
+
+
+def texts_of(document: str | Path, language: str = "python") -> list[str]:
+    """Return the blocks of one document in this language, as they stand there."""
+    name = str((ROOT / document).relative_to(ROOT))
+    return [block.text for block in code_blocks(language) if block.document == name]
 
 
 def command_lines(pattern: str) -> list[tuple[str, str]]:
