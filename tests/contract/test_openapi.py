@@ -18,7 +18,7 @@ ARROW = "application/vnd.apache.arrow.stream"
 
 @pytest.fixture
 def document(server: Server) -> Any:
-    response = urllib3.request("GET", f"{server.url}/api/v1/openapi.json")
+    response = urllib3.request("GET", f"{server.url}/api/v1/openapi.json", timeout=60)
     assert response.status == 200
     return response.json()
 

@@ -29,10 +29,10 @@ ENVIRONMENT = {
 
 
 @pytest.fixture
-def finished(tmp_path: Path) -> dict[str, Any]:
+def finished(tmp_path: Path, prepared: Callable[[Path], Path]) -> dict[str, Any]:
     """The results of a complete demo."""
     file = tmp_path / "result.json"
-    arguments = [str(tmp_path / "data"), "--exit", "--steps", str(STEPS), "--json", str(file)]
+    arguments = [str(prepared(tmp_path / "data")), "--exit", "--steps", str(STEPS), "--json", str(file)]
     done = subprocess.run(
         [*COMMAND, *arguments], env=ENVIRONMENT, capture_output=True, text=True, timeout=800, check=False
     )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -113,10 +114,19 @@ def test_a_signed_in_user_is_authenticated(production: Server) -> None:
         assert answer.status == 200
     # After the sign-out, the same cookie authenticates nobody.
     Session.objects.all().delete()
-    statuses = []
-    for _ in range(limits.UNAUTHENTICATED_BURST * 2):
-        statuses.append(connect_and_get(production.url, session))
+    statuses = until_refused(lambda: connect_and_get(production.url, session))
     assert statuses[0] == 302 and 429 in statuses
+
+
+def until_refused(send: Callable[[], int]) -> list[int]:
+    """The statuses of requests up to the first one that is refused.
+
+    A slow machine sends hardly faster than the allowance grows; then the burst lasts for longer.
+    """
+    statuses = [send()]
+    while statuses[-1] != 429 and len(statuses) < 20 * limits.UNAUTHENTICATED_BURST:
+        statuses.append(send())
+    return statuses
 
 
 def connect_and_get(url: str, cookie: str) -> int:
@@ -129,7 +139,7 @@ def test_anonymous_requests_are_limited_by_address(production: Server) -> None:
         headers = {"X-Forwarded-For": address, "Cookie": cookie}
         return urllib3.request("GET", f"{production.url}/signin/", headers=headers, retries=False).status
 
-    statuses = [get("203.0.113.1") for _ in range(limits.UNAUTHENTICATED_BURST * 2)]
+    statuses = until_refused(lambda: get("203.0.113.1"))
     assert statuses[:50] == [200] * 50 and 429 in statuses
     assert get("203.0.113.2") == 200
     # A session that this process does not know yet, as after a restart, is counted separately.
@@ -137,20 +147,28 @@ def test_anonymous_requests_are_limited_by_address(production: Server) -> None:
 
 
 def test_ignores_the_address_headers_of_unauthenticated_clients(server: Server) -> None:
-    statuses = []
-    for i in range(limits.UNAUTHENTICATED_BURST * 2):
-        headers = {"X-Forwarded-For": f"203.0.113.{i}"}
-        answer = urllib3.request("GET", f"{server.url}/signin/", headers=headers, retries=False)
-        statuses.append(answer.status)
-    assert 429 in statuses
+    addresses = itertools.count()
+
+    def get() -> int:
+        third, fourth = divmod(next(addresses), 250)
+        headers = {"X-Forwarded-For": f"203.0.{third}.{fourth}"}
+        return urllib3.request("GET", f"{server.url}/signin/", headers=headers, retries=False).status
+
+    assert 429 in until_refused(get)
 
 
 def test_unknown_tokens_are_limited_and_known_ones_are_not(production: Server) -> None:
     client = registered(production)
     unknown = WireClient(client.url, f"fp8s_{'a' * 8}_{'b' * 43}", run=client.run)
-    answers = [beat(unknown) for _ in range(limits.UNAUTHENTICATED_BURST * 2)]
-    assert {answer.status for answer in answers} == {401, 429}
-    assert {answer.code for answer in answers} == {"bad_token", "slow_down"}
+    codes: set[str | None] = set()
+
+    def beat_unknown() -> int:
+        answer = beat(unknown)
+        codes.add(answer.code)
+        return answer.status
+
+    assert set(until_refused(beat_unknown)) == {401, 429}
+    assert codes == {"bad_token", "slow_down"}
     assert beat(client).status == 200
 
 
