@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from fp8scope_dashboard.runs.models import Run, Tensor, Writer
 from fp8scope_dashboard.telemetry import compaction, heatmaps, queries, series
 from fp8scope_dashboard.telemetry.aggregates import FINEST, PARTS, STRIDES
-from fp8scope_dashboard.telemetry.models import Rolling, RollUp
+from fp8scope_dashboard.telemetry.models import Chunk, Rolling, RollUp
 from fp8scope_dashboard.telemetry.rollups import build, read, schedule
 from fp8scope_dashboard.telemetry.tile_codec import encode_series, encode_tile
 from fp8scope_dashboard.telemetry.writers import cutoffs_of
@@ -98,7 +98,11 @@ def points_of(run: UUID, name: str, tensor: int) -> Points:
 
 
 def check(run: UUID) -> dict[int, int]:
-    """Check all parts of all covered buckets. Returns the number of covered buckets by stride."""
+    """Check all parts of all covered buckets. Returns the number of covered buckets by stride.
+
+    As `coverage.cover` does, it leaves out buckets with rows that are in no block yet.
+    """
+    waiting = list(Chunk.objects.filter(run=run).values_list("first_step", "last_step"))
     until = Rolling.objects.values_list("until", flat=True).get(run=run)
     scalars = [f"scalar:{name}" for name in queries.scalar_names(run)]
     tensors = [f"tensor:{name}" for name in queries.statistic_names(run)]
@@ -113,6 +117,9 @@ def check(run: UUID) -> dict[int, int]:
             for names, which in ((scalars, indices[:1]), (tensors, indices))
             for name in names
         }
+        for buckets in rolled.values():
+            for first, last in waiting:
+                buckets.covered[first // stride : last // stride + 1] = False
         for (name, tensor), line in points.items():
             covered = np.flatnonzero(rolled[name].covered).tolist()
             counts[stride] = len(covered)
