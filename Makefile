@@ -128,7 +128,7 @@ django: $(DEV)
 
 # All but those that need a directory of loss curves (calibration, detectors, verdicts) or a GPU (gpu_kernels): hours.
 # docs/benchmarks.md gets their results.
-BENCHMARKS = agent_overhead bisection capture chaos compaction compositions crash deletion eager_fallback fp6 growth ingest kill linear load optimizer_state outage quantize query recipes scale spikes storage watching web_server
+BENCHMARKS = agent_overhead bisection capture chaos cold_store compaction compositions crash deletion eager_fallback fp6 growth ingest kill linear load optimizer_state outage quantize query recipes scale spikes storage watching web_server
 bench: $(TOOLS)
 	$(BIN)/python tools/benchmark_table.py $(BENCHMARKS) -- $(BENCH_ARGS)
 

@@ -32,9 +32,10 @@ ORDERS = {
     """,
     "fp8scope_dashboard": """
         process_setup preload embedded settings statistics text db notifications instrumentation accounts
-        audit wire runs receipts media telemetry evaluations ingest analysis diagnosis certificates alerts
-        control shared_reports file_imports monitoring exports edge pages api mlflow_tracking otlp_metrics
-        sql_views distribution urls asgi celery apps servers administration demo certification cli
+        audit wire runs receipts media cold_store telemetry evaluations ingest analysis diagnosis certificates
+        alerts control shared_reports file_imports monitoring exports edge pages api mlflow_tracking
+        otlp_metrics sql_views distribution urls asgi celery apps servers administration demo certification
+        cli
     """,
 }
 # Inside of these folders of the dashboard the order is held, too.
@@ -45,10 +46,9 @@ INNER_ORDERS = {
     """,
     "fp8scope_dashboard.pages": """
         apps request_reads access address_values formatting badges glossary configuration_differences
-        undo_offer storage_notice early_head finders saved_views settled charts live progress middleware media
-        tensors readiness scores panels hours run compare certificate fleet runs imports alerts reports
-        project
-        templatetags urls
+        undo_offer storage_notice early_head finders saved_views settled charts cold_values live progress
+        middleware media tensors readiness scores panels hours run compare certificate fleet runs imports
+        alerts reports project templatetags urls
     """,
 }
 

@@ -53,6 +53,7 @@ from fp8scope_dashboard.shared_reports.models import SharedReport, ShareLink
 from fp8scope_dashboard.sql_views import history
 from fp8scope_dashboard.sql_views.models import SqlReader
 from fp8scope_dashboard.telemetry import compaction, histograms, queries
+from fp8scope_dashboard.telemetry.models import ColdFile
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -143,6 +144,9 @@ def fill_every_table() -> Run:
     MlflowRun.objects.create(run=run, experiment=experiment)
     OtlpWriter.objects.create(run=run)
     SqlReader.objects.create(role="no_login_of_postgresql", project=project)
+    ColdFile.objects.create(
+        run_id=run.pk, digest=bytes(32), bytes=1, bodies=1, state="unneeded", changed_at=timezone.now()
+    )
     log(unfinished, "sample", b"Once upon a time")
     assert history.copy_run(run.pk)
     imported = ImportJob.objects.create(project=project, created_by=user, title="a.csv", bytes=1)
@@ -160,6 +164,7 @@ def test_it_works() -> None:
     state = migrate_to(*PREVIOUS)
     previous = rows_by_table()
     new_tables = {"analysis_jobprogress", "diagnosis_diagnosis", "runs_consoleline", "runs_stepnote"}
+    new_tables.add("telemetry_coldfile")
     assert before.keys() - previous.keys() <= new_tables and previous.keys() <= before.keys()
     kept = without_new_columns(before, previous)
     assert without_new_columns(previous, previous) == kept

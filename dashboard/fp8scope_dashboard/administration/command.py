@@ -11,7 +11,7 @@ from pathlib import Path
 from django.core.exceptions import ImproperlyConfigured
 from django.db import DatabaseError
 
-from fp8scope_dashboard.administration import distribution, sql_readers
+from fp8scope_dashboard.administration import cold_store, distribution, sql_readers
 from fp8scope_dashboard.administration.database import connected
 from fp8scope_dashboard.administration.errors import AdminError
 from fp8scope_dashboard.embedded.processes import ServerError
@@ -22,7 +22,7 @@ ROLES = ("viewer", "member", "admin")
 
 
 def admin(argv: list[str]) -> int:
-    """Make sign-in links, passwords, users and SQL logins, or distribute the store, on the server."""
+    """Make sign-in links, passwords, users and SQL logins, or arrange the store, on the server."""
     options = _parser().parse_args(argv)
     data = DataDir(options.data_dir.expanduser().absolute())
     try:
@@ -50,7 +50,7 @@ def _run_action(options: argparse.Namespace, data: DataDir, is_running: bool) ->
     actions |= {"projects": _projects, "project": _project, "factor": _factor}
     actions |= {"sql-reader": sql_readers.change, "sql-readers": sql_readers.show}
     actions |= {"distribute": distribution.distribute, "nodes": distribution.show}
-    actions |= {"rebalance": distribution.rebalance, "drain": distribution.drain}
+    actions |= {"rebalance": distribution.rebalance, "drain": distribution.drain, "cold": cold_store.change}
     try:
         actions[options.action](options, data)
     except PeopleError as error:
@@ -255,7 +255,7 @@ def _parser() -> argparse.ArgumentParser:
         dest="action",
         required=True,
         metavar="{link,password,invite,remove,factor,rekey,projects,project,sql-reader,sql-readers,"
-        "distribute,nodes,rebalance,drain}",
+        "distribute,nodes,rebalance,drain,cold}",
     )
     link = actions.add_parser("link", help="print a one-time sign-in link for a user")
     password = actions.add_parser("password", help="set a user's password")
@@ -281,6 +281,7 @@ def _parser() -> argparse.ArgumentParser:
     project.add_argument("--unarchive", dest="archived", action="store_false", help="list it again")
     sql_readers.add_parsers(actions)
     distribution.add_parsers(actions)
+    cold_store.add_parser(actions)
     for command in (link, password):
         command.add_argument("--user", metavar="NAME", help="default: the administrator")
     password.add_argument(

@@ -6,9 +6,12 @@ import logging
 
 from django.db import DataError, IntegrityError, InterfaceError, OperationalError
 
+from fp8scope_dashboard.cold_store.errors import ColdStoreError
 from fp8scope_dashboard.runs.services import TooManyWritersError
+from fp8scope_dashboard.telemetry.cold.bodies import explained
 from fp8scope_dashboard.telemetry.disk_space import is_disk_full
 from fp8scope_dashboard.wire.errors import (
+    ColdStoreRefusalError,
     InvalidError,
     MalformedError,
     RefusalError,
@@ -39,6 +42,11 @@ def refusal_of(error: Exception, request: str) -> RefusalError:
         case DataError() | UnicodeEncodeError():
             message = "A text or number cannot be stored, such as the character NUL or NaN in config."
             return InvalidError(message, "Remove it, or send it as text.")
+        case ColdStoreError():
+            hint = (
+                "Try again later; if it lasts, `fp8scope admin cold check` on the server says what is wrong."
+            )
+            return ColdStoreRefusalError(explained(error), hint)
         case TooManyWritersError():
             return InvalidError("The run has too many writers.", "Use one writer per process.")
         # IntegrityError: the run was deleted meanwhile; the next attempt gets 404.

@@ -44,7 +44,7 @@ _EVERY_NODE: Final = """
 _COORDINATOR: Final = """
     accounts.User_groups accounts.User_user_permissions accounts.SignInLink accounts.Authenticator
     accounts.RecoveryCode accounts.OidcIdentity audit.Entry
-    runs.BulkAction runs.SavedView runs.DeletedRun alerts.RuleTrial media.MediaChunk
+    runs.BulkAction runs.SavedView runs.DeletedRun alerts.RuleTrial media.MediaChunk telemetry.ColdFile
     shared_reports.SharedReport shared_reports.ShareLink
     file_imports.ImportJob file_imports.ImportAccess file_imports.ImportChunk
     auth.Permission auth.Group auth.Group_permissions contenttypes.ContentType sessions.Session

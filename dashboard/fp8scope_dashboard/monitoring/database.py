@@ -30,6 +30,10 @@ SIZES: Final = """
     WHERE own.relkind = 'r' AND own.relnamespace = current_schema()::regnamespace
     GROUP BY 1 ORDER BY 2 DESC
 """
+COLD: Final = """
+    SELECT coalesce(sum(bytes), 0)::bigint, extract(epoch FROM now() - max(changed_at))
+    FROM telemetry_coldfile WHERE state = 'stored'
+"""
 # By run, because the table is partitioned and indexed so: most runs send nothing.
 RECENT: Final = """
     SELECT greatest(0, floor(extract(epoch FROM clock_timestamp() - received_at) / 60))::int AS age, count(*)
@@ -57,6 +61,7 @@ class Database:
     Attributes:
         per_minute: messages stored in each of the last MINUTES minutes, the newest first.
         chunks, oldest_chunk: batches that wait for compaction, and the seconds since the first arrived.
+        cold_bytes, cold_age: bytes of files in the cold store, and the seconds since the last was stored.
         tables: the largest, with their partitions and indexes, in bytes.
     """
 
@@ -69,6 +74,8 @@ class Database:
     chunks: int
     oldest_chunk: float | None
     unread: int
+    cold_bytes: int
+    cold_age: float | None
     tables: list[tuple[str, int]]
     projects: list[ProjectStorage]
 
@@ -89,6 +96,7 @@ def read_database() -> Database:
         chunks, oldest = _row(
             "SELECT count(*), extract(epoch FROM now() - min(received_at)) FROM telemetry_chunk"
         )
+        cold_bytes, cold_age = _row(COLD)
         tables = _rows(SIZES)
         return Database(
             version=str(version).partition(" ")[0],
@@ -100,6 +108,8 @@ def read_database() -> Database:
             chunks=int(chunks),
             oldest_chunk=None if oldest is None else float(oldest),
             unread=len(unread_runs()),
+            cold_bytes=int(cold_bytes),
+            cold_age=None if cold_age is None else float(cold_age),
             tables=[(str(name), int(bytes_)) for name, bytes_ in tables[:MAX_TABLES]],
             projects=_projects(sum(int(bytes_) for name, bytes_ in tables if name.startswith("telemetry_"))),
         )

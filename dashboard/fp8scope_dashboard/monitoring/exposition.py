@@ -149,7 +149,7 @@ def _of_queues(status: Status) -> Iterator[Metric]:
 def _of_database(status: Status) -> Iterator[Metric]:
     if (database := status.database) is None:
         return
-    single = {
+    single: dict[str, tuple[str, float | None]] = {
         "fp8scope_database_bytes": ("Size of the database.", database.bytes),
         "fp8scope_database_connections": ("Connections to PostgreSQL.", database.connections),
         "fp8scope_database_max_connections": ("PostgreSQL's max_connections.", database.connection_limit),
@@ -157,6 +157,8 @@ def _of_database(status: Status) -> Iterator[Metric]:
         "fp8scope_runs_unread": ("Runs with rows that no detector has read yet.", database.unread),
         "fp8scope_chunks_waiting": ("Messages that wait for compaction.", database.chunks),
         "fp8scope_chunks_oldest_seconds": ("Age of the first of them.", database.oldest_chunk or 0.0),
+        "fp8scope_cold_bytes": ("Size of the files in the cold store.", database.cold_bytes),
+        "fp8scope_cold_age_seconds": ("Time since the last of them was stored.", database.cold_age),
     }
     for name, (text, value) in single.items():
         yield _gauge(name, text, [((), value)])

@@ -14,6 +14,7 @@ from django.core.management.utils import get_random_secret_key
 from kombu.entity import Queue
 from whitenoise.compress import Compressor  # type: ignore[import-untyped]
 
+from fp8scope_dashboard.settings.cold_store import cold_store_from_environment
 from fp8scope_dashboard.settings.database import REPLICA_SILENCE, broker_from_url, database_from_url
 from fp8scope_dashboard.settings.days import whole_days
 from fp8scope_dashboard.settings.log_level import log_format_from_text, log_level_from_text
@@ -103,6 +104,7 @@ MIDDLEWARE = [
     "django_htmx.middleware.HtmxMiddleware",
     "fp8scope_dashboard.pages.middleware.content_security_policy",
     "fp8scope_dashboard.pages.middleware.PlotlyAnnounced",
+    "fp8scope_dashboard.pages.cold_values.ColdValuesExplained",
     "fp8scope_dashboard.pages.middleware.FiguresFromReplica",
 ]
 
@@ -155,6 +157,8 @@ if REPLICA_URL := secret_from_environment("FP8SCOPE_REPLICA_URL"):
     DATABASE_ROUTERS = ["fp8scope_dashboard.db.replica.Router"]
 # The data directory of the embedded PostgreSQL; telemetry/disk_space.py watches its free space.
 DATABASE_DIR = os.environ.get("FP8SCOPE_DATABASE_DIR", "")
+# The object store of old values, see docs/cold_store.md; None without one.
+COLD_STORE = cold_store_from_environment(DATA_DIR)
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 REDIS_URL = secret_from_environment("REDIS_URL", "redis://localhost:6379/0")
@@ -279,6 +283,7 @@ _PERIODIC_TASKS = {
     "telemetry.tasks.sweep_compaction": 30.0,
     "telemetry.tasks.sweep_deletions": 60.0,
     "telemetry.tasks.sweep_retention": 3600.0,
+    "telemetry.tasks.sweep_cold_store": 900.0,
     "sql_views.tasks.enforce_limits": 15.0,
     # It looks at every run.
     "sql_views.tasks.copy_histories": 60.0,

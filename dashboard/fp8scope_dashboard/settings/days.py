@@ -11,13 +11,13 @@ from django.core.exceptions import ImproperlyConfigured
 MAX_DAYS: Final = 36_500
 
 
-def whole_days(variable: str) -> int:
-    """The whole number of days of a variable; 0 without one.
+def whole_days(variable: str, default: int = 0) -> int:
+    """The whole number of days of a variable; `default` without one.
 
     Raises:
         ImproperlyConfigured: it is no whole number of at most MAX_DAYS.
     """
-    text = os.environ.get(variable, "").strip() or "0"
+    text = os.environ.get(variable, "").strip() or str(default)
     if not re.fullmatch(r"[0-9]{1,5}", text, re.ASCII) or int(text) > MAX_DAYS:
         raise ImproperlyConfigured(f"{variable} must be a whole number of days, at most {MAX_DAYS:,}.")
     return int(text)

@@ -9,7 +9,7 @@ the stored messages, are not touched.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from uuid import UUID
 
@@ -20,6 +20,7 @@ from django.utils import timezone
 
 from fp8scope_dashboard.runs.models import Run, RunState, Writer
 from fp8scope_dashboard.telemetry import blocks
+from fp8scope_dashboard.telemetry.cold.bodies import cold_blocks
 from fp8scope_dashboard.telemetry.locks import lock_run
 from fp8scope_dashboard.telemetry.models import Block, Chunk, Rolling
 from fp8scope_dashboard.telemetry.replay import contiguous_until
@@ -139,19 +140,24 @@ def _stretch(run: Run, writer: UUID) -> list[int]:
 def _merge_blocks(run: Run) -> bool:
     over = is_over(run)
     writers = Block.objects.filter(run=run, rows__lt=FULL_ROWS).values_list("writer", flat=True).distinct()
+    cold = cold_blocks(run.id)
     for writer in writers.order_by("writer"):
-        stretch = _small_blocks(list(Block.objects.filter(run=run, writer=writer).order_by("seq")), over)
+        stored = list(Block.objects.filter(run=run, writer=writer).order_by("seq"))
+        stretch = _small_blocks(stored, over, {seq for of, seq in cold if of == writer})
         if stretch:
             blocks.from_blocks(stretch)
             return True
     return False
 
 
-def _small_blocks(stored: Sequence[Block], over: bool) -> list[Block]:
-    """Choose neighbours to merge: enough for a full block, or all if there are many or the run has ended."""
+def _small_blocks(stored: Sequence[Block], over: bool, cold: Collection[int]) -> list[Block]:
+    """Choose neighbours to merge: enough for a full block, or all if there are many or the run has ended.
+
+    Those with these seqs are in the cold store, and stay as they are: late rows need not bring them back.
+    """
     stretch: list[Block] = []
     for block in stored:
-        small = block.rows <= FULL_ROWS // 2
+        small = block.rows <= FULL_ROWS // 2 and block.seq not in cold
         overflows = sum(chunk.rows for chunk in stretch) + block.rows > FULL_ROWS
         if (overflows or not small) and _worth_merging(stretch, over, fills=overflows and small):
             return stretch

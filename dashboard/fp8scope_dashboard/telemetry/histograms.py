@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from fp8scope_dashboard.db import sql
 from fp8scope_dashboard.telemetry.codec import TIME, Float64s, Int64s
+from fp8scope_dashboard.telemetry.cold.bodies import bodies_of, fill_histograms
 from fp8scope_dashboard.telemetry.models import Histogram as Stored
 from fp8scope_dashboard.telemetry.writers import EVERY_STEP, Source, sources_of
 
@@ -118,14 +119,15 @@ def rank_histograms(run_id: UUID, tensor: int, step: int | None = None) -> dict[
     if latest is None:
         return {}
     chosen, writers = latest
-    ranks: dict[int, MergedHistogram] = {}
+    by_rank: dict[int, Stored] = {}
     for writer in writers:
         # A rank is represented by the last message of its most authoritative writer.
-        if sources[writer].rank not in ranks:
+        if sources[writer].rank not in by_rank:
             row = rows.filter(writer=writer, step=chosen).order_by("-seq").first()
             if row is not None:
-                ranks[sources[writer].rank] = _histogram_of(row, tensor)
-    return dict(sorted(ranks.items()))
+                by_rank[sources[writer].rank] = row
+    fill_histograms(run_id, list(by_rank.values()))
+    return {rank: _histogram_of(row, tensor) for rank, row in sorted(by_rank.items())}
 
 
 def tensor_histograms(
@@ -157,13 +159,12 @@ def tensor_histograms(
     steps = sorted(chosen)
     per_step = max((len(ranks) for ranks in chosen.values()), default=1)
     positions = np.unique(np.linspace(0, len(steps) - 1, max(2, most // per_step)).round().astype(int))
-    histograms = []
-    for step in [steps[i] for i in positions] if steps else []:
-        parts = [
-            _histogram_of(rows.get(writer=writer, seq=seq), tensor) for writer, seq in chosen[step].values()
-        ]
-        histograms.append(_sum_of(parts))
-    return histograms
+    messages = [
+        [rows.get(writer=writer, seq=seq) for writer, seq in chosen[steps[i]].values()]
+        for i in (positions if steps else [])
+    ]
+    fill_histograms(run_id, [row for of_step in messages for row in of_step])
+    return [_sum_of([_histogram_of(row, tensor) for row in of_step]) for of_step in messages]
 
 
 def _histogram_of(row: Stored, tensor: int) -> MergedHistogram:
@@ -193,7 +194,8 @@ def step_histograms(run_id: UUID, step: int | None = None) -> StepHistograms | N
     if latest is None:
         return None
     last_step, writers = latest
-    rows = every.filter(writer__in=writers, step=last_step).order_by("seq")
+    rows = list(every.filter(writer__in=writers, step=last_step).order_by("seq"))
+    fill_histograms(run_id, rows)
     by_rank: dict[int, tuple[UUID, dict[int, Float64s]]] = {}
     for row in rows:
         # A rank is represented by its most authoritative writer.
@@ -247,9 +249,9 @@ def histogram_rows(run_id: UUID, writer: UUID, next_seq: int, max_rows: int) -> 
     """
     messages = sql.fetch(
         """
-        SELECT seq, step, tensors, body FROM (
+        SELECT seq, step, tensors, body, location FROM (
             SELECT *, sum(cardinality(tensors)) OVER (ORDER BY seq) - cardinality(tensors) AS before FROM (
-                SELECT seq, step, tensors, body FROM telemetry_histogram
+                SELECT seq, step, tensors, body, location FROM telemetry_histogram
                 WHERE run_id = %(run)s AND writer = %(writer)s AND seq >= %(first)s
                 ORDER BY seq LIMIT %(limit)s
             ) AS next
@@ -259,8 +261,9 @@ def histogram_rows(run_id: UUID, writer: UUID, next_seq: int, max_rows: int) -> 
     )
     if not messages:
         return None
-    seqs, steps, tensors, bodies = zip(*messages, strict=True)
-    tables, lengths = [_table(body) for body in bodies], [len(index) for index in tensors]
+    seqs, steps, tensors, *stored = zip(*messages, strict=True)
+    tables = [_table(body) for body in bodies_of(run_id, list(zip(*stored, strict=True)))]
+    lengths = [len(index) for index in tensors]
     return HistogramRows(
         np.repeat(np.array(seqs, np.int64), lengths),
         np.repeat(np.array(steps, np.int64), lengths),

@@ -1,7 +1,7 @@
 """The tables of the store. Only telemetry/ reads and writes them; other apps use telemetry.queries.
 
-Every primary key begins with the run, because the large tables are partitioned by its hash.
-Each row of telemetry is either in a chunk or in a block. Roll-ups are computed from blocks.
+Every primary key but that of ColdFile begins with the run, because the large tables are partitioned by its
+hash. Each row of telemetry is either in a chunk or in a block. Roll-ups are computed from blocks.
 """
 
 from typing import ClassVar
@@ -69,7 +69,8 @@ class Tile(models.Model):
     offsets = ArrayField(
         models.IntegerField(), help_text="Start of each series in the body; see telemetry.tile_codec."
     )
-    body = models.BinaryField()
+    body = models.BinaryField(help_text="Empty if it is in the cold store.")
+    location = models.BinaryField(null=True, help_text="Of a body in the cold store: cold_store.locations.")
 
 
 class RollUp(models.Model):
@@ -108,6 +109,9 @@ class Rolling(models.Model):
         help_text="For each attempt, the first step of a later one, as of the last roll-up.",
     )
     pending = models.BooleanField(default=True, help_text="Whether the run needs another compaction.")
+    cold_due = models.BooleanField(
+        db_default=True, help_text="Whether the run has values to move into the cold store once it is old."
+    )
 
     class Meta:
         indexes: ClassVar = [
@@ -131,8 +135,38 @@ class Histogram(models.Model):
     seq = models.BigIntegerField(help_text="The message that contained it.")
     step = models.BigIntegerField()
     tensors = ArrayField(models.IntegerField(), help_text="Tensor.index of each of the body's rows.")
-    body = models.BinaryField(help_text="Arrow IPC stream; see telemetry.histograms")
+    body = models.BinaryField(
+        help_text="Arrow IPC stream; see telemetry.histograms. Empty if it is in the cold store."
+    )
+    location = models.BinaryField(null=True, help_text="As that of a tile.")
     received_at = models.DateTimeField(default=timezone.now)
 
     class Meta:
         indexes: ClassVar = [models.Index(fields=["run", "writer", "step"], name="histogram_step")]
+
+
+class ColdFileState(models.TextChoices):
+    """The states of a file in the cold store."""
+
+    # A worker writes it, or was killed while it did: then it is deleted after an hour.
+    WRITING = "writing"
+    STORED = "stored"
+    # Nothing refers to it any more: the next sweep deletes it.
+    UNNEEDED = "unneeded"
+
+
+class ColdFile(models.Model):
+    """A file in the cold store. It has no foreign key: the file must be deleted after its run."""
+
+    run_id = models.UUIDField()
+    digest = models.BinaryField(help_text="The SHA-256 of the file.")
+    bytes = models.BigIntegerField()
+    bodies = models.IntegerField(help_text="The bodies that were moved into it.")
+    state = models.CharField(max_length=16, choices=ColdFileState.choices)
+    changed_at = models.DateTimeField()
+
+    class Meta:
+        constraints: ClassVar = [
+            models.UniqueConstraint(fields=["run_id", "digest"], name="cold_file_once"),
+        ]
+        indexes: ClassVar = [models.Index(fields=["state", "changed_at"], name="cold_file_state")]

@@ -14,6 +14,7 @@ from django.db.models import QuerySet
 
 from fp8scope_dashboard.runs.models import Writer
 from fp8scope_dashboard.telemetry.codec import SCALAR, TENSOR, ChunkData, Float64s, Int64s, decode
+from fp8scope_dashboard.telemetry.cold.bodies import with_bodies
 from fp8scope_dashboard.telemetry.models import Block, Chunk, Tile
 from fp8scope_dashboard.telemetry.rows import AXES, AXIS, SEQS, STEPS, TIMES
 from fp8scope_dashboard.telemetry.tile_codec import WIDTH, cut_tile, decode_integers, decode_series
@@ -170,9 +171,9 @@ class _Reader:
         scalars: dict[str, Float64s] = {}
         logged = {}
         statistics: dict[str, Float64s] = {}
-        stored = tiles.values_list("name", "tile", "offsets", "body")
+        stored = tiles.values_list("name", "tile", "offsets", "body", "location")
         with transaction.atomic(using=stored.db):
-            for name, tile, offsets, body in stored.iterator(16):
+            for name, tile, offsets, body in with_bodies(self.run_id, stored.iterator(16)):
                 if name.startswith(SCALAR):
                     values, present = decode_series(body, rows)
                     key = name.removeprefix(SCALAR)

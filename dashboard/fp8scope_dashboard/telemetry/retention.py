@@ -19,6 +19,7 @@ from fp8scope_dashboard.media.models import MediaItem
 from fp8scope_dashboard.runs import console
 from fp8scope_dashboard.runs.models import ConsoleLine, Run
 from fp8scope_dashboard.telemetry.aggregates import FINEST
+from fp8scope_dashboard.telemetry.cold.files import release_files
 from fp8scope_dashboard.telemetry.locks import lock_run
 from fp8scope_dashboard.telemetry.models import Histogram, Rolling
 from fp8scope_dashboard.telemetry.rollups import schedule
@@ -102,6 +103,7 @@ def _delete_some(run_id: UUID, before: datetime) -> int:
             """,
             [run_id, [writer for writer, *_ in chosen], [seq for _, seq, *_ in chosen]],
         )
+    release_files(run_id)
     _answer_from_rollups(run_id, until, chosen[-1][3])
     return sum(rows for _, _, rows, _ in chosen)
 
@@ -118,7 +120,9 @@ def _delete_histograms(run_id: UUID, before: datetime) -> int:
             """,
             {"run": run_id, "before": before, "most": HISTOGRAMS_AT_ONCE},
         )
-        return int(cursor.rowcount)
+        deleted = int(cursor.rowcount)
+    release_files(run_id)
+    return deleted
 
 
 def _answer_from_rollups(run_id: UUID, until: int, last_deleted: int) -> None:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from fp8scope_dashboard.db import sql
 from fp8scope_dashboard.telemetry.codec import SCALAR, TENSOR, Float64s, Int64s, decode, extended
+from fp8scope_dashboard.telemetry.cold.bodies import with_bodies
 from fp8scope_dashboard.telemetry.rank_merge import RankRows
 from fp8scope_dashboard.telemetry.tile_codec import cut_tile, decode_integers, decode_series, series_by_tile
 from fp8scope_dashboard.telemetry.writers import EVERY_STEP, Interval, Source, sources_of
@@ -30,9 +31,10 @@ NO_TIME = np.datetime64("NaT", "us")
 FEW_SERIES = 4
 
 # The rows are grouped by writer, in the order of `writers`, each with (writer, seq, last_seq, rows, name,
-# tile, first position, offsets, body). A block has its axis first, then the requested slices of its tiles.
-# A chunk has one row with its body; its name is null, and its offsets are the length of the body. Without
-# tensors among the columns, only the head of the body is read: the rest may be megabytes.
+# tile, first position, offsets, body, location in the cold store). A block has its axis first, then the
+# requested slices of its tiles. A chunk has one row with its body; its name is null, and its offsets are the
+# length of the body. Without tensors among the columns, only the head of the body is read: the rest may be
+# megabytes.
 _WANTED = """
     WITH wanted (tile, low, high) AS (
         SELECT * FROM unnest(%(tiles)s::int[], %(lows)s::int[], %(highs)s::int[])
@@ -47,11 +49,12 @@ _STORED = """
         CASE WHEN untimed THEN
                 substring(body FROM 1 FOR offsets[2]) || substring(body FROM offsets[3] + 1)
             WHEN whole THEN body
-            ELSE substring(body FROM offsets[low + 1] + 1 FOR offsets[high + 2] - offsets[low + 1]) END
+            ELSE substring(body FROM offsets[low + 1] + 1 FOR offsets[high + 2] - offsets[low + 1]) END,
+        location
     FROM (
         SELECT {run_of_block} b.writer, b.seq, b.last_seq, b.rows, t.name, t.tile, w.low, w.high, t.offsets,
             t.body, w.low IS NULL OR cardinality(t.offsets) = 0 AS whole,
-            t.name = 'axis' AND cardinality(t.offsets) > 0 AND NOT %(timed)s AS untimed
+            t.name = 'axis' AND cardinality(t.offsets) > 0 AND NOT %(timed)s AS untimed, t.location
         FROM telemetry_block b
         JOIN telemetry_tile t ON t.run_id = b.run_id AND t.writer = b.writer AND t.seq = b.seq
         {of_block}
@@ -65,7 +68,7 @@ _STORED = """
             ARRAY[octet_length(c.body)],
             CASE WHEN %(scalars)s AND c.head IS NOT NULL THEN substring(c.body FROM 1 FOR c.head)
                 ELSE c.body END,
-            true, false
+            true, false, NULL
         FROM telemetry_chunk c
         {of_chunk}
         WHERE {within_chunk}
@@ -219,7 +222,8 @@ def scalar_parts_of_runs(
         "lasts": [min(last, EVERY_STEP) for last in lasts],
     }
     by_run: dict[UUID, list[tuple[Any, ...]]] = {run_id: [] for run_id in intervals}
-    for run_id, *row in sql.fetch(OF_RUNS, parameters):
+    # Scalars are never in the cold store.
+    for run_id, *row, _ in sql.fetch(OF_RUNS, parameters):
         by_run[run_id].append(tuple(row))
     parts = {}
     for run_id, rows in by_run.items():
@@ -261,7 +265,8 @@ def _fetch(
 ) -> Iterator[tuple[Any, ...]]:
     parameters = {**_parameters(wanted, writer, next_seq), "writers": writers}
     few = len(wanted.tensors) <= FEW_SERIES
-    return iter(sql.fetch(STATEMENT, parameters)) if few else sql.stream(STATEMENT, parameters)
+    rows = iter(sql.fetch(STATEMENT, parameters)) if few else sql.stream(STATEMENT, parameters)
+    return with_bodies(wanted.run_id, rows)
 
 
 def _parameters(wanted: Wanted, writer: UUID | None = None, next_seq: int = -1) -> dict[str, Any]:

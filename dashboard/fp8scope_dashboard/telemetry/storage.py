@@ -12,6 +12,7 @@ from django.db import connection, models
 from fp8scope_dashboard.media.models import MediaChunk
 from fp8scope_dashboard.media.services import bytes_of_run
 from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.telemetry.models import ColdFile, ColdFileState
 
 # Overhead of PostgreSQL per row (header, keys, line pointer, one index entry), and per long value, which is
 # stored in pieces of 2,000 bytes with a header and an index entry each.
@@ -24,11 +25,13 @@ LONG = (models.BinaryField, models.TextField, models.JSONField, ArrayField)
 class Storage:
     """Bytes and rows of a run by table, largest first, and its number of points.
 
-    The bytes are the sizes of the values on disk plus the estimated overhead of PostgreSQL.
+    The bytes are the sizes of the values on disk plus the estimated overhead of PostgreSQL. `cold_bytes`:
+    those of its files in the cold store.
     """
 
     tables: dict[str, tuple[int, int]]
     points: int
+    cold_bytes: int = 0
 
     @property
     def bytes(self) -> int:
@@ -56,7 +59,9 @@ def of_run(run_id: UUID, points: int = 0) -> Storage:
             tables[table] = (int(float(size or 0) * TOAST_SHARE) + rows * ROW_BYTES, rows)
     if named := bytes_of_run(run_id):
         tables[MediaChunk._meta.db_table] = (named, 0)
-    return Storage(dict(sorted(tables.items(), key=lambda item: -item[1][0])), points)
+    files = ColdFile.objects.filter(run_id=run_id, state=ColdFileState.STORED)
+    cold = files.aggregate(bytes=models.Sum("bytes"))["bytes"] or 0
+    return Storage(dict(sorted(tables.items(), key=lambda item: -item[1][0])), points, cold)
 
 
 def tables_of_runs() -> Iterator[tuple[type[models.Model], str]]:

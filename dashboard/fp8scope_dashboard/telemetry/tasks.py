@@ -1,15 +1,23 @@
-"""Celery tasks that compact, delete and expire the telemetry of runs."""
+"""Celery tasks that compact, delete, expire and move the telemetry of runs."""
 
+import logging
 from uuid import UUID
 
 from celery import shared_task
+from django.conf import settings
 from django.core.cache import cache
 
+from fp8scope_dashboard.cold_store.errors import ColdStoreError
 from fp8scope_dashboard.telemetry import compaction, deletion, retention
+from fp8scope_dashboard.telemetry.cold import files, moving
+
+logger = logging.getLogger(__name__)
 
 # The queue holds at most one compaction job per run. The mark that ensures this may be lost or left behind
 # without harm: compaction itself is idempotent, and the sweep finds every run that still needs it.
 MARK_SECONDS = 300
+# As long as a job may take (CELERY_TASK_TIME_LIMIT) and wait.
+MOVING_SECONDS = 1_200
 
 
 @shared_task  # type: ignore[untyped-decorator]
@@ -23,7 +31,13 @@ def sweep_compaction() -> None:
 @shared_task  # type: ignore[untyped-decorator]
 def compact_run(run_id: str) -> None:
     """Compact part of a run. The rest is queued again, behind the jobs of other runs."""
-    if compaction.compact_run(UUID(run_id)) == compaction.CHANGES_AT_ONCE:
+    try:
+        changes = compaction.compact_run(UUID(run_id))
+    except ColdStoreError as error:
+        # Late rows of old steps, whose roll-ups need old values. The next sweep tries again.
+        logger.warning("Run %s is not compacted: %s", run_id, error)
+        changes = 0
+    if changes == compaction.CHANGES_AT_ONCE:
         cache.set(_mark(run_id), 1, timeout=MARK_SECONDS)
         compact_run.delay(run_id)
     else:
@@ -56,5 +70,33 @@ def sweep_retention() -> None:
         retain_run.delay(str(run_id))
 
 
+@shared_task  # type: ignore[untyped-decorator]
+def move_run(run_id: str) -> None:
+    """Move part of a run into the cold store. The rest is queued again, behind the jobs of other runs."""
+    # An error of the store is that of the job: metrics count it, and the next sweep tries again.
+    try:
+        moved = moving.move_run(UUID(run_id))
+    finally:
+        cache.delete(_moving_mark(run_id))
+    # Without progress, another worker moves the same values.
+    if moved.bodies and not moved.is_all and cache.add(_moving_mark(run_id), 1, timeout=MOVING_SECONDS):
+        move_run.delay(run_id)
+
+
+@shared_task  # type: ignore[untyped-decorator]
+def sweep_cold_store() -> None:
+    """Delete files that nothing needs, and start a job for every run with values to move."""
+    if settings.COLD_STORE is None:
+        return
+    files.delete_unneeded()
+    for run_id in moving.runs_due():
+        if cache.add(_moving_mark(run_id), 1, timeout=MOVING_SECONDS):
+            move_run.delay(str(run_id))
+
+
 def _mark(run_id: UUID | str) -> str:
     return f"compacting:{run_id}"
+
+
+def _moving_mark(run_id: UUID | str) -> str:
+    return f"moving:{run_id}"

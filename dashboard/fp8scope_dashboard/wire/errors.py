@@ -126,3 +126,10 @@ class StorageFullError(RefusalError):
 class UnavailableError(RefusalError):
     status, code = 503, "unavailable"
     retry_after = limits.UNAVAILABLE_SECONDS
+
+
+class ColdStoreRefusalError(RefusalError):
+    """The values are in the cold store, which does not give them."""
+
+    status, code = 503, "cold_store"
+    retry_after = limits.UNAVAILABLE_SECONDS

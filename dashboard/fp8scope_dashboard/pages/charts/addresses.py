@@ -12,10 +12,12 @@ from django.views.decorators.gzip import gzip_page
 
 from fp8scope_dashboard.accounts.models import Project, User
 from fp8scope_dashboard.accounts.services import require_project
+from fp8scope_dashboard.cold_store.errors import ColdStoreError
 from fp8scope_dashboard.pages.access import PlainView, in_project
-from fp8scope_dashboard.pages.charts.answers import AnyChart, answer
+from fp8scope_dashboard.pages.charts.answers import AnyChart, EmptyChart, answer
 from fp8scope_dashboard.pages.charts.series import Options
 from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.telemetry.cold.bodies import explained
 
 P = ParamSpec("P")
 DrawFigure = Callable[Concatenate[Project, QueryDict, P], AnyChart]
@@ -59,4 +61,7 @@ def figure_at(user: User, path: str, query: QueryDict, read: Project | None = No
     kwargs = dict(match.kwargs)
     slug = kwargs.pop("slug")
     project = read if read is not None and read.slug == slug else require_project(user, slug)
-    return draw(project, query, *match.args, **kwargs)
+    try:
+        return draw(project, query, *match.args, **kwargs)
+    except ColdStoreError as error:
+        return EmptyChart(explained(error))

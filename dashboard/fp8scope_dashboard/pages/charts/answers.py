@@ -44,9 +44,10 @@ class Chart:
 
 @dataclass(frozen=True)
 class EmptyChart:
-    """The reason that there is no figure, and the way to get one."""
+    """The reason that there is no figure, and the way to get one. `status`: of the file instead of it."""
 
     reason: str
+    status: int = 404
 
     def json(self) -> str:
         """The reason, as the script of charts reads it."""
@@ -68,7 +69,9 @@ def _file(request: HttpRequest, chart: AnyChart, form: str) -> HttpResponse:
     if form == "svg":
         return HttpResponse(_svg(request, chart), content_type="image/svg+xml")
     if isinstance(chart, EmptyChart):
-        return HttpResponse(f"{chart.reason}\n", status=404, content_type="text/plain; charset=utf-8")
+        return HttpResponse(
+            f"{chart.reason}\n", status=chart.status, content_type="text/plain; charset=utf-8"
+        )
     table = table_of(chart.figure)
     if form == "csv":
         body, kind = table.csv().encode(), "text/csv; charset=utf-8"

@@ -14,6 +14,7 @@ from django.utils import timezone
 from fp8scope_dashboard.alerts.detectors.rank_scales import spread_of
 from fp8scope_dashboard.alerts.kinds.tensors import SCALE_DISAGREEMENT
 from fp8scope_dashboard.alerts.models import Alert, AlertState
+from fp8scope_dashboard.cold_store.errors import ColdStoreError
 from fp8scope_dashboard.pages.badges import Badge
 from fp8scope_dashboard.runs.models import Run, RunState, Tensor, Writer
 from fp8scope_dashboard.runs.services import SILENT_AFTER
@@ -203,7 +204,11 @@ def _disagreement(run: Run, ranks: Sequence[Rank]) -> Disagreement | None:
         tensors = tensors.filter(role="weight")
     names = list(tensors.values_list("index", "name", "role"))
     step = min(lasts)
-    scales = queries.by_rank(run.id, "scale", np.array([index for index, _, _ in names], np.int64), step)
+    try:
+        scales = queries.by_rank(run.id, "scale", np.array([index for index, _, _ in names], np.int64), step)
+    except ColdStoreError:
+        # The card of tensors on the same page says why.
+        return None
     if len(scales) < 2 or not names:
         return None
     table = np.array(list(scales.values()))

@@ -14,11 +14,13 @@ from fp8scope_dashboard.analysis import comparison_runs
 from fp8scope_dashboard.analysis.coverage import in_full, in_short, is_dead
 from fp8scope_dashboard.analysis.models import EvaluationComparison
 from fp8scope_dashboard.analysis.verdict_coverage import judged_now, standing_now
+from fp8scope_dashboard.cold_store.errors import ColdStoreError
 from fp8scope_dashboard.pages.badges import Badge, loss_badge
 from fp8scope_dashboard.pages.formatting import NOTHING, difference
 from fp8scope_dashboard.pages.settled import kept_or_read
 from fp8scope_dashboard.runs.models import Run, RunState
 from fp8scope_dashboard.telemetry import queries
+from fp8scope_dashboard.telemetry.cold.bodies import explained
 
 WORST = 3
 # All tensors of the largest run.
@@ -161,6 +163,8 @@ class RunHead:
     run: Run
     verdict: ShownVerdict
     overflow: Overflow | None
+    # The reason that old values are not shown; empty if they are.
+    notice: str = ""
     # The run ended before its planned end, so nothing about it is shown as good.
     is_dead: bool = False
     alerts: list[Alert] = field(default_factory=list)
@@ -207,10 +211,16 @@ def summarise(run: Run) -> RunHead:
     latest_alerts = list(pending.order_by("-step")[:LATEST_ALERTS])
     critical_first = sorted(latest_alerts, key=lambda alert: alert.severity != Severity.CRITICAL)
     latest = EvaluationComparison.objects.filter(run=run).order_by("name", "metric", "-step")
+    overflow, notice = None, ""
+    try:
+        overflow = _overflow(run, ended_badly)
+    except ColdStoreError as error:
+        notice = explained(error)
     return RunHead(
         run=run,
         verdict=verdict_of(run, baseline_groups(run.project_id)),
-        overflow=_overflow(run, ended_badly),
+        overflow=overflow,
+        notice=notice,
         is_dead=ended_badly,
         alerts=critical_first[:OPEN_ALERTS_SHOWN],
         open_alerts=len(latest_alerts) if len(latest_alerts) < LATEST_ALERTS else pending.count(),

@@ -34,7 +34,7 @@ SHORT_RUN = 1_024
 def note_block(run_id: UUID, first_step: int, last_step: int) -> None:
     """Mark rolled-up steps of a new block as stale. Call in the transaction that writes the block."""
     Rolling.objects.get_or_create(run_id=run_id)
-    Rolling.objects.filter(run_id=run_id, pending=False).update(pending=True)
+    Rolling.objects.filter(run_id=run_id, pending=False).update(pending=True, cold_due=True)
     Rolling.objects.filter(run_id=run_id, until__gt=first_step).update(
         # LEAST and GREATEST ignore NULL.
         stale_first=Least(F("stale_first"), first_step),

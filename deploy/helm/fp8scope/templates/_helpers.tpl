@@ -41,8 +41,9 @@ tolerations: {{ toYaml . | nindent 2 }}
 affinity: {{ toYaml . | nindent 2 }}
 {{- end }}
 volumes:
+  # The cache of the cold store is here: FP8SCOPE_COLD_CACHE_MIB, 1024 by default.
   - name: data
-    emptyDir: {sizeLimit: 256Mi}
+    emptyDir: {sizeLimit: 2Gi}
   # Large requests wait here.
   - name: tmp
     emptyDir: {sizeLimit: 1Gi}
