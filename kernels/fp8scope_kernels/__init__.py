@@ -15,6 +15,11 @@ from fp8scope_kernels.convert import (
 )
 from fp8scope_kernels.distributed import keep_scaling_out_of_ddp, sync_amaxes, sync_amaxes_after
 from fp8scope_kernels.experts.grouped_linear import Fp8GroupedLinear
+from fp8scope_kernels.experts.high_precision_experts import (
+    observe_plain_experts,
+    unobserve_plain_experts,
+)
+from fp8scope_kernels.experts.modules import experts_in_high_precision
 from fp8scope_kernels.experts.observers import EXPERT_TENSORS, observe_experts
 from fp8scope_kernels.experts.products import ExpertProducts, fp8_experts
 from fp8scope_kernels.experts.states import ExpertStates
@@ -38,16 +43,11 @@ from fp8scope_kernels.formats import (
 from fp8scope_kernels.fp6 import Fp6Linear, Fp6Weight, quantize_fp6
 from fp8scope_kernels.fsdp.all_gather import gather_weights_in_fp8
 from fp8scope_kernels.gradient_reduction import Fp8GradientReducer
+from fp8scope_kernels.high_precision import HighPrecisionObserver
 from fp8scope_kernels.kept_weight import keep_weights
 from fp8scope_kernels.linear import Fp8Linear
 from fp8scope_kernels.linear_product import PRODUCTS, Product
-from fp8scope_kernels.observers import (
-    HighPrecisionObserver,
-    observable_layers,
-    observe,
-    observe_layer,
-    unobserve,
-)
+from fp8scope_kernels.observers import observable_layers, observe, observe_layer, unobserve
 from fp8scope_kernels.optimizer import Fp8AdamW
 from fp8scope_kernels.plain_state import plain_state_dict
 from fp8scope_kernels.quantization import (
@@ -171,6 +171,7 @@ __all__ = [
     "convert",
     "exponent_bin",
     "exponent_histogram",
+    "experts_in_high_precision",
     "fp8_experts",
     "fp8_layers",
     "gather_weights_in_fp8",
@@ -184,6 +185,7 @@ __all__ = [
     "observe",
     "observe_experts",
     "observe_layer",
+    "observe_plain_experts",
     "plain_state_dict",
     "plan_conversion",
     "quantize",
@@ -206,4 +208,5 @@ __all__ = [
     "tensor_to_amax",
     "to_fp8_saturated",
     "unobserve",
+    "unobserve_plain_experts",
 ]

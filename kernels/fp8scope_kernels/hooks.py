@@ -141,8 +141,8 @@ def register_module_registration_hook_of_all(hook: Hook) -> HookHandle:
     return _register(hook, [_global_module_registration_hooks])
 
 
-def remove_hooks(table: Any, kind: type) -> None:
-    """Remove the hooks of this type from a table of hooks."""
+def remove_hooks(table: Any, kind: type, marks: Any = None) -> None:
+    """Remove the hooks of this type from a table of hooks, and their keys from `marks` of hooks."""
     is_in_a_step = _is_in_a_step()
     for key, hook in list(table.items()):
         if isinstance(hook, kind) and is_in_a_step:
@@ -150,6 +150,8 @@ def remove_hooks(table: Any, kind: type) -> None:
         elif isinstance(hook, kind):
             del table[key]
             _keys.discard(key)
+            if marks is not None:
+                marks.pop(key, None)
 
 
 @contextmanager

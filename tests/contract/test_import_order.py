@@ -20,8 +20,9 @@ ORDERS = {
     "fp8scope_kernels": """
         formats devices torch_internals graph_objects hooks plain_tensors random_stream recipes statistics cpu
         triton backends reference quantization custom_ops block_quantization hadamard sampling fp6 weight_only
-        smooth_swiglu scaling_state recomputation plain_state unit_products matmul operands fsdp kept_weight
-        linear_product linear_operators tensor_parallel tensor_parallel_operators linear experts convert
+        smooth_swiglu high_precision scaling_state recomputation plain_state unit_products matmul operands
+        fsdp kept_weight linear_product linear_operators tensor_parallel tensor_parallel_operators linear
+        experts convert
         revert serving_checkpoint observers distributed dcp_planner gradient_reduction
         optimizer_storage optimizer
     """,

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from fp8scope_kernels import STATISTICS, StatisticsBuffer, set_backend
-from fp8scope_kernels.observers import add_tensor
+from fp8scope_kernels.high_precision import add_tensor
 from fp8scope_kernels.triton import backend as triton_backend
 
 pytestmark = pytest.mark.gpu

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fp8scope_kernels import STATISTICS, StatisticsBuffer, backends, observe, plain_tensors, set_backend
 from fp8scope_kernels.cpu import backend as cpu_backend
-from fp8scope_kernels.observers import HighPrecisionObserver, add_tensor
+from fp8scope_kernels.high_precision import HighPrecisionObserver, add_tensor
 
 DTYPES = pytest.mark.parametrize(
     "dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64], ids=str

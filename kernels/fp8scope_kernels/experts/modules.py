@@ -9,14 +9,18 @@ products instead of what their configuration says, because some of its choices a
 import copyreg
 import sys
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
+from fp8scope_kernels.experts.followed_weights import (
+    WITHOUT_AUTOCAST,
+    FollowedWeight,
+    FollowedWeights,
+    WeightProduct,
+)
 from fp8scope_kernels.experts.grouped_linear import autocast_dtype
 from fp8scope_kernels.experts.passes import Span
 from fp8scope_kernels.experts.products import CONTAINER, ExpertProducts, refuse_graphs, spans_of
@@ -55,6 +59,22 @@ def expert_weights(module: nn.Module) -> dict[str, nn.Parameter]:
         and parameter.shape[0] > 1
         and min(parameter.shape[1:]) >= ALIGNMENT
     }
+
+
+def weights_named(module: nn.Module, names: Iterable[str]) -> dict[str, Tensor]:
+    """The parameters of a module that have these names at present."""
+    parameters = {name: module._parameters.get(name) for name in names}
+    return {name: parameter for name, parameter in parameters.items() if parameter is not None}
+
+
+def experts_in_high_precision(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules with weights of experts that an FP8 run of this model would convert, with their paths."""
+    for path, module in model.named_modules():
+        if isinstance(module, Fp8Experts) or not expert_weights(module):
+            continue
+        # FSDP2 divides the weights between forward passes only.
+        if are_known_experts(path, module) and reason_of_experts(module) in (None, SHARDED):
+            yield path, module
 
 
 def are_known_experts(path: str, module: nn.Module) -> bool:
@@ -185,80 +205,27 @@ def _new(plain: type[nn.Module]) -> nn.Module:
 def _forward(module: Fp8Experts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     refuse_graphs()
     forward: Any = _grouped_forward() if _is_of_transformers(module) else type(module).plain.forward
-    with _WatchedProducts(module) as watched:
+    with _Fp8Weights(module) as watched:
         output = forward(module, *args, **kwargs)
     watched.warn_of_others()
     return output
 
 
-@dataclass(frozen=True)
-class _Weight:
-    """A tensor that is made of a parameter: 3-D, or the matrix of one expert.
-
-    `name`: of the parameter. `tensor` is kept, so that its id stays its own. `expert`: its number; -1: all.
-    """
-
-    tensor: Tensor
-    name: str
-    expert: int = -1
-
-
-CASTS = frozenset(
-    ("to", "type", "bfloat16", "half", "float", "double", "contiguous", "clone", "detach", "data", "to_local")
-)
-TURNS = frozenset(("transpose", "swapaxes", "swapdims"))
-MATRIX_TURNS = frozenset(("t", "mT", "T"))
-PRODUCTS = frozenset(("_grouped_mm", "grouped_mm", "grouped_mm_fallback", "linear", "matmul", "mm", "bmm"))
-WITHOUT_AUTOCAST = frozenset(("_grouped_mm", "grouped_mm", "grouped_mm_fallback"))
-NO_USE = frozenset(("grad", "requires_grad_"))
-"""Functions whose result is a tensor, and that are no use of the weight."""
-LIKE = frozenset(("to", "type_as"))
-"""Functions that read only the dtype and the device of a further argument."""
-
-
-class _WatchedProducts(TorchFunctionMode):
+class _Fp8Weights(FollowedWeights):
     """Within the block, products with the weights of a converted module are in FP8."""
 
     def __init__(self, module: Fp8Experts) -> None:
-        super().__init__()
         self._module = module
         self._products: dict[str, ExpertProducts] = dict(module.get_submodule(CONTAINER).named_children())  # type: ignore[arg-type]
-        self._weights: dict[int, _Weight] = {}
-        for name, parameter in module._parameters.items():
-            if name in self._products and parameter is not None:
-                self._follow(_Weight(parameter, name))
-        self._others: set[str] = set()
-        self._is_used = False
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        weights = [
-            weight for value in _flat((args, kwargs)) if (weight := self._weight_of(value)) is not None
-        ]
-        if not weights:
-            return func(*args, **kwargs)
-        name = _name_of(func)
-        if name in PRODUCTS:
-            product = self._product(name, args, kwargs)
-            if product is not None:
-                self._is_used = True
-                return product
-        result = func(*args, **kwargs)
-        source = self._weight_of(args[0]) if args else None
-        is_followed = name in LIKE if source is None else self._derive(source, name, args, kwargs, result)
-        if not is_followed:
-            self._others |= {f"{weight.name} by {name}" for weight in weights}
-        return result
+        super().__init__(weights_named(module, self._products))
 
     def warn_of_others(self) -> None:
         """Warn once of a module that uses its weights in another way, in which they are not FP8."""
         warned: set[str] = self._module.__dict__.setdefault(WARNED, set())
-        if not (self._is_used or self._others):
+        if not (self.is_used or self.others):
             # Operators and functions of autograd, written in C++ or Triton, do not show what they multiply.
-            self._others.add("none of its weights in a product that torch shows")
-        others = self._others - warned
+            self.others.add("none of its weights in a product that torch shows")
+        others = self.others - warned
         if others:
             warned |= others
             warnings.warn(
@@ -269,49 +236,10 @@ class _WatchedProducts(TorchFunctionMode):
                 stacklevel=4,
             )
 
-    def _weight_of(self, value: Any) -> _Weight | None:
-        return self._weights.get(id(value)) if isinstance(value, Tensor) else None
-
-    def _follow(self, weight: _Weight) -> None:
-        self._weights[id(weight.tensor)] = weight
-
-    def _derive(
-        self, weight: _Weight, name: str, args: Sequence[Any], kwargs: dict[str, Any], result: Any
-    ) -> bool:
-        """Follow what a function makes of a weight. False if it is something else."""
-        if not isinstance(result, Tensor):
-            if name == "unbind" and weight.expert < 0 and not any(_dims(args, kwargs)):
-                for expert, matrix in enumerate(result):
-                    self._follow(replace(weight, tensor=matrix, expert=expert))
-                return True
-            # A size, a dtype, a device.
-            return not any(isinstance(value, Tensor) for value in _flat(result))
-        if name in NO_USE:
-            return True
-        if name in CASTS:
-            self._follow(replace(weight, tensor=result))
-            return True
-        dimensions = weight.tensor.dim()
-        turned = {dim % dimensions for dim in _dims(args, kwargs)} if name in TURNS else set()
-        if turned == {dimensions - 2, dimensions - 1} or (
-            name in MATRIX_TURNS and (dimensions == 2 or name == "mT")
-        ):
-            self._follow(replace(weight, tensor=result))
-            return True
-        index = _expert_of(name, args, kwargs) if weight.expert < 0 else None
-        if index is not None and result.dim() == 2:
-            self._follow(replace(weight, tensor=result, expert=index % weight.tensor.shape[0]))
-            return True
-        return False
-
-    def _product(self, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Tensor | None:
+    def multiply(self, product: WeightProduct) -> Tensor | None:
         """The product in FP8; None for one of another form."""
-        names = ("input", "weight", "bias" if name == "linear" else "offs")
-        given: dict[str, Any] = {**kwargs, **dict(zip(names, args, strict=False))}
-        x = given.get("input", given.get("mat_a", given.get("mat1")))
-        right = given.get("weight", given.get("mat_b", given.get("mat2", given.get("other"))))
-        weight = self._weight_of(right)
-        if weight is None or not isinstance(x, Tensor) or self._weight_of(x) is not None:
+        weight, x, given, name = product.weight, product.x, product.given, product.name
+        if product.on_left:
             return None
         # The matrix on the right of a product is [in, out], but that of `linear`.
         matrices = weight.tensor if name == "linear" else weight.tensor.mT
@@ -335,7 +263,7 @@ class _WatchedProducts(TorchFunctionMode):
         output = output if bias is None else output + bias
         return output if out_dtype is None else output.to(out_dtype)
 
-    def _check_number(self, products: ExpertProducts, weight: _Weight) -> None:
+    def _check_number(self, products: ExpertProducts, weight: FollowedWeight) -> None:
         if weight.tensor.shape[0] != products.experts:
             raise RuntimeError(
                 f"{weight.name} had {products.experts} experts when it was converted, and has "
@@ -352,38 +280,3 @@ def _of_one(
     biases = None if bias is None else bias.unsqueeze(0)
     output: Tensor = products(flat, matrix.unsqueeze(0), biases, spans, dtype)
     return output.view(*x.shape[:-1], matrix.shape[0])
-
-
-def _name_of(func: Any) -> str:
-    """The name of a function, a method or a property of torch."""
-    name: str = getattr(func, "__name__", "")
-    if name == "__get__":
-        name = getattr(func.__self__, "__name__", "")
-    return {"__matmul__": "matmul", "__rmatmul__": "matmul"}.get(name, name)
-
-
-def _dims(args: Sequence[Any], kwargs: dict[str, Any]) -> list[int]:
-    return [value for value in (*args[1:], *kwargs.values()) if isinstance(value, int)]
-
-
-def _expert_of(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> int | None:
-    """The expert that an index chooses; None for another index."""
-    index: Any = None
-    if name == "__getitem__":
-        index = args[1]
-        index = index[0] if isinstance(index, tuple) and len(index) == 1 else index
-    elif name == "select" and _dims(args, kwargs)[0] == 0:
-        index = _dims(args, kwargs)[1]
-    if isinstance(index, Tensor):
-        is_number = not (index.dim() or index.is_floating_point() or index.dtype == torch.bool)
-        return int(index) if is_number else None
-    return index if isinstance(index, int) and not isinstance(index, bool) else None
-
-
-def _flat(values: Any) -> list[Any]:
-    """The values in nested lists, tuples and dicts."""
-    if isinstance(values, dict):
-        values = tuple(values.values())
-    if not isinstance(values, list | tuple):
-        return [values]
-    return [inner for value in values for inner in _flat(value)]

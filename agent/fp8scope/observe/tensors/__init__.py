@@ -18,7 +18,7 @@ from fp8scope.observe.tensors.buffers import SAMPLED_STATISTICS, StatisticsTable
 from fp8scope.observe.tensors.experts import Routers, note_load
 from fp8scope.observe.tensors.exponents import ExponentLayers
 from fp8scope.observe.tensors.fp8_experts import ExpertLayers
-from fp8scope.observe.tensors.layers import Fp8Layers, HighPrecisionLayers
+from fp8scope.observe.tensors.layers import Fp8Layers, HighPrecisionExperts, HighPrecisionLayers
 from fp8scope.observe.tensors.optimizer_state import OptimizerState
 from fp8scope.observe.tensors.reduced_gradients import ReducedGradients
 from fp8scope.observe.tensors.shadow import ShadowLayers
@@ -66,6 +66,7 @@ def sources_of(
         yield lambda: HighPrecisionLayers(model, tables, on_error)
     else:
         yield lambda: ShadowLayers(model, tables, on_error, shadow, include=how.include, scaler=how.scaler)
+    yield lambda: HighPrecisionExperts(model, tables, on_error)
     yield lambda: ReducedGradients(model, tables, on_error)
     if optimizer is not None:
         yield lambda: OptimizerState(model, optimizer, tables, on_error)

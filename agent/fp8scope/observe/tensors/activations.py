@@ -134,4 +134,4 @@ class EndHook:
 
 def _remove_hooks(module: nn.Module) -> None:
     remove_hooks(module._forward_pre_hooks, InputHook)
-    remove_hooks(module._forward_hooks, EndHook)
+    remove_hooks(module._forward_hooks, EndHook, module._forward_hooks_always_called)

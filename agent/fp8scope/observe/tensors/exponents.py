@@ -15,7 +15,7 @@ from fp8scope.observe.tensors.shadow import Unscale, chosen_layers, device_of
 from fp8scope.observe.tensors.switched_hooks import replace_observer
 from fp8scope_kernels import HighPrecisionObserver, Slot, exponent_histogram, measure
 from fp8scope_kernels.convert import Selection
-from fp8scope_kernels.observers import add_extent, add_tensor
+from fp8scope_kernels.high_precision import add_extent, add_tensor
 from fp8scope_kernels.recipes import ROLES, Role
 from fp8scope_kernels.reference import Extent
 

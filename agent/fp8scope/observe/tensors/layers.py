@@ -21,8 +21,11 @@ from fp8scope_kernels import (
     ScalingState,
     Slot,
     candidate_layers,
+    experts_in_high_precision,
     fp8_layers,
     observe_layer,
+    observe_plain_experts,
+    unobserve_plain_experts,
 )
 from fp8scope_kernels.recipes import ROLES
 
@@ -83,6 +86,31 @@ class HighPrecisionLayers:
             table = tables.on(layer.weight.device, capacity=max(256, self.tensors))
             replace_observer(layer, HighPrecisionObserver(), {}, on_error, tables.reading_hooks)
             observe_layer(path_of(path), layer, table.buffer)
+
+    def finish(self, sampled: bool) -> None:
+        pass
+
+
+class HighPrecisionExperts:
+    """Observes amax and non-finite elements of experts that could be FP8, within the budget."""
+
+    every_step = False
+    recipe: Mapping[str, Any] = {}
+
+    def __init__(self, model: nn.Module, tables: StatisticsTables, on_error: OnError) -> None:
+        self.tensors = 0
+        self._modules: list[weakref.ref[nn.Module]] = []
+        for path, module in experts_in_high_precision(model):
+            table = tables.on(next(module.parameters()).device)
+            self.tensors += observe_plain_experts(path_of(path), module, table.buffer, on_error)
+            self._modules.append(weakref.ref(module))
+        self.is_paced = self.tensors > 0
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for reference in self._modules:
+            if (module := reference()) is not None:
+                unobserve_plain_experts(module)
 
     def finish(self, sampled: bool) -> None:
         pass

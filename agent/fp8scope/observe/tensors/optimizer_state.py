@@ -16,8 +16,8 @@ from fp8scope.observe.tensors.base import OnError, local, path_of
 from fp8scope.observe.tensors.buffers import NONFINITE, SCALE, StatisticsTables
 from fp8scope.observe.timing.gradients import has_closure
 from fp8scope_kernels import Fp8AdamW, Slot, measure
+from fp8scope_kernels.high_precision import add_extent
 from fp8scope_kernels.hooks import register_step_post_hook, register_step_pre_hook, remove_hooks
-from fp8scope_kernels.observers import add_extent
 from fp8scope_kernels.reference import Extent
 
 UPDATE_ELEMENTS = 2**15

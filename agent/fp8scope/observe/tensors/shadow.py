@@ -39,7 +39,7 @@ from fp8scope_kernels import (
 )
 from fp8scope_kernels.convert import Selection, matches
 from fp8scope_kernels.devices import to_device
-from fp8scope_kernels.observers import add_extent, add_tensor
+from fp8scope_kernels.high_precision import add_extent, add_tensor
 from fp8scope_kernels.recipes import ROLES, Role
 from fp8scope_kernels.reference import Extent
 

@@ -36,7 +36,7 @@ from fp8scope_kernels import (
     quantize,
     to_fp8_saturated,
 )
-from fp8scope_kernels.observers import add_extent
+from fp8scope_kernels.high_precision import add_extent
 from fp8scope_kernels.recipes import ROLES, Role
 
 FORMAT_OF = {

@@ -7,6 +7,7 @@ import torch
 from agent.helpers.watching import AMAX, NUMEL, SCALE, Watched
 from agent.helpers.wire_server import WireServer
 from torch import Tensor, nn
+from torch._C import _len_torch_function_stack
 
 from fp8scope.config import Settings, settings_from
 from fp8scope.control.precision import find, fp8_layers_of, precision_of, set_precision, set_products
@@ -102,6 +103,52 @@ def test_the_server_gets_a_row_for_each_expert(server: WireServer, settings: Set
     # Without tokens, and of several histories, a scale is left out.
     assert statistics["scale"][tensors["down.expert_1.weight"]] is None
     assert statistics["scale"][tensors["down.weight"]] is None
+
+
+class PlainMixture(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.experts = Experts()
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.experts(x)
+        return output
+
+
+def test_a_bf16_run_has_the_rows_of_its_fp8_run(server: WireServer, settings: Settings) -> None:
+    model, x = PlainMixture(), torch.randn(16, WIDTH)
+    run = Run(settings, blank_registration("experts in BF16"))
+    assert run.watch(model) == len(ROLES)
+    for _ in range(2):
+        with run.step():
+            train(model, x)
+    report = run.finish()
+    assert report.complete and report.errors == 0
+    catalogue = next(iter(server.run.catalogues.values()))
+    assert [tensor["name"] for tensor in catalogue] == [f"experts.w.{role}" for role in ROLES]
+    statistics = server.run.rows[1]["tensors"]
+    assert statistics["amax"][0] == float(x.abs().max())
+    assert statistics["amax"][1] == float(model.experts.w.detach().abs().max())
+    assert statistics["nonfinite"] == [0, 0, 0]
+    # The run has ended: nothing of it is left in the model.
+    assert not model.experts._forward_pre_hooks and not model.experts._forward_hooks
+    assert not model.experts._forward_hooks_always_called
+
+
+def test_a_failure_while_experts_are_observed_does_not_reach_the_script() -> None:
+    model = PlainMixture()
+    watched = Watched(model)
+    with pytest.raises(RuntimeError, match="nothing to multiply"):
+        model.experts.register_forward_hook(fail)
+        model(torch.randn(16, WIDTH))
+    assert not _len_torch_function_stack()
+    model.experts._forward_hooks.popitem()
+    assert watched.step(lambda: train(model, torch.randn(16, WIDTH))).row("experts.w.input")[NUMEL] > 0
+
+
+def fail(*_: object) -> None:
+    raise RuntimeError("nothing to multiply")
 
 
 def test_many_experts_have_common_rows(caplog: pytest.LogCaptureFixture) -> None:
