@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import mlflow
 import pytest
 from helpers.live_servers import Server
-from mlflow.entities import Metric, Param, RunTag, ViewType
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag, ViewType
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient, fluent
 
@@ -127,8 +128,63 @@ def test_experiments(tracking: MlflowClient) -> None:
         tracking.create_run(made)
     tracking.restore_experiment(made)
     assert tracking.get_experiment("0").name == "Default"
-    with pytest.raises(MlflowException, match="does not exist"):
+    with pytest.raises(MlflowException, match="not found"):
         tracking.get_experiment("999999")
+
+
+def test_experiments_are_searched_by_name_and_tags(tracking: MlflowClient) -> None:
+    """As MLflow's own tests of its server expect it."""
+    assert [experiment.name for experiment in tracking.search_experiments()] == ["Default"]
+    for name, tags in (("a", {"key": "value"}), ("ab", {"key": "vaLue"}), ("Abc", None)):
+        tracking.create_experiment(name, tags=tags)
+
+    def found(**options: Any) -> list[str]:
+        return [experiment.name for experiment in tracking.search_experiments(**options)]
+
+    assert found(filter_string="attribute.name = 'a'") == ["a"]
+    assert found(filter_string="attribute.name != 'a'") == ["Abc", "ab", "Default"]
+    assert found(filter_string="name LIKE 'a%'") == ["ab", "a"]
+    assert found(filter_string="name ILIKE 'a%' AND tags.key = 'vaLue'") == ["ab"]
+    assert found(filter_string="tag.key != 'value'") == ["ab"]
+    assert found(filter_string="creation_time < 0") == []
+    assert found(order_by=["name DESC"]) == ["ab", "a", "Default", "Abc"]
+    first = tracking.search_experiments(max_results=2)
+    assert [experiment.name for experiment in first] == ["Abc", "ab"]
+    assert found(page_token=first.token) == ["a", "Default"]
+    assert found(max_results=4) == ["Abc", "ab", "a", "Default"]
+
+
+def test_an_experiment_may_name_where_files_go(tracking: MlflowClient, tmp_path: Path) -> None:
+    place = tmp_path.as_uri()
+    experiment = tracking.create_experiment("files elsewhere", artifact_location=f"{place}/")
+    assert tracking.get_experiment(experiment).artifact_location == place
+    run = tracking.create_run(experiment)
+    tracking.log_text(run.info.run_id, "weights", "model/notes.txt")
+    stored = tmp_path / run.info.run_id / "artifacts" / "model" / "notes.txt"
+    assert stored.read_text() == "weights"
+
+
+def test_data_sets_come_back(tracking: MlflowClient) -> None:
+    run = tracking.create_run("0")
+    read = Dataset("corpus", "f0f3", "local", '{"uri": "a.txt"}', schema="{}", profile='{"num_rows": 2}')
+    other = Dataset("corpus", "0ff1", "local", "b.txt")
+    for dataset, context in ((read, "train"), (read, "test"), (other, "test")):
+        tracking.log_inputs(run.info.run_id, [DatasetInput(dataset, [InputTag("context", context)])])
+    inputs = tracking.get_run(run.info.run_id).inputs
+    assert inputs is not None
+    stored = inputs.dataset_inputs
+    contexts = [(entry.dataset.digest, entry.tags[0].value) for entry in stored]
+    assert contexts == [("f0f3", "test"), ("0ff1", "test")]
+    assert stored[0].dataset == read
+
+
+def test_any_time_is_taken(tracking: MlflowClient) -> None:
+    """Clients that make their values up give numbers such as 789: the store's first time stands for them."""
+    run_id = tracking.create_run("0").info.run_id
+    tracking.log_metric(run_id, "loss", 2.5, timestamp=789, step=2)
+    assert tracking.get_run(run_id).data.metrics == {"loss": 2.5}
+    (value,) = tracking.get_metric_history(run_id, "loss")
+    assert (value.value, value.step) == (2.5, 2)
 
 
 def test_parameters_and_tags(tracking: MlflowClient) -> None:

@@ -39,7 +39,8 @@ class MlflowError(Exception):
 
 def missing(what: str) -> MlflowError:
     """The answer where an experiment or a run does not exist."""
-    return MlflowError(f"{what} does not exist in the project of this token.", MISSING, 404)
+    # MLflow's servers say "not found", and some scripts look for that.
+    return MlflowError(f"{what} not found in the project of this token.", MISSING, 404)
 
 
 def of_refusal(refusal: RefusalError) -> MlflowError:

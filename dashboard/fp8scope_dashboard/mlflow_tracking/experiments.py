@@ -8,26 +8,31 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import Project
+from fp8scope_dashboard.mlflow_tracking import filters
 from fp8scope_dashboard.mlflow_tracking.errors import EXISTS, MlflowError, missing
-from fp8scope_dashboard.mlflow_tracking.fields import MAX_KEY, MAX_TAG, Body, integer, pairs, text
+from fp8scope_dashboard.mlflow_tracking.fields import MAX_KEY, MAX_TAG, Body, pairs, text
 from fp8scope_dashboard.mlflow_tracking.models import MlflowExperiment
 
 DEFAULT: Final = "Default"
 DEFAULT_ID: Final = "0"
 """The id of the experiment that is always there."""
 MAX_TAGS: Final = 100
+MAX_LOCATION: Final = 1_000
 MAX_EXPERIMENTS: Final = 10_000
 PAGE: Final = 1_000
 
 
 def create(project: Project, body: Body) -> dict[str, Any]:
     """experiments/create"""
-    name, tags = text(body, "name"), pairs(body, "tags", MAX_TAGS, MAX_TAG)
+    name, location = text(body, "name"), text(body, "artifact_location", MAX_LOCATION, default="")
+    tags = pairs(body, "tags", MAX_TAGS, MAX_TAG)
     if project.mlflow_experiments.count() >= MAX_EXPERIMENTS:
         raise MlflowError(f"The project has {MAX_EXPERIMENTS} experiments, the most that are allowed.")
     try:
         with transaction.atomic():
-            made = MlflowExperiment.objects.create(project=project, name=name, tags=tags)
+            made = MlflowExperiment.objects.create(
+                project=project, name=name, tags=tags, artifact_location=location.rstrip("/")
+            )
     except IntegrityError:
         raise MlflowError(f"Experiment '{name}' already exists.", EXISTS) from None
     return {"experiment_id": id_of(made)}
@@ -50,21 +55,20 @@ def get_by_name(project: Project, body: Body) -> dict[str, Any]:
 
 
 def search(project: Project, body: Body) -> dict[str, Any]:
-    """experiments/search, without its filter: newest first."""
+    """experiments/search: newest first, unless `order_by` says otherwise."""
     default_of(project)
     view = text(body, "view_type", default="ACTIVE_ONLY")
-    experiments = project.mlflow_experiments.order_by("-id")
+    experiments = project.mlflow_experiments.order_by("-created_at", "-id")
     if view != "ALL":
         experiments = experiments.filter(deleted_at__isnull=view != "DELETED_ONLY")
-    offset = integer(body, "page_token", low=0, default=0)
-    limit = integer(body, "max_results", low=1, high=50_000, default=PAGE)
-    chosen = list(experiments[offset : offset + min(limit, PAGE) + 1])
-    answer: dict[str, Any] = {
-        "experiments": [document(experiment) for experiment in chosen[: min(limit, PAGE)]]
-    }
-    if len(chosen) > min(limit, PAGE):
-        answer["next_page_token"] = str(offset + min(limit, PAGE))
-    return answer
+    page = filters.page_of(
+        (document(experiment) for experiment in experiments), body, filters.EXPERIMENTS, _entries, PAGE
+    )
+    return {"experiments": page.documents, **page.next_token}
+
+
+def _entries(experiment: dict[str, Any]) -> filters.Entries:
+    return {"info": experiment, "tags": {tag["key"]: tag["value"] for tag in experiment["tags"]}}
 
 
 def delete(project: Project, body: Body) -> dict[str, Any]:
@@ -125,12 +129,17 @@ def id_of(experiment: MlflowExperiment) -> str:
     return DEFAULT_ID if experiment.name == DEFAULT else str(experiment.pk)
 
 
+def location_of(experiment: MlflowExperiment) -> str:
+    """The place of files: the one that the experiment names, or a path of the machine that trains."""
+    return experiment.artifact_location or f"mlartifacts/{id_of(experiment)}"
+
+
 def document(experiment: MlflowExperiment) -> dict[str, Any]:
     """The experiment as MLflow's clients read it."""
     return {
         "experiment_id": id_of(experiment),
         "name": experiment.name,
-        "artifact_location": f"mlartifacts/{id_of(experiment)}",
+        "artifact_location": location_of(experiment),
         "lifecycle_stage": "deleted" if experiment.deleted_at else "active",
         "creation_time": int(experiment.created_at.timestamp() * 1e3),
         "last_update_time": int(experiment.updated_at.timestamp() * 1e3),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from typing import Any, Final
@@ -18,6 +19,12 @@ MAX_INT: Final = 2**62
 NOT_FINITE: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
+def invalid(name: str, value: Any, reason: str) -> MlflowError:
+    """The refusal of a value, which begins as MLflow's own: some clients look for that."""
+    shown = json.dumps(value) if isinstance(value, str) else str(value)
+    return MlflowError(f"Invalid value {shown[:100]} for parameter '{name}' supplied: {reason}.")
+
+
 def text(body: Body, name: str, most: int = MAX_NAME, *, default: str | None = None) -> str:
     """A text of 1 to `most` characters; with a default, it may be absent or empty.
 
@@ -29,7 +36,7 @@ def text(body: Body, name: str, most: int = MAX_NAME, *, default: str | None = N
             return default
         raise MlflowError(f"Missing value for required parameter '{name}'.")
     if not isinstance(value, str):
-        raise MlflowError(f"'{name}' must be a text.")
+        raise invalid(name, value, "it must be a text")
     if len(value) > most:
         raise MlflowError(f"'{name}' has {len(value)} characters; at most {most} are allowed.")
     if "\0" in value:
@@ -49,9 +56,9 @@ def integer(body: Body, name: str, *, low: int, high: int = MAX_INT, default: in
             raise ValueError
         number = int(value)
     except (ValueError, TypeError, OverflowError):
-        raise MlflowError(f"'{name}' must be an integer.") from None
+        raise invalid(name, value, "it must be an integer") from None
     if not low <= number <= high:
-        raise MlflowError(f"'{name}' must be from {low} to {high}, got {str(number)[:40]}.")
+        raise invalid(name, number, f"it must be from {low} to {high}")
     return number
 
 
@@ -61,18 +68,18 @@ def number(body: Body, name: str) -> float:
     if isinstance(value, str) and value in NOT_FINITE:
         return NOT_FINITE[value]
     if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise MlflowError(f"'{name}' must be a number.")
+        raise invalid(name, value, "it must be a number")
     try:
         return float(value)
     except (ValueError, OverflowError):
-        raise MlflowError(f"'{name}' must be a number.") from None
+        raise invalid(name, value, "it must be a number") from None
 
 
 def objects(body: Body, name: str, most: int) -> list[Body]:
     """A list of at most `most` objects; absent, it is empty. Raises MlflowError if it is none."""
     value = body.get(name) or []
     if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
-        raise MlflowError(f"'{name}' must be a list of objects.")
+        raise invalid(name, value, "it must be a list of objects")
     if len(value) > most:
         raise MlflowError(f"'{name}' has {len(value)} entries; at most {most} are allowed in a request.")
     return value

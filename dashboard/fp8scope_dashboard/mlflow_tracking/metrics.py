@@ -53,6 +53,7 @@ class LoggedMetric:
 
 def log_metric(request: HttpRequest, body: Body) -> dict[str, Any]:
     """runs/log-metric"""
+    text(body, "run_id", 64, default="")
     metric = _metric(body)
     with transaction.atomic():
         stored = mlflow_run(request, body, lock=True)
@@ -80,11 +81,7 @@ def _metric(body: Body) -> LoggedMetric:
         key=text(body, "key", MAX_KEY),
         value=number(body, "value"),
         timestamp=integer(
-            body,
-            "timestamp",
-            low=FIRST_TIME_US // 1000,
-            high=LAST_TIME_US // 1000,
-            default=int(time.time() * 1e3),
+            body, "timestamp", low=0, high=LAST_TIME_US // 1000, default=int(time.time() * 1e3)
         ),
         step=integer(body, "step", low=0, default=0),
     )
@@ -98,7 +95,9 @@ def add_metrics(stored: MlflowRun, metrics: Sequence[LoggedMetric]) -> None:
     for metric in metrics:
         name = _note(stored, metric)
         row = rows.setdefault(metric.step, {"step": metric.step, "scalars": {}})
-        row["time"] = datetime.fromtimestamp(metric.timestamp / 1e3, UTC).isoformat()
+        # Clients may give any number as a time. Those before the store's first time count as that.
+        moment = max(metric.timestamp, FIRST_TIME_US // 1000)
+        row["time"] = datetime.fromtimestamp(moment / 1e3, UTC).isoformat()
         row["scalars"][name] = json_number(metric.value)
         if metric.key == stored.loss_key and name != LOSS:
             row["scalars"][LOSS] = json_number(metric.value)

@@ -16,6 +16,7 @@ class MlflowExperiment(models.Model):
     project = models.ForeignKey(Project, on_delete=models.CASCADE, related_name="mlflow_experiments")
     name = models.CharField(max_length=500)
     tags = models.JSONField(default=dict, blank=True)
+    artifact_location = models.CharField(max_length=1024, blank=True, default="", db_default="")
     deleted_at = models.DateTimeField(null=True, blank=True)
     created_at = models.DateTimeField(default=timezone.now)
     updated_at = models.DateTimeField(auto_now=True)
@@ -31,7 +32,7 @@ class MlflowRun(models.Model):
 
     `params` are the texts that were logged; the run's configuration has their values. `metrics` has for each
     key [value, timestamp in ms, step, name of the scalar] of its latest value: that of the largest step, and
-    of these the last.
+    of these the last. `datasets` are the data sets that it read, as `runs/log-inputs` describes them.
     """
 
     run = models.OneToOneField(Run, on_delete=models.CASCADE, primary_key=True, related_name="mlflow")
@@ -43,6 +44,7 @@ class MlflowRun(models.Model):
     params = models.JSONField(default=dict, blank=True)
     tags = models.JSONField(default=dict, blank=True)
     metrics = models.JSONField(default=dict, blank=True)
+    datasets = models.JSONField(default=list, db_default=[], blank=True)
     loss_key = models.CharField(max_length=250, blank=True, default="")
     writer = models.UUIDField(default=uuid.uuid4)
     next_seq = models.BigIntegerField(default=0)

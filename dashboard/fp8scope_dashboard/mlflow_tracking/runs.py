@@ -16,8 +16,18 @@ from django.utils import timezone
 from fp8scope_dashboard.api.auth import project_of, run_of, take_quota, token_of
 from fp8scope_dashboard.ingest.services import Ending, store_finish
 from fp8scope_dashboard.mlflow_tracking import experiments
-from fp8scope_dashboard.mlflow_tracking.errors import MlflowError, missing
-from fp8scope_dashboard.mlflow_tracking.fields import MAX_KEY, MAX_PARAM, MAX_TAG, Body, integer, pairs, text
+from fp8scope_dashboard.mlflow_tracking.errors import MISSING, MlflowError, missing
+from fp8scope_dashboard.mlflow_tracking.fields import (
+    MAX_KEY,
+    MAX_NAME,
+    MAX_PARAM,
+    MAX_TAG,
+    Body,
+    integer,
+    objects,
+    pairs,
+    text,
+)
 from fp8scope_dashboard.mlflow_tracking.models import MlflowRun
 from fp8scope_dashboard.notifications import run_changed
 from fp8scope_dashboard.receipts.dedup import identify
@@ -35,6 +45,8 @@ OWN_TAGS: Final = ("group", "baseline", "precision", "seed", "total_steps")
 PRECISIONS: Final = ("bf16", "fp8", "fp16", "fp32")
 NAME_TAG: Final = "mlflow.runName"
 MAX_RUN_NAME: Final = 200
+MAX_DATASETS: Final = 100
+MAX_DATASET: Final = 16_384
 
 
 def create(request: HttpRequest, body: Body) -> dict[str, Any]:
@@ -144,6 +156,7 @@ def _archive(request: HttpRequest, body: Body, moment: datetime | None) -> dict[
 
 def log_parameter(request: HttpRequest, body: Body) -> dict[str, Any]:
     """runs/log-parameter"""
+    text(body, "run_id", 64, default="")
     params = {text(body, "key", MAX_KEY): text(body, "value", MAX_PARAM, default="")}
     with transaction.atomic():
         stored = mlflow_run(request, body, lock=True)
@@ -154,6 +167,7 @@ def log_parameter(request: HttpRequest, body: Body) -> dict[str, Any]:
 
 def set_tag(request: HttpRequest, body: Body) -> dict[str, Any]:
     """runs/set-tag"""
+    text(body, "run_id", 64, default="")
     tags = {text(body, "key", MAX_KEY): text(body, "value", MAX_TAG, default="")}
     with transaction.atomic():
         stored = mlflow_run(request, body, lock=True)
@@ -162,13 +176,49 @@ def set_tag(request: HttpRequest, body: Body) -> dict[str, Any]:
     return {}
 
 
+def log_inputs(request: HttpRequest, body: Body) -> dict[str, Any]:
+    """runs/log-inputs: the data sets that a run reads. One with the same name and digest is replaced.
+
+    Models, which clients of version 3 also name here, are not recorded.
+    """
+    text(body, "run_id", 64)
+    if body.get("datasets") is None and not body.get("models"):
+        raise MlflowError("Missing value for required parameter 'datasets'.")
+    datasets = [_dataset(entry) for entry in objects(body, "datasets", MAX_DATASETS)]
+    with transaction.atomic():
+        stored = mlflow_run(request, body, lock=True)
+        named = {_name_of(entry): entry for entry in [*stored.datasets, *datasets]}
+        stored.datasets = list(named.values())
+        if len(stored.datasets) > MAX_DATASETS:
+            raise MlflowError(f"A run has at most {MAX_DATASETS} data sets.")
+        stored.save()
+    return {}
+
+
+def _dataset(entry: Body) -> dict[str, Any]:
+    described = entry.get("dataset")
+    if not isinstance(described, dict):
+        raise MlflowError("Missing value for required parameter 'dataset'.")
+    dataset = {name: text(described, name, MAX_NAME) for name in ("name", "digest", "source_type")}
+    dataset["source"] = text(described, "source", MAX_DATASET)
+    for name in ("schema", "profile"):
+        if value := text(described, name, MAX_DATASET, default=""):
+            dataset[name] = value
+    tags = pairs(entry, "tags", MAX_TAGS, MAX_NAME)
+    return {"dataset": dataset, "tags": [{"key": key, "value": value} for key, value in tags.items()]}
+
+
+def _name_of(entry: Mapping[str, Any]) -> tuple[str, str]:
+    return entry["dataset"]["name"], entry["dataset"]["digest"]
+
+
 def delete_tag(request: HttpRequest, body: Body) -> dict[str, Any]:
     """runs/delete-tag"""
     key = text(body, "key", MAX_KEY)
     with transaction.atomic():
         stored = mlflow_run(request, body, lock=True)
         if stored.tags.pop(key, None) is None:
-            raise missing(f"Tag '{key}'")
+            raise MlflowError(f"No tag with name: {key} in run with id {stored.run_id.hex}.", MISSING, 404)
         stored.save()
     return {}
 
@@ -234,7 +284,8 @@ def value_of(param: str) -> Any:
 
 def mlflow_run(request: HttpRequest, body: Body, *, lock: bool = False) -> MlflowRun:
     """The run that a request names, in the project of its token. `lock`: until the transaction ends."""
-    named = text(body, "run_id", 64, default="") or text(body, "run_uuid", 64)
+    # Older clients send both names.
+    named = text({**body, "run_id": body.get("run_id") or body.get("run_uuid")}, "run_id", 64)
     try:
         run_id = uuid.UUID(named)
     except ValueError:
@@ -263,8 +314,8 @@ def document(stored: MlflowRun) -> dict[str, Any]:
         "user_id": stored.user_id,
         "status": status,
         "start_time": stored.start_time,
-        # A path of the client: files stay on the machine that trains.
-        "artifact_uri": f"mlartifacts/{experiment}/{run_id}/artifacts",
+        # A path or an address of the client: files do not come here.
+        "artifact_uri": f"{experiments.location_of(stored.experiment)}/{run_id}/artifacts",
         "lifecycle_stage": "deleted" if run.archived_at else "active",
     }
     if stored.end_time is not None:
@@ -277,7 +328,7 @@ def document(stored: MlflowRun) -> dict[str, Any]:
         "params": [{"key": key, "value": value} for key, value in stored.params.items()],
         "tags": [{"key": key, "value": value} for key, value in stored.tags.items()],
     }
-    return {"info": info, "data": data, "inputs": {}}
+    return {"info": info, "data": data, "inputs": {"dataset_inputs": stored.datasets}}
 
 
 def _moment(milliseconds: int) -> datetime:

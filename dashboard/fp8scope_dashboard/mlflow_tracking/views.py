@@ -16,7 +16,7 @@ from fp8scope_dashboard.api.errors import refusal_of
 from fp8scope_dashboard.edge.credentials import secret_in
 from fp8scope_dashboard.mlflow_tracking import experiments, metrics, runs, search
 from fp8scope_dashboard.mlflow_tracking.errors import NO_ENDPOINT, MlflowError, of_refusal
-from fp8scope_dashboard.mlflow_tracking.fields import Body
+from fp8scope_dashboard.mlflow_tracking.fields import Body, text
 from fp8scope_dashboard.wire.errors import NoTokenError
 
 VERSION: Final = "2.22.0"
@@ -30,13 +30,15 @@ def _of_project(endpoint: Callable[[Project, Body], dict[str, Any]]) -> Endpoint
 
 
 def _nothing(request: HttpRequest, body: Body) -> dict[str, Any]:
-    """runs/log-inputs, runs/outputs: data sets and models are not recorded; the run must exist."""
+    """runs/outputs: models are not recorded; the run must exist."""
     runs.mlflow_run(request, body)
     return {}
 
 
 def _no_files(request: HttpRequest, body: Body) -> dict[str, Any]:
-    """artifacts/list: files stay on the machine that trains."""
+    """artifacts/list: files do not come here."""
+    if ".." in text(body, "path", default="").split("/"):
+        raise MlflowError("Invalid path")
     return {"root_uri": runs.document(runs.mlflow_run(request, body))["info"]["artifact_uri"], "files": []}
 
 
@@ -61,7 +63,7 @@ ENDPOINTS: Final[Mapping[tuple[str, str], tuple[Token, Endpoint]]] = {
     ("POST", "runs/log-batch"): (WRITES, metrics.log_batch),
     ("POST", "runs/set-tag"): (WRITES, runs.set_tag),
     ("POST", "runs/delete-tag"): (WRITES, runs.delete_tag),
-    ("POST", "runs/log-inputs"): (WRITES, _nothing),
+    ("POST", "runs/log-inputs"): (WRITES, runs.log_inputs),
     ("POST", "runs/outputs"): (WRITES, _nothing),
     ("GET", "metrics/get-history"): (READS, metrics.history),
     ("GET", "artifacts/list"): (READS, _no_files),
