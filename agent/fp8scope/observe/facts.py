@@ -7,7 +7,9 @@ measures anyway: in the forward passes whose operations are counted, in the load
 import os
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -51,8 +53,9 @@ class TrainingFacts:
         self._convolutions: dict[str, Any] = {}
         """Operations of all, and of those in 16 bits whose channels come first."""
         self._operations = 0
-        self.loader: dict[str, Any] = {}
-        """Of the training's loader; empty until it has handed over a batch."""
+        self._handed_over: _LoaderSettings | None = None
+        self._loaders: Counter[_LoaderSettings] = Counter()
+        """The loaders whose batches training passes took, with how many they took."""
         self._copies: dict[int, _Copy] = {}
         self._copied_bytes = 0
         self._compiled = False
@@ -107,12 +110,18 @@ class TrainingFacts:
             }
 
     def note_loader(self, batches: Any) -> None:
-        """A batch comes from this iterator of a `DataLoader`. The first one is that of the training."""
-        self.loader = {
-            "workers": int(getattr(batches, "_num_workers", 0)),
-            "pinned": bool(getattr(batches, "_pin_memory", False)),
-            "persistent": bool(getattr(batches, "_persistent_workers", False)),
-        }
+        """A batch comes from this iterator of a `DataLoader`: of the training's, or of an evaluation's."""
+        self._handed_over = _LoaderSettings(
+            workers=int(getattr(batches, "_num_workers", 0)),
+            pinned=bool(getattr(batches, "_pin_memory", False)),
+            persistent=bool(getattr(batches, "_persistent_workers", False)),
+        )
+
+    def note_pass(self, *, is_training: bool) -> None:
+        """A forward pass takes the batch that was handed over last."""
+        loader, self._handed_over = self._handed_over, None
+        if loader is not None and is_training:
+            self._loaders[loader] += 1
 
     def note_copy(self, source: Tensor, copy: Tensor) -> None:
         """A tensor of the host was copied to a device."""
@@ -139,8 +148,9 @@ class TrainingFacts:
             facts["operations"] = self._operations
         if self._convolutions:
             facts["convolutions"] = self._convolutions
-        if self.loader:
-            facts["loader"] = self.loader
+        if self._loaders:
+            ((loader, _),) = self._loaders.most_common(1)
+            facts["loader"] = asdict(loader)
         if self._copied_bytes:
             repeated = [entry for entry in self._copies.values() if entry.times > 1]
             facts["copies"] = {
@@ -157,6 +167,15 @@ class TrainingFacts:
             facts["memory"] = _memory(device)
             facts["devices"] = len(devices.accelerators())
         return facts
+
+
+@dataclass(frozen=True, kw_only=True)
+class _LoaderSettings:
+    """The settings of a `DataLoader`."""
+
+    workers: int
+    pinned: bool
+    persistent: bool
 
 
 class _Copy:

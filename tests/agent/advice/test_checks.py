@@ -205,6 +205,25 @@ def test_the_channels_of_an_image_are_no_misfit() -> None:
     assert CHECKS["dimensions"](run(rank(facts={"products": [image | {"in": 12}]}))) is not None
 
 
+def test_a_few_long_steps_are_no_unclear_anatomy() -> None:
+    """The time of a step is its median: pauses of the machine make the mean long."""
+    nothing: Any = dict.fromkeys(HEALTHY, 0.0)
+    record = rank(**{**nothing, "rest": 0.004})
+    rest = np.where(np.arange(STEPS) % 4 == 0, 0.03, 0.004)
+    paused = RankRecord(scalars={**record.scalars, scalar_of("rest"): rest}, facts=record.facts)
+    assert float(paused.seconds.mean()) > 0.005 > float(np.median(paused.seconds))
+    assert advise(run(paused)) == []
+    (finding,) = advise(run(rank(**{**nothing, "rest": 0.02})))
+    assert "20.0 ms (median)" in finding.evidence
+
+
+@pytest.mark.parametrize(("device", "is_said"), [("cpu", True), ("cuda", False)])
+def test_dropout_of_attention_is_an_obstacle_on_a_cpu(device: str, is_said: bool) -> None:
+    attention = {"fused": 0, "written_out": 4, "dropped_out": 4, "bytes": 8 << 20, "flops": 30, "of": 100}
+    (finding,) = advise(run(rank(facts={"device": device, "attention": attention})))
+    assert ("dropout_p at 0" in finding.change) == is_said
+
+
 def test_more_workers_than_cpus_are_no_advice() -> None:
     """The wait is real, but workers would share the CPUs that all have one."""
     (finding,) = advise(run(rank(data=0.05, facts={"cpus": 4})))

@@ -125,6 +125,18 @@ def test_a_wait_for_data_is_found() -> None:
     assert "Steps wait for data" in opened.message and not closed.opened
 
 
+def test_a_wait_that_wavers_about_the_limit_is_one_alert() -> None:
+    steps = 3_000
+    parts = {name: np.full(steps, seconds) for name, seconds in PARTS.items()}
+    others = sum(PARTS.values())
+    # Shares from 29 % to 31 %, over and over; then none.
+    share = 0.30 + 0.01 * np.sin(np.arange(steps) / 60)
+    share[2_500:] = 0.05
+    changes = found("data_wait", {**parts, "time_data": others * share / (1 - share)})
+    assert [change.opened for change in changes] == [True, False]
+    assert changes[1].step > 2_500
+
+
 @pytest.mark.parametrize("slow", [0, 3, 20])
 def test_a_slow_start_and_a_hiccup_soon_after_are_no_wait_for_data(slow: int) -> None:
     """Workers that start for a minute, or one long pause before much is known."""

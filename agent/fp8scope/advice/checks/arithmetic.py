@@ -41,6 +41,11 @@ OBSTACLES: Final[Mapping[str, str]] = {
 """The obstacles that `observe.timing.unfused_attention` names, each with the change."""
 
 
+DROPPED_OUT: Final = (
+    " Leave its dropout_p at 0, and drop out the output instead: no fused kernel of a CPU has dropout."
+)
+
+
 def _products(rank: RankRecord) -> Sequence[Mapping[str, Any]]:
     return rank.facts.get("products") or ()
 
@@ -185,7 +190,8 @@ def attention(run: RunRecord) -> AdviceFinding | None:
             formula="c a (s - 1) / (1 + a (s - 1)): c the share of forward and backward in the step, a that "
             "of attention in the operations, s = 1.5 to 4 the speed of fused attention",
         ),
-        change=_fusing(facts.get("unfused") or {}),
+        change=_fusing(facts.get("unfused") or {})
+        + (DROPPED_OUT if facts.get("dropped_out") and rank.facts.get("device") == "cpu" else ""),
     )
 
 

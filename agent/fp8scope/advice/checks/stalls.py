@@ -2,6 +2,8 @@
 
 from typing import Final
 
+import numpy as np
+
 from fp8scope.advice.finding import AdviceFinding, Gain, percent
 from fp8scope.advice.record import RunRecord
 
@@ -45,7 +47,7 @@ def unclear_anatomy(run: RunRecord) -> AdviceFinding | None:
     share = rank.typical_share(*unclear)
     if not rank.is_measured or share < MIN_UNCLEAR:
         return None
-    step = float(rank.seconds.mean())
+    step = float(np.median(rank.seconds))
     if step < MIN_STEP_SECONDS:
         return None
     return AdviceFinding(

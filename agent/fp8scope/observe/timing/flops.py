@@ -36,6 +36,9 @@ ATTENTION_WITHOUT_FORMULA = (
     torch.ops.aten._scaled_dot_product_fused_attention_overrideable,
 )
 
+RECURRENT_LAYERS = tuple(
+    getattr(torch.ops.aten, name) for name in ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn")
+)
 CONVOLUTIONS = (torch.ops.aten.convolution, torch.ops.aten._convolution)
 BATCHED_PRODUCTS = (torch.ops.aten.bmm, torch.ops.aten.baddbmm)
 SOFTMAX = (torch.ops.aten._softmax, torch.ops.aten._safe_softmax)
@@ -79,12 +82,15 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._by_precision: dict[str, int] = {}
         self.products: dict[tuple[str, int, int], int] = {}
         """Operations of products with a matrix, by precision, inputs and outputs of that."""
-        self.attention = {"fused": 0, "written_out": 0, "bytes": 0, "flops": 0}
-        """Calls of fused attention; products with a matrix of attention, their bytes and operations."""
+        self.attention = {"fused": 0, "written_out": 0, "dropped_out": 0, "bytes": 0, "flops": 0}
+        """Calls of fused attention; products with a matrix of attention, those of them after dropout, and the
+        bytes and operations of all."""
         self.unfused: dict[str, int] = {}
         """Calls of `scaled_dot_product_attention` that are not fused, by what rules that out."""
         self._weights: dict[int, torch.Size] = {}
         """Matrices of attention in memory, by their addresses."""
+        self._dropped_out: set[int] = set()
+        """Addresses of those that dropout has made."""
         self.convolutions: dict[tuple[str, int, int, bool], int] = {}
         """Operations of convolutions, by precision, channels in and out, and whether channels come last."""
         self.operations = 0
@@ -123,6 +129,8 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             count = sdpa_flop_count(query.shape, key.shape, value.shape)  # type: ignore[no-untyped-call]
             self._add(int(count), args)
             self.attention["fused"] += 1
+        elif func._overloadpacket in RECURRENT_LAYERS:
+            self._add_recurrent_layer(args)
         else:
             self._follow_attention(func._overloadpacket, args, out)
         return out
@@ -137,6 +145,20 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             key = precision, weight.shape[1], weight.shape[0], _has_channels_last(x)
             self.convolutions[key] = self.convolutions.get(key, 0) + flops
 
+    def _add_recurrent_layer(self, args: Sequence[Any]) -> None:
+        """Add a fused recurrent layer: each row of its input meets each of its matrices.
+
+        `args`: its input, [..., features], and its weights, in a list or one after the other. An upper
+        layer's input has other features, but as many rows.
+        """
+        weights = args[1] if isinstance(args[1], list | tuple) else args[1:3]
+        matrices = [weight for weight in weights if weight.dim() == 2]
+        rows = args[0].numel() // max(args[0].shape[-1], 1)
+        flops = 2 * rows * sum(matrix.numel() for matrix in matrices)
+        self.flops += flops
+        precision = _precision_of(matrices[0] if matrices else None)
+        self._by_precision[precision] = self._by_precision.get(precision, 0) + flops
+
     def _note_attention(self, function: Any, args: Sequence[Any], flops: int) -> None:
         if "scaled_dot_product" in str(function):
             self.attention["fused"] += 1
@@ -145,6 +167,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             shape = self._weights.get(matrix.data_ptr())
             if shape is not None and shape[-2:] == matrix.shape[-2:]:
                 self.attention["written_out"] += 1
+                self.attention["dropped_out"] += matrix.data_ptr() in self._dropped_out
                 self.attention["bytes"] += matrix.nbytes
                 # The product of queries and keys, which made the matrix, has as many operations.
                 self.attention["flops"] += 2 * flops
@@ -157,6 +180,8 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             result = out[0] if isinstance(out, tuple) else out
             if result.dim() > 2 and min(result.shape[-2:]) >= MIN_ATTENTION:
                 self._weights[result.data_ptr()] = result.shape
+                if _drops_out(function, args):
+                    self._dropped_out.add(result.data_ptr())
 
     def _add(self, flops: int, args: Sequence[Any]) -> None:
         self.flops += flops
@@ -172,6 +197,13 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def precision(self) -> str:
         """The precision of most operations: "bf16", "fp16", "fp32" or "fp8"; empty if it is unknown."""
         return max(self._by_precision, key=lambda name: self._by_precision[name], default="")
+
+
+def _drops_out(function: Any, args: Sequence[Any]) -> bool:
+    """Return whether a function of a matrix is dropout: on a CPU, the product with noise of its shape."""
+    if function is torch.ops.aten.native_dropout:
+        return True
+    return function is torch.ops.aten.mul and isinstance(args[1], Tensor) and args[1].shape == args[0].shape
 
 
 def _has_channels_last(x: Tensor) -> bool:

@@ -144,11 +144,14 @@ def _timed_batch(original: Function) -> Function:
             return original(self)
         entered = [listener for listener in _listeners if listener.enter()]
         try:
-            return original(self)
+            batch = original(self)
         finally:
             for listener in entered:
                 listener.leave(DATA_PART)
-                listener.loaded(self)
+        # Not at the end of the data, nor after an exception.
+        for listener in entered:
+            listener.loaded(self)
+        return batch
 
     return __next__
 

@@ -108,8 +108,7 @@ class Stopwatch:
 
     def loaded(self, batches: Any) -> None:
         """A loader has handed over a batch; `batches` is its iterator."""
-        if not self.facts.loader:
-            self.facts.note_loader(batches)
+        self.facts.note_loader(batches)
 
     def is_off(self) -> bool:
         """Return whether a graph is being compiled, or activations are recomputed in a backward pass."""
@@ -162,6 +161,7 @@ class ModelHooks:
         self.was_called = True
         try:
             watch.inside, watch.thread = self, get_ident()
+            watch.facts.note_pass(is_training=model.training and torch.is_grad_enabled())
             if not model.training:
                 # The time up to and in an evaluation is not spent waiting for data.
                 watch.clock.mark(OTHER)

@@ -184,6 +184,8 @@ def _count(
 # Average steps as which a step counts at most, and the first steps, which do not count: workers start, and
 # the model is compiled.
 LONGEST, FIRST_STEPS = 4.0, 5
+# An alert ends below this part of the limit: a share that wavers about the limit is one alert, not many.
+CALM = 0.9
 
 
 def data_wait(state: State, rows: ScalarRows, parameters: Parameters) -> Result:
@@ -191,7 +193,8 @@ def data_wait(state: State, rows: ScalarRows, parameters: Parameters) -> Result:
 
     The share is the exponential average of `time_data` over that of all five times, over `points` steps. A
     step counts as at most LONGEST times the average one: a single pause, of an epoch's start or of a computer
-    that slept, is not a lasting wait. The first FIRST_STEPS do not count.
+    that slept, is not a lasting wait. The first FIRST_STEPS do not count. It ends after `recover` steps
+    with at most CALM times the share.
 
     Args:
         parameters: `share`; `points`; `recover`.
@@ -218,7 +221,7 @@ def data_wait(state: State, rows: ScalarRows, parameters: Parameters) -> Result:
         share = state["wait"] / state["all"] if state["all"] > 0 else 0.0
         over = state["count"] >= 2 * parameters["points"] and share > parameters["share"]
         if state["open"]:
-            state["calm"] = 0 if over else state["calm"] + 1
+            state["calm"] = 0 if share > CALM * parameters["share"] else state["calm"] + 1
             if state["calm"] >= parameters["recover"]:
                 state["open"] = False
                 findings.append(ConditionChange(opened=False, onset_step=state["onset"], step=step))

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
 
 import fp8scope
@@ -369,3 +370,75 @@ def test_products_on_fp8_units_are_counted_by_layer(
     step_flops(measures, model, torch.ones(16, 16))
     # The input of the model needs no gradient.
     assert measures.facts()["fp8_units"] == {"products": 5, "on_units": 2, "other_layers": ["1"]}
+
+
+@pytest.mark.parametrize("layers", (1, 2))
+@pytest.mark.parametrize("bidirectional", (False, True))
+@pytest.mark.parametrize("batch_first", (False, True))
+def test_recurrent_layers_are_counted(
+    measures: Measures, layers: int, bidirectional: bool, batch_first: bool
+) -> None:
+    """Fused ones too, of which torch has no formula: each row meets all matrices."""
+    options: dict[str, Any] = {"bidirectional": bidirectional, "batch_first": batch_first}
+    model = Recurrent(nn.LSTM(24, 32, layers, **options))
+    measures.watch(model)
+    matrices = sum(p.numel() for p in model.parameters() if p.dim() == 2)
+    for _ in range(2):
+        flops = step_flops(measures, model, torch.randn(5, 7, 24, requires_grad=True))
+        assert flops == pytest.approx(3 * 2 * 5 * 7 * matrices)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, layer: nn.LSTM) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layer(x)[0]
+        return out
+
+
+def test_the_loader_is_that_whose_batches_are_trained_on(measures: Measures) -> None:
+    """Not that of an evaluation, whoever is first, and none where batches are made by hand."""
+    model = nn.Linear(4, 4)
+    data: Any = list(torch.randn(40, 4))
+    training, evaluation = DataLoader(data, batch_size=4, num_workers=1), DataLoader(data, batch_size=10)
+    measures.watch(model)
+    assert "loader" not in measures.facts()
+    for _ in range(2):
+        model.eval()
+        with torch.no_grad():
+            for batch in evaluation:
+                model(batch)
+        model.train()
+        step_flops(measures, model, torch.randn(4, 4))
+    assert "loader" not in measures.facts()
+    with torch.no_grad():
+        model(next(iter(evaluation)))
+    for batch in training:
+        step_flops(measures, model, batch)
+    assert measures.facts()["loader"] == {"workers": 1, "pinned": False, "persistent": False}
+
+
+class WrittenOut(nn.Module):
+    """Attention by hand, with dropout of its matrix."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(32, 96)
+        self.dropout = dropout
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        scores = functional.softmax(q @ k.mT / 8, -1)
+        out: torch.Tensor = functional.dropout(scores, self.dropout) @ v
+        return out
+
+
+@pytest.mark.parametrize("dropout", (0.0, 0.1))
+def test_dropout_of_written_out_attention_is_a_fact(measures: Measures, dropout: float) -> None:
+    model = WrittenOut(dropout)
+    measures.watch(model)
+    step_flops(measures, model, torch.randn(2, 64, 32))
+    attention = measures.facts()["attention"]
+    assert attention["written_out"] == 1 and attention["dropped_out"] == (dropout > 0)
