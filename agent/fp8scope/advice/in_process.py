@@ -43,5 +43,5 @@ def record_of(flight: FlightRecorder) -> RunRecord | None:
 def _text(flight: FlightRecorder) -> str:
     record = record_of(flight)
     if record is None:
-        return "no step was recorded, or none is kept (FP8SCOPE_FLIGHT_STEPS is 0)."
+        return "no step has ended, or none is kept (FP8SCOPE_FLIGHT_STEPS is 0)."
     return as_text(record, advise(record))

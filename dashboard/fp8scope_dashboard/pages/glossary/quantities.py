@@ -43,6 +43,11 @@ QUANTITY_TERMS: Final[Mapping[str, Term]] = {
         "process is taken for one GPU.",
         "Where fewer processes write than the run has (WORLD_SIZE), those that write stand for all.",
     ),
+    "process_hours": Term(
+        "Process hours",
+        "The time of every process of a run that has told of no GPU, from its start to its end or its last "
+        "sign of life, added up.",
+    ),
     "cost": Term(
         "Cost",
         "GPU hours times the price of one, which the settings of the project have. It has the currency of "

@@ -205,6 +205,12 @@ def usage_of_run(run: Run) -> RunUsage | None:
     return _run(largest[0]) if largest else None
 
 
+def gpus_of(run: Run) -> int:
+    """The GPUs of a machine of the run; 0 if it has none, or has not told."""
+    number = run.environment.get("gpu_count")
+    return number if isinstance(number, int) else 0
+
+
 def _queried(project: int, run: UUID | None) -> list[list[Mapping[str, Any]]]:
     values = {"project": project, "run": run, "runs": MAX_RUNS, "losers": MAX_LOSERS}
     with connection.cursor() as cursor:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp8scope_dashboard.pages.formatting import compact, number, percent
-from fp8scope_dashboard.pages.hours.usage import usage_of_run
+from fp8scope_dashboard.pages.hours.usage import gpus_of, usage_of_run
 from fp8scope_dashboard.pages.hours.wording import HOUR, cost, hours
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.statistics.arrays import Floats
@@ -110,7 +110,8 @@ def hours_figures(run: Run) -> list[KeyFigure]:
     usage = usage_of_run(run)
     if usage is None:
         return []
-    figures = [KeyFigure("gpu_hours", hours(usage.seconds), usage.seconds / HOUR)]
+    term = "gpu_hours" if gpus_of(run) else "process_hours"
+    figures = [KeyFigure(term, hours(usage.seconds), usage.seconds / HOUR)]
     if (price := run.project.gpu_hour_price) is not None:
         figures.append(KeyFigure("cost", cost(usage.seconds, price), price * usage.seconds / HOUR))
     return figures

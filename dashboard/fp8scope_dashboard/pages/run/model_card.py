@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from fp8scope_dashboard.pages.formatting import difference
-from fp8scope_dashboard.pages.hours.usage import usage_of_run
+from fp8scope_dashboard.pages.hours.usage import gpus_of, usage_of_run
 from fp8scope_dashboard.pages.hours.wording import hours
 from fp8scope_dashboard.pages.run.facts import recipe_in_words, run_facts
 from fp8scope_dashboard.pages.run.summary import ShownVerdict, baseline_groups, verdict_of
@@ -52,7 +52,7 @@ def _rows(run: Run) -> Iterator[tuple[str, str]]:
     yield from _difference(run, verdict)
     yield "Hardware", _hardware(run)
     usage = usage_of_run(run)
-    yield "GPU hours" if _gpus(run) else "Hours", "" if usage is None else hours(usage.seconds)
+    yield "GPU hours" if gpus_of(run) else "Hours", "" if usage is None else hours(usage.seconds)
 
 
 def _difference(run: Run, verdict: ShownVerdict) -> Iterator[tuple[str, str]]:
@@ -94,10 +94,5 @@ def _kernels(run: Run) -> str:
 
 
 def _hardware(run: Run) -> str:
-    name, number = str(run.environment.get("gpu") or ""), _gpus(run)
+    name, number = str(run.environment.get("gpu") or ""), gpus_of(run)
     return f"{number} × {name}"[:200] if name and number else ""
-
-
-def _gpus(run: Run) -> int:
-    number = run.environment.get("gpu_count")
-    return number if isinstance(number, int) else 0

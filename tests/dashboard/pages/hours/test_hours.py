@@ -35,6 +35,15 @@ def test_it_works(viewer: Visitor) -> None:
     assert "GPU hours" in page and ">12.8<" in page and ">32.00<" in page
 
 
+def test_a_run_without_a_gpu_has_hours_of_processes(viewer: Visitor) -> None:
+    run = trained(viewer.project, "run", (1, 100, 3.2), ranks=4)
+    Run.objects.filter(pk=run.pk).update(environment={"world_size": "4"})
+    run.refresh_from_db()
+    assert figures(run) == {"process_hours": ("12.8", 12.8)}
+    page = html(viewer, f"runs/{run.pk}/?tab=efficiency")
+    assert "Process hours" in page and "GPU hours" not in page
+
+
 def test_hours_of_a_run_are_those_of_its_row_among_all(project: Project) -> None:
     parent = trained(project, "crashed", (1, 100, 10.0), (81, 120, 4.0), state=RunState.FAILED)
     trained(project, "next", (91, 200, 7.0), parent=str(parent.pk), relation="resumed")
