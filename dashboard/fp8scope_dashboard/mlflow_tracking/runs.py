@@ -47,6 +47,8 @@ NAME_TAG: Final = "mlflow.runName"
 MAX_RUN_NAME: Final = 200
 MAX_DATASETS: Final = 100
 MAX_DATASET: Final = 16_384
+# Of all data sets of a run, which every answer about the run has.
+MAX_DATASETS_TEXT: Final = 262_144
 
 
 def create(request: HttpRequest, body: Body) -> dict[str, Any]:
@@ -191,6 +193,8 @@ def log_inputs(request: HttpRequest, body: Body) -> dict[str, Any]:
         stored.datasets = list(named.values())
         if len(stored.datasets) > MAX_DATASETS:
             raise MlflowError(f"A run has at most {MAX_DATASETS} data sets.")
+        if len(json.dumps(stored.datasets)) > MAX_DATASETS_TEXT:
+            raise MlflowError(f"The data sets of a run have at most {MAX_DATASETS_TEXT} characters together.")
         stored.save()
     return {}
 

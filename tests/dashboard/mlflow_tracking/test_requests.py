@@ -26,6 +26,12 @@ API = "/mlflow/api/2.0/mlflow/"
 NOW = 1_790_000_000_000
 
 
+LARGE = [
+    {"dataset": {"name": str(number), "digest": "a", "source_type": "local", "source": "s" * 16_000}}
+    for number in range(17)
+]
+
+
 @pytest.fixture
 def client(project: Project) -> Client:
     return client_with_token(project)
@@ -110,6 +116,7 @@ def test_it_works(client: Client) -> None:
         ("runs/log-inputs", {"datasets": [{}]}, "Missing value for required parameter 'dataset'"),
         ("runs/log-inputs", {"datasets": [{"dataset": {"name": "a"}}]}, "parameter 'digest'"),
         ("runs/log-inputs", {"datasets": [{}] * 101}, "at most 100"),
+        ("runs/log-inputs", {"datasets": LARGE}, "at most 262144 characters together"),
         ("experiments/search", {"filter": "metrics.loss > 1"}, "Invalid entity type 'metrics'"),
         ("experiments/search", {"filter": "status = 'a'"}, "Invalid attribute 'status'"),
         ("experiments/search", {"order_by": ["params.a"]}, "Invalid entity type 'params'"),

@@ -37,7 +37,9 @@ ATTENTION_WITHOUT_FORMULA = (
 )
 
 RECURRENT_LAYERS = tuple(
-    getattr(torch.ops.aten, name) for name in ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn")
+    getattr(torch.ops.aten, name)
+    for name in ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn")
+    if hasattr(torch.ops.aten, name)
 )
 CONVOLUTIONS = (torch.ops.aten.convolution, torch.ops.aten._convolution)
 BATCHED_PRODUCTS = (torch.ops.aten.bmm, torch.ops.aten.baddbmm)
@@ -87,10 +89,8 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         bytes and operations of all."""
         self.unfused: dict[str, int] = {}
         """Calls of `scaled_dot_product_attention` that are not fused, by what rules that out."""
-        self._weights: dict[int, torch.Size] = {}
-        """Matrices of attention in memory, by their addresses."""
-        self._dropped_out: set[int] = set()
-        """Addresses of those that dropout has made."""
+        self._weights: dict[int, tuple[torch.Size, bool]] = {}
+        """Matrices of attention in memory, by their addresses: the shape, and whether after dropout."""
         self.convolutions: dict[tuple[str, int, int, bool], int] = {}
         """Operations of convolutions, by precision, channels in and out, and whether channels come last."""
         self.operations = 0
@@ -164,24 +164,24 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.attention["fused"] += 1
         elif function in BATCHED_PRODUCTS and isinstance(args[0], Tensor):
             matrix = args[0]
-            shape = self._weights.get(matrix.data_ptr())
+            shape, is_dropped_out = self._weights.get(matrix.data_ptr(), (None, False))
             if shape is not None and shape[-2:] == matrix.shape[-2:]:
                 self.attention["written_out"] += 1
-                self.attention["dropped_out"] += matrix.data_ptr() in self._dropped_out
+                self.attention["dropped_out"] += is_dropped_out
                 self.attention["bytes"] += matrix.nbytes
                 # The product of queries and keys, which made the matrix, has as many operations.
                 self.attention["flops"] += 2 * flops
 
     def _follow_attention(self, function: Any, args: Sequence[Any], out: Any) -> None:
         """Remember the results of softmax over matrices, and what dropout and conversions make of them."""
-        if function in SOFTMAX or (
-            function in AFTER_SOFTMAX and isinstance(args[0], Tensor) and args[0].data_ptr() in self._weights
-        ):
+        source = None
+        if function in AFTER_SOFTMAX and isinstance(args[0], Tensor):
+            source = self._weights.get(args[0].data_ptr())
+        if function in SOFTMAX or source is not None:
             result = out[0] if isinstance(out, tuple) else out
             if result.dim() > 2 and min(result.shape[-2:]) >= MIN_ATTENTION:
-                self._weights[result.data_ptr()] = result.shape
-                if _drops_out(function, args):
-                    self._dropped_out.add(result.data_ptr())
+                is_dropped_out = source is not None and (source[1] or _drops_out(function, args))
+                self._weights[result.data_ptr()] = result.shape, is_dropped_out
 
     def _add(self, flops: int, args: Sequence[Any]) -> None:
         self.flops += flops

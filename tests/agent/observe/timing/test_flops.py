@@ -399,7 +399,7 @@ class Recurrent(nn.Module):
 
 
 def test_the_loader_is_that_whose_batches_are_trained_on(measures: Measures) -> None:
-    """Not that of an evaluation, whoever is first, and none where batches are made by hand."""
+    """The loader of an evaluation does not count, even if it comes first, and batches may have none."""
     model = nn.Linear(4, 4)
     data: Any = list(torch.randn(40, 4))
     training, evaluation = DataLoader(data, batch_size=4, num_workers=1), DataLoader(data, batch_size=10)
@@ -431,7 +431,8 @@ class WrittenOut(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = self.qkv(x).chunk(3, -1)
         scores = functional.softmax(q @ k.mT / 8, -1)
-        out: torch.Tensor = functional.dropout(scores, self.dropout) @ v
+        # As under autocast, which converts the matrix after its dropout.
+        out: torch.Tensor = functional.dropout(scores, self.dropout).bfloat16() @ v.bfloat16()
         return out
 
 
