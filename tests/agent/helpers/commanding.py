@@ -1,12 +1,14 @@
 """Giving commands to a run, and what it answers."""
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
 from agent.helpers.wire_server import WireServer
-from helpers.waiting import wait_until
+from helpers.waiting import PATIENCE_SECONDS, wait_until
 
 from fp8scope.config import Settings
+from fp8scope.delivery.inbox import Alert
 from fp8scope.recording.registration import blank_registration
 from fp8scope.run import Run
 
@@ -25,6 +27,24 @@ def command(number: int, kind: str, /, **arguments: Any) -> dict[str, Any]:
 
 def begin(settings: Settings, **more: Any) -> Run:
     return Run(settings, blank_registration("commands"), **more)
+
+
+def alert_arrives(run: Run, server: WireServer, alert: dict[str, Any]) -> None:
+    """Open an alert on the server and wait, without a step, until the run has it.
+
+    A run keeps its last steps only: one that trains on while a busy machine brings the alert would forget
+    the steps that the alert is about.
+    """
+    arrived = threading.Event()
+
+    def note(incoming: Alert) -> None:
+        if incoming.id == alert["id"]:
+            arrived.set()
+
+    run.session.alerts.listeners.append(note)
+    server.alerts.append(alert)
+    assert arrived.wait(PATIENCE_SECONDS)
+    run.session.alerts.listeners.remove(note)
 
 
 def steps_until(run: Run, done: Callable[[], object]) -> None:

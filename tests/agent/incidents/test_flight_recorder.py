@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from agent.helpers.commanding import begin, steps_until
+from agent.helpers.commanding import alert_arrives, begin, steps_until
 from agent.helpers.wire_server import WireServer
 from torch import nn
 
@@ -62,7 +62,7 @@ def test_a_critical_alert_keeps_the_steps(server: WireServer, settings: Settings
     for _ in range(20):
         with run.step() as step:
             step.log(loss=2.0, grad_norm=0.5)
-    server.alerts.append(alert(1, 17))
+    alert_arrives(run, server, alert(1, 17))
     steps_until(run, lambda: kept(server))
     (folder,) = incidents(settings)
     incident = StoredIncident(folder)
@@ -94,7 +94,7 @@ def test_an_alert_that_began_before_the_recorded_steps_keeps_them(
     for _ in range(20):
         with run.step() as step:
             step.log(loss=2.0)
-    server.alerts.append({**alert(1, 17), "onset_step": 0})
+    alert_arrives(run, server, {**alert(1, 17), "onset_step": 0})
     steps_until(run, lambda: kept(server))
     (folder,) = incidents(settings)
     assert StoredIncident(folder).target == 1
@@ -119,7 +119,8 @@ def test_alerts_about_the_same_steps_are_one_incident(server: WireServer, settin
     for _ in range(10):
         with run.step() as step:
             step.log(loss=2.0)
-    server.alerts += [alert(1, 5), alert(2, 6)]
+    alert_arrives(run, server, alert(1, 5))
+    alert_arrives(run, server, alert(2, 6))
     steps_until(run, lambda: kept(server))
     server.alerts.append(alert(3, 7))
     seen: list[fp8scope.Alert] = []
@@ -172,7 +173,7 @@ def test_incidents_are_bounded(
         for _ in range(3):
             with run.step() as step:
                 step.log(loss=1.0)
-        server.alerts.append(alert(number, run.session.step))
+        alert_arrives(run, server, alert(number, run.session.step))
         steps_until(run, lambda number=number: number in [each.id for each in seen])  # type: ignore[misc]
         steps_until(run, lambda: len(kept(server)) >= min(len(seen), 2))
     run.finish()
