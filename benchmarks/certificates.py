@@ -1,6 +1,6 @@
 """How often a certificate of equivalence is wrong on public runs, and the time to make and verify one.
 
-    python benchmarks/certificates.py --curves DIRECTORY [--seconds 300] [--trials 40]
+    python benchmarks/certificates.py --curves DIRECTORY [--seconds 300] [--trials 40] [--group PART]
 
 DIRECTORY: as for `verdicts.py`. In each group of equal runs, arms are drawn, and the losses of the judged one
 are raised by exactly the margin: 'equivalent' is then wrong. Prints one JSON line per group, mode and kind of
@@ -152,6 +152,7 @@ def main() -> None:
     parser.add_argument("--curves", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=300.0)
     parser.add_argument("--trials", type=int, default=40)
+    parser.add_argument("--group", default="", help="only the groups with this part in their name")
     options = parser.parse_args()
     groups, _ = read_groups(options.curves, GROUP_RUNS)
     lines: list[Callable[[float], dict[str, Any]]] = [
@@ -159,6 +160,7 @@ def main() -> None:
             name, curves, mode, terms, options.trials, seconds
         )
         for name, curves in groups.items()
+        if options.group in name
         for mode in MODES
         for terms in TERMS
         if len(curves) >= sum(mode)
