@@ -17,6 +17,7 @@ a call of its tracker while it is captured, as a ratio to the call alone.
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -262,6 +263,13 @@ def call_ratio(tracker: str) -> float:
     return float(json.loads(line)["ratio"])
 
 
+def reason_of(output: str) -> str:
+    """The exception that ended a script, after which others may have printed; else the last line."""
+    lines = output.strip().splitlines()
+    exceptions = [line for line in lines if re.match(r"[\w.]+(Error|Exception)\b", line)]
+    return (exceptions or lines)[-1][:300]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -286,7 +294,7 @@ def main() -> None:
                 folder.mkdir()
                 failure = run_case(case, [str(SCRIPTS / f"{case.script or name}.py")], folder)
             if failure:
-                print(json.dumps({"script": name, "failed": failure.strip().splitlines()[-1][:300]}))
+                print(json.dumps({"script": name, "failed": reason_of(failure)}))
                 print(failure, file=sys.stderr)
                 continue
             stored = [value for tracker in case.trackers for value in READERS[tracker](folder)]
