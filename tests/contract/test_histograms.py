@@ -164,8 +164,8 @@ BAD: dict[str, tuple[Callable[[WireClient], bytes], int, str]] = {
         "invalid",
     ),
     "another column": (lambda c: message(c, 0, 1, {0: GOOD}, {"scalar:x": pa.array([1.0])}), 422, "invalid"),
-    "a time in 1970": (
-        lambda c: message(c, 0, 1, {0: GOOD}, {"time": pa.array([0], pa.timestamp("us", tz="UTC"))}),
+    "a time in 1969": (
+        lambda c: message(c, 0, 1, {0: GOOD}, {"time": pa.array([-1], pa.timestamp("us", tz="UTC"))}),
         422,
         "invalid",
     ),

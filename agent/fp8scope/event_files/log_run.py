@@ -16,7 +16,7 @@ MAX_CONFIG: Final = 2_000
 """Entries of the configuration."""
 FIRST_TIME_US: Final = 946_684_800_000_000
 LAST_TIME_US: Final = 7_258_118_400_000_000
-"""The times that the server takes: from 2000 to 2200, in microseconds since 1970."""
+"""2000-01-01 and 2200-01-01 in microseconds since 1970; a clock outside of them was wrong."""
 
 
 @dataclass(slots=True)

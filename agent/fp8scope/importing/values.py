@@ -14,7 +14,7 @@ from fp8scope.importing.model import UnreadableError
 MAX_STEP: Final = 2**62
 FIRST_TIME: Final = 946_684_800.0
 LAST_TIME: Final = 7_258_118_400.0
-"""2000-01-01 and 2200-01-01 in seconds since 1970; the server takes no others."""
+"""2000-01-01 and 2200-01-01 in seconds since 1970; a clock outside of them was wrong."""
 _NUMBER_WORDS: Final = {
     "nan": math.nan,
     "inf": math.inf,

@@ -294,7 +294,7 @@ def _add_steps(tally: _Tally, batch: pa.RecordBatch) -> None:
     micros = times.cast(pa.int64()).to_numpy()
     if micros.min() < limits.FIRST_TIME_US or micros.max() > limits.LAST_TIME_US:
         raise InvalidError(
-            "A time is before 2000 or after 2199.",
+            "A time is before 1970 or after 2199.",
             "time is in microseconds since 1970, UTC. Check the clock.",
         )
     if tally.rows == 0:

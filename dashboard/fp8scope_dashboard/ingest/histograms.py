@@ -108,7 +108,7 @@ def _check_step(table: pa.Table) -> int:
     micros = table.column(TIME).cast(pa.int64()).to_numpy()
     if micros.min() < limits.FIRST_TIME_US or micros.max() > limits.LAST_TIME_US:
         raise InvalidError(
-            "A time is before 2000 or after 2199.",
+            "A time is before 1970 or after 2199.",
             "time is in microseconds since 1970, UTC. Check the clock.",
         )
     return int(steps[0])

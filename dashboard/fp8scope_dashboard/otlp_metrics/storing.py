@@ -102,8 +102,9 @@ def _valid(resource: ResourceMetrics, result: StoringResult) -> Iterator[DataPoi
             for point in points_of(metric):
                 if isinstance(point, str):
                     result.reject(1, point)
-                elif not limits.FIRST_TIME_US <= point.time // 1000 < limits.LAST_TIME_US:
-                    result.reject(1, f"{point.series[:80]}: its time is not between 2000 and 2200.")
+                # OpenTelemetry's 0 is a time that is not known.
+                elif not limits.FIRST_TIME_US < point.time // 1000 < limits.LAST_TIME_US:
+                    result.reject(1, f"{point.series[:80]}: its time is not between 1970 and 2200.")
                 elif (point.step or 0) > limits.MAX_INT:
                     result.reject(1, f"{point.series[:80]}: its step is above 2^63 - 1.")
                 else:

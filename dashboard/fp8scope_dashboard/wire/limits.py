@@ -24,8 +24,9 @@ MAX_INT: Final = 2**63 - 1
 MAX_SEQ: Final = MAX_INT - 1
 # Of what a writer counts: those of all writers of a run add up to less than 2^63.
 MAX_COUNT: Final = 2**47 - 1
-# 2000-01-01 and 2200-01-01 in microseconds since 1970. A clock outside this range is wrong.
-FIRST_TIME_US: Final = 946_684_800_000_000
+# 1970-01-01 and 2200-01-01 in microseconds since 1970. Machines without a clock begin in 1970, and clients of
+# MLflow give numbers such as the step as a time.
+FIRST_TIME_US: Final = 0
 LAST_TIME_US: Final = 7_258_118_400_000_000
 
 # Decompressed bytes that one web process works on at a time; beyond it, requests get status 429.
