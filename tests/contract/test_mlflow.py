@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import mlflow
+import mlflow.pytorch
 import pytest
+import torch
 from helpers.live_servers import Server
-from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag, ViewType
+from mlflow.entities import (
+    Dataset,
+    DatasetInput,
+    InputTag,
+    LoggedModelOutput,
+    LoggedModelStatus,
+    Metric,
+    Param,
+    RunTag,
+    ViewType,
+)
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient, fluent
 
+from fp8scope_dashboard.mlflow_tracking.models import MlflowModel
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import queries
 
@@ -84,9 +97,10 @@ def test_values_that_are_not_finite_and_late_ones(tracking: MlflowClient) -> Non
     assert values.pop(0) == 2.5 and math.isnan(values.pop(1))
     assert values == {2: math.inf, 3: -math.inf, 4: 1e300, 5: 5e-324} and line(run, "grad_norm") == {1: 7.0}
     history = tracking.get_metric_history(run_id, "loss")
-    assert [metric.step for metric in history] == list(range(6)) and math.isnan(history[1].value)
+    assert [metric.step for metric in history] == [0, *range(6)] and math.isnan(history[2].value)
+    assert [metric.value for metric in history[:2]] == [2.0, 2.5]
     assert tracking.get_run(run_id).data.metrics["loss"] == 5e-324
-    assert [metric.timestamp for metric in history[1:]] == [NOW + step for step in range(1, 6)]
+    assert [metric.timestamp for metric in history[1:]] == [NOW, *(NOW + step for step in range(1, 6))]
 
 
 def test_a_run_that_is_taken_up_again_keeps_its_values(tracking: MlflowClient) -> None:
@@ -179,12 +193,84 @@ def test_data_sets_come_back(tracking: MlflowClient) -> None:
 
 
 def test_any_time_is_taken(tracking: MlflowClient) -> None:
-    """Clients that make their values up give numbers such as 789: the store's first time stands for them."""
+    """Scripts without steps give all values the step 0, and some give numbers such as 789 as times."""
     run_id = tracking.create_run("0").info.run_id
-    tracking.log_metric(run_id, "loss", 2.5, timestamp=789, step=2)
-    assert tracking.get_run(run_id).data.metrics == {"loss": 2.5}
-    (value,) = tracking.get_metric_history(run_id, "loss")
-    assert (value.value, value.step) == (2.5, 2)
+    values = [(2.5, 789), (2.4, 790), (2.4, NOW), (2.3, NOW + 1)]
+    for value, timestamp in values:
+        tracking.log_metric(run_id, "loss", value, timestamp=timestamp)
+    tracking.log_metric(run_id, "loss", 2.4, timestamp=790)
+    assert tracking.get_run(run_id).data.metrics == {"loss": 2.3}
+    history = tracking.get_metric_history(run_id, "loss")
+    assert [(metric.value, metric.timestamp) for metric in history] == values
+
+
+def test_a_deleted_run_is_not_written(tracking: MlflowClient) -> None:
+    run_id = tracking.create_run("0").info.run_id
+    tracking.set_tag(run_id, "a", "b")
+    tracking.delete_run(run_id)
+    message = f"The run {run_id} must be in the 'active' state"
+    writes: list[Callable[[], object]] = [
+        lambda: tracking.log_metric(run_id, "loss", 1.0),
+        lambda: tracking.log_param(run_id, "lr", 1.0),
+        lambda: tracking.log_batch(run_id, tags=[RunTag("a", "c")]),
+        lambda: tracking.delete_tag(run_id, "a"),
+        lambda: tracking.update_run(run_id, name="renamed"),
+        lambda: tracking.log_inputs(run_id, [DatasetInput(Dataset("a", "b", "local", "c"))]),
+        lambda: tracking.log_outputs(run_id, [LoggedModelOutput("m-1", 0)]),
+    ]
+    for write in writes:
+        with pytest.raises(MlflowException, match=message) as refused:
+            write()
+        assert refused.value.error_code == "INVALID_PARAMETER_VALUE"
+    tracking.restore_run(run_id)
+    tracking.log_metric(run_id, "loss", 1.0)
+    assert tracking.get_run(run_id).data.tags["a"] == "b"
+
+
+def test_models_come_back(tracking: MlflowClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`log_model` of clients of version 3: a model with its values, whose files stay on this machine."""
+    monkeypatch.chdir(tmp_path)
+    net = torch.nn.Linear(2, 1)
+    with mlflow.start_run() as active:
+        for step in range(2):
+            logged = mlflow.pytorch.log_model(
+                net, name="net", step=step, params={"depth": 1}, tags={"kind": "a"},
+                serialization_format="pickle", pip_requirements=["torch"],
+            )  # fmt: skip
+        mlflow.log_metric("accuracy", 0.5, step=3, model_id=logged.model_id)
+    outputs = mlflow.get_run(active.info.run_id).outputs
+    assert outputs is not None
+    assert [(made.model_id == logged.model_id, made.step) for made in outputs.model_outputs] == [
+        (False, 0),
+        (True, 1),
+    ]
+    model = tracking.get_logged_model(logged.model_id)
+    assert (model.name, model.status, model.params) == ("net", LoggedModelStatus.READY, {"depth": "1"})
+    assert model.tags["kind"] == "a" and model.source_run_id == active.info.run_id
+    assert model.metrics is not None
+    assert [(metric.key, metric.value, metric.step) for metric in model.metrics] == [("accuracy", 0.5, 3)]
+    again = mlflow.pytorch.load_model(f"runs:/{active.info.run_id}/net")
+    assert torch.equal(again.weight, net.weight)
+    newest = tracking.search_logged_models(["0"], "name = 'net' AND status = 'READY'", max_results=1)
+    assert [model.model_id for model in newest] == [logged.model_id] and newest.token is not None
+    tracking.set_logged_model_tags(logged.model_id, {"a/b": "c"})
+    tracking.delete_logged_model_tag(logged.model_id, "a/b")
+    tracking.delete_logged_model(logged.model_id)
+    with pytest.raises(MlflowException, match="not found"):
+        tracking.get_logged_model(logged.model_id)
+    run = Run.objects.get(pk=active.info.run_id)
+    run.delete()
+    assert not MlflowModel.objects.exists()
+
+
+def test_what_is_not_there_says_what_to_do(tracking: MlflowClient) -> None:
+    with pytest.raises(MlflowException, match="leave out registered_model_name") as refused:
+        tracking.create_registered_model("gpt")
+    assert refused.value.error_code == "ENDPOINT_NOT_FOUND"
+    with mlflow.start_run() as active, mlflow.start_span("a trace"):
+        mlflow.log_metric("loss", 1.0)
+    mlflow.flush_trace_async_logging(terminate=True)
+    assert tracking.get_run(active.info.run_id).info.status == "FINISHED"
 
 
 def test_parameters_and_tags(tracking: MlflowClient) -> None:

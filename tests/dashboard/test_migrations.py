@@ -34,7 +34,7 @@ from fp8scope_dashboard.db.encryption import encrypt_json
 from fp8scope_dashboard.diagnosis.models import Diagnosis
 from fp8scope_dashboard.evaluations.models import Evaluation
 from fp8scope_dashboard.file_imports.models import ImportAccess, ImportChunk, ImportJob
-from fp8scope_dashboard.mlflow_tracking.models import MlflowExperiment, MlflowRun
+from fp8scope_dashboard.mlflow_tracking.models import MlflowExperiment, MlflowModel, MlflowRun
 from fp8scope_dashboard.otlp_metrics.models import OtlpWriter
 from fp8scope_dashboard.receipts.models import Receipt
 from fp8scope_dashboard.runs.models import (
@@ -142,6 +142,7 @@ def fill_every_table() -> Run:
     ConsoleLine.objects.create(run=run, writer=writer, number=1, time=run.created_at, text="x")
     experiment = MlflowExperiment.objects.create(project=run.project, name="ablation")
     MlflowRun.objects.create(run=run, experiment=experiment)
+    MlflowModel.objects.create(run=run, experiment=experiment, name="model")
     OtlpWriter.objects.create(run=run)
     SqlReader.objects.create(role="no_login_of_postgresql", project=project)
     ColdFile.objects.create(

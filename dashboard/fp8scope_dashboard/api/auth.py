@@ -152,7 +152,7 @@ def run_of(request: HttpRequest, run_id: UUID) -> Run:
     stored = Run.objects.filter(pk=run_id, project=project).first()
     if stored is None:
         raise unknown_run(project.pk, run_id)
-    _check_scope(request, stored.registered_with_id)
+    check_registered_with(request, stored.registered_with_id)
     stored.project = project
     return stored
 
@@ -168,7 +168,7 @@ def run_of_message(request: HttpRequest, run_id: UUID) -> Run:
     if not rows:
         raise unknown_run(project.pk, run_id)
     stored = Run.from_db(replica.PRIMARY, SENT_FIELDS, rows[0])
-    _check_scope(request, stored.registered_with_id)
+    check_registered_with(request, stored.registered_with_id)
     stored.project = project
     return stored
 
@@ -195,11 +195,19 @@ def tensor_of(request: HttpRequest, run_id: UUID, name: str | None) -> int | Non
         raise unknown_run(project.pk, run_id)
     index: int | None
     ((index, registered_with),) = rows
-    _check_scope(request, registered_with)
+    check_registered_with(request, registered_with)
     return index
 
 
-def _check_scope(request: HttpRequest, registered_with: int | None) -> None:
+def check_registered_with(request: HttpRequest, registered_with: int | None) -> None:
+    """Check that the token may do to something what the endpoint does.
+
+    Args:
+        registered_with: the id of the token that registered it.
+
+    Raises:
+        ForbiddenError: the endpoint reads, and the token may read only what it registered.
+    """
     token, scope = token_of(request), request.META[NEEDED_SCOPE]
     is_own = Scope.WRITE in token.scopes and registered_with == token.pk
     if not token.may(scope) and not (scope == Scope.READ and is_own):

@@ -39,7 +39,7 @@ _EVERY_NODE: Final = """
     alerts.Rule alerts.Channel alerts.Rule_channels alerts.Rule_escalation_channels
     alerts.Alert alerts.HistoryEntry alerts.Delivery
     loop.Command loop.CommandResult loop.Listener loop.Report
-    mlflow_tracking.MlflowExperiment sql_views.SqlReader
+    mlflow_tracking.MlflowExperiment mlflow_tracking.MlflowModel sql_views.SqlReader
 """
 _COORDINATOR: Final = """
     accounts.User_groups accounts.User_user_permissions accounts.SignInLink accounts.Authenticator

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from django.db import IntegrityError, transaction
+from django.db.models import Case, F, TextField, Value, When
+from django.db.models.functions import Cast
 from django.utils import timezone
 
 from fp8scope_dashboard.accounts.models import Project
-from fp8scope_dashboard.mlflow_tracking import filters
-from fp8scope_dashboard.mlflow_tracking.errors import EXISTS, MlflowError, missing
+from fp8scope_dashboard.mlflow_tracking import filter_sql, filters
+from fp8scope_dashboard.mlflow_tracking.errors import EXISTS, MISSING, MlflowError, missing
 from fp8scope_dashboard.mlflow_tracking.fields import MAX_KEY, MAX_TAG, Body, pairs, text
 from fp8scope_dashboard.mlflow_tracking.models import MlflowExperiment
 
@@ -19,7 +22,21 @@ DEFAULT_ID: Final = "0"
 MAX_TAGS: Final = 100
 MAX_LOCATION: Final = 1_000
 MAX_EXPERIMENTS: Final = 10_000
+MAX_SEARCHED: Final = 1_000
 PAGE: Final = 1_000
+_TABLE: Final = filter_sql.FilteredTable(
+    filters.EXPERIMENTS,
+    {
+        "name": F("name"),
+        "experiment_id": Case(
+            When(name=DEFAULT, then=Value(DEFAULT_ID)),
+            default=Cast("id", TextField()),
+            output_field=TextField(),
+        ),
+        "creation_time": filter_sql.milliseconds("created_at"),
+        "last_update_time": filter_sql.milliseconds("updated_at"),
+    },
+)
 
 
 def create(project: Project, body: Body) -> dict[str, Any]:
@@ -61,14 +78,8 @@ def search(project: Project, body: Body) -> dict[str, Any]:
     experiments = project.mlflow_experiments.order_by("-created_at", "-id")
     if view != "ALL":
         experiments = experiments.filter(deleted_at__isnull=view != "DELETED_ONLY")
-    page = filters.page_of(
-        (document(experiment) for experiment in experiments), body, filters.EXPERIMENTS, _entries, PAGE
-    )
-    return {"experiments": page.documents, **page.next_token}
-
-
-def _entries(experiment: dict[str, Any]) -> filters.Entries:
-    return {"info": experiment, "tags": {tag["key"]: tag["value"] for tag in experiment["tags"]}}
+    page = filter_sql.page_of(experiments, body, _TABLE, PAGE)
+    return {"experiments": [document(experiment) for experiment in page.rows], **page.next_token}
 
 
 def delete(project: Project, body: Body) -> dict[str, Any]:
@@ -100,6 +111,17 @@ def set_tag(project: Project, body: Body) -> dict[str, Any]:
     return {}
 
 
+def delete_tag(project: Project, body: Body) -> dict[str, Any]:
+    """experiments/delete-experiment-tag"""
+    experiment = experiment_of(project, text(body, "experiment_id"))
+    key = text(body, "key", MAX_KEY)
+    if key not in experiment.tags:
+        raise MlflowError(f"No tag with name: {key} in experiment with id {id_of(experiment)}.", MISSING, 404)
+    tags = {name: value for name, value in experiment.tags.items() if name != key}
+    MlflowExperiment.objects.filter(pk=experiment.pk).update(tags=tags)
+    return {}
+
+
 def _change(project: Project, body: Body, **changes: Any) -> dict[str, Any]:
     experiment = experiment_of(project, text(body, "experiment_id"))
     MlflowExperiment.objects.filter(pk=experiment.pk).update(**changes, updated_at=timezone.now())
@@ -111,11 +133,39 @@ def experiment_of(project: Project, experiment_id: str) -> MlflowExperiment:
     if experiment_id == DEFAULT_ID:
         return default_of(project)
     experiment = None
-    if experiment_id.isascii() and experiment_id.isdigit() and len(experiment_id) < 19:
+    if _is_key(experiment_id):
         experiment = project.mlflow_experiments.filter(pk=int(experiment_id)).first()
     if experiment is None:
         raise missing(f"Experiment '{experiment_id[:40]}'")
     return experiment
+
+
+def keys_of(project: Project, experiment_ids: Sequence[object]) -> list[int]:
+    """The primary keys of experiments, by one statement. Raises MlflowError if one of them does not exist."""
+    names = list(dict.fromkeys(map(str, experiment_ids)))
+    keys = set(
+        project.mlflow_experiments.filter(pk__in=[int(name) for name in names if _is_key(name)]).values_list(
+            "pk", flat=True
+        )
+    )
+    if DEFAULT_ID in names:
+        keys.add(default_of(project).pk)
+    for name in names:
+        if name != DEFAULT_ID and not (_is_key(name) and int(name) in keys):
+            raise missing(f"Experiment '{name[:40]}'")
+    return sorted(keys)
+
+
+def ids_in(body: Body) -> list[object]:
+    """The `experiment_ids` of a search. Raises MlflowError if they are no list, or too many."""
+    ids = body.get("experiment_ids") or []
+    if not isinstance(ids, list) or len(ids) > MAX_SEARCHED:
+        raise MlflowError(f"'experiment_ids' must be a list of at most {MAX_SEARCHED} ids.")
+    return ids
+
+
+def _is_key(experiment_id: str) -> bool:
+    return experiment_id.isascii() and experiment_id.isdigit() and len(experiment_id) < 19
 
 
 def default_of(project: Project) -> MlflowExperiment:

@@ -75,6 +75,22 @@ def number(body: Body, name: str) -> float:
         raise invalid(name, value, "it must be a number") from None
 
 
+def texts(body: Body, name: str, most: int, refusal: str) -> list[str]:
+    """A list of at most `most` texts; one of a query may stand alone.
+
+    Raises MlflowError if there is none, or something else; `refusal` is the message for too many.
+    """
+    value = body.get(name) or []
+    listed = [value] if isinstance(value, str) else value
+    if not isinstance(listed, list) or not all(isinstance(entry, str) for entry in listed):
+        raise invalid(name, value, "it must be a list of texts")
+    if not listed:
+        raise MlflowError(f"Missing value for required parameter '{name}'.")
+    if len(listed) > most:
+        raise MlflowError(f"{refusal} Received {len(listed)} {name}.")
+    return listed
+
+
 def objects(body: Body, name: str, most: int) -> list[Body]:
     """A list of at most `most` objects; absent, it is empty. Raises MlflowError if it is none."""
     value = body.get(name) or []

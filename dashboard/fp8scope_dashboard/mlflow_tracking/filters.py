@@ -1,32 +1,30 @@
-"""MLflow's filters and orders, for runs and for experiments."""
+"""MLflow's filters and orders: comparisons that are joined by AND, and keys to sort by."""
 
 from __future__ import annotations
 
-import fnmatch
-import math
-import operator
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from fp8scope_dashboard.mlflow_tracking.errors import MlflowError
-from fp8scope_dashboard.mlflow_tracking.fields import NOT_FINITE, Body, integer, text
+from fp8scope_dashboard.mlflow_tracking.fields import NOT_FINITE
 
 MAX_FILTER: Final = 8_000
 MAX_CONDITIONS: Final = 50
-MAX_RESULTS: Final = 50_000
-
-Entries = Mapping[str, Mapping[str, Any]]
-"""The values of a run or an experiment, by kind and name."""
 
 
 @dataclass(frozen=True)
 class FilterWords:
-    """The words of filters: kinds by name, and attributes by name."""
+    """The words of filters: kinds by name, attributes by name, and those attributes that are numbers."""
 
     kinds: Mapping[str, str]
     attributes: Mapping[str, str]
+    numbers: Collection[str]
+
+    def is_number(self, kind: str, name: str) -> bool:
+        """Return whether something is compared as a number, and not as a text."""
+        return kind == "metrics" or (kind == "info" and name in self.numbers)
 
 
 _OF_ATTRIBUTES: Final = dict.fromkeys(("attribute", "attributes", "attr", "run"), "info")
@@ -46,10 +44,30 @@ RUNS: Final = FilterWords(
         "Run name": "run_name",
         "created": "start_time",
     },
+    ("start_time", "end_time"),
 )
 EXPERIMENTS: Final = FilterWords(
     {**_OF_TAGS, **_OF_ATTRIBUTES},
     {name: name for name in ("name", "experiment_id", "creation_time", "last_update_time")},
+    ("creation_time", "last_update_time"),
+)
+MODELS: Final = FilterWords(
+    {
+        **dict.fromkeys(("param", "params", "parameter", "parameters"), "params"),
+        **_OF_TAGS,
+        **dict.fromkeys(("attribute", "attributes", "attr"), "info"),
+    },
+    {
+        **{
+            name: name
+            for name in (
+                *("name", "model_id", "model_type", "status", "source_run_id", "experiment_id"),
+                *("creation_timestamp", "last_updated_timestamp"),
+            )
+        },
+        "creation_time": "creation_timestamp",
+    },
+    ("creation_timestamp", "last_updated_timestamp"),
 )
 _NAME: Final = r"""(?:"[^"]*"|`[^`]*`|[\w./-]+)"""
 _CONDITION: Final = re.compile(
@@ -63,19 +81,6 @@ _AND: Final = re.compile(r"\s*AND\b", re.IGNORECASE)
 _ORDER: Final = re.compile(
     rf"\s*(?:(?P<kind>[A-Za-z]+)\s*\.\s*)?(?P<name>{_NAME})\s*(?P<way>ASC|DESC)?\s*", re.I
 )
-_SIGNS: Final[dict[str, Callable[[Any, Any], bool]]] = {
-    "=": operator.eq,
-    "!=": operator.ne,
-    "<>": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-    "LIKE": lambda left, right: fnmatch.fnmatchcase(left, _pattern(right)),
-    "ILIKE": lambda left, right: fnmatch.fnmatchcase(left.lower(), _pattern(right.lower())),
-    "IN": lambda left, right: left in right,
-    "NOT IN": lambda left, right: left not in right,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,52 +91,6 @@ class FilterCondition:
     name: str
     sign: str
     value: Any
-
-    def holds(self, entries: Entries) -> bool:
-        """Return whether something with these entries meets it. What it does not have meets none."""
-        stored = entries[self.kind].get(self.name)
-        if self.sign in ("IS NULL", "IS NOT NULL"):
-            return (stored is None) == (self.sign == "IS NULL")
-        if stored is None:
-            return False
-        is_number = self.kind == "metrics" or isinstance(stored, int)
-        left = _as_number(stored) if is_number else str(stored)
-        return _SIGNS[self.sign](left, self.value)
-
-
-@dataclass(frozen=True)
-class FoundPage:
-    """A page of results, and `next_page_token` if there is more."""
-
-    documents: list[dict[str, Any]]
-    next_token: dict[str, str]
-
-
-def page_of(
-    documents: Iterable[dict[str, Any]],
-    body: Body,
-    words: FilterWords,
-    entries_of: Callable[[dict[str, Any]], Entries],
-    most: int,
-) -> FoundPage:
-    """The page of `documents` that a request asks for by filter, order_by, max_results and page_token.
-
-    Raises MlflowError if one of them is not valid.
-    """
-    conditions = conditions_in(text(body, "filter", MAX_FILTER, default=""), words)
-    orders = orders_in(body.get("order_by"), words)
-    limit = min(integer(body, "max_results", low=1, high=MAX_RESULTS, default=most), most)
-    offset = integer(body, "page_token", low=0, default=0)
-    described = ((document, entries_of(document)) for document in documents)
-    matching = [
-        (document, entries)
-        for document, entries in described
-        if all(condition.holds(entries) for condition in conditions)
-    ]
-    for kind, name, is_descending in reversed(orders):
-        matching.sort(key=lambda pair: _sort_key(pair[1][kind].get(name), is_descending))
-    token = {"next_page_token": str(offset + limit)} if len(matching) > offset + limit else {}
-    return FoundPage([document for document, _ in matching[offset : offset + limit]], token)
 
 
 def conditions_in(filter_text: str, words: FilterWords = RUNS) -> list[FilterCondition]:
@@ -157,23 +116,31 @@ def _condition(match: re.Match[str], words: FilterWords) -> FilterCondition:
     if match["null"]:
         return FilterCondition(kind=kind, name=name, sign=" ".join(match["null"].upper().split()), value=None)
     sign, raw = " ".join(match["sign"].upper().split()), match["value"]
+    value = _value(sign, raw, name, words.is_number(kind, name))
+    return FilterCondition(kind=kind, name=name, sign=sign, value=value)
+
+
+def _value(sign: str, raw: str, name: str, is_number: bool) -> Any:
     if sign.endswith("IN"):
         if not raw.startswith("("):
             raise MlflowError("Invalid filter: IN needs a list in parentheses.")
-        return FilterCondition(
-            kind=kind, name=name, sign=sign, value=[_unquoted(part) for part in _parts(raw)]
-        )
-    if kind == "metrics" or (kind == "info" and name.endswith("_time")):
-        return FilterCondition(kind=kind, name=name, sign=sign, value=_as_number(_unquoted(raw)))
+        parts = [_unquoted(part) for part in _parts(raw)]
+        return [_as_number(part) for part in parts] if is_number else parts
+    if is_number:
+        if sign.endswith("LIKE"):
+            raise MlflowError(f"Invalid filter: {name!r} is a number, and {sign} compares texts.")
+        return _as_number(_unquoted(raw))
     if raw[0] not in "'\"":
         raise MlflowError(f"Invalid filter: the value of {name!r} must be in quotation marks.")
-    return FilterCondition(kind=kind, name=name, sign=sign, value=_unquoted(raw))
+    return _unquoted(raw)
 
 
 def orders_in(texts: Any, words: FilterWords = RUNS) -> list[tuple[str, str, bool]]:
     """Kind, name and whether it is descending of each key of `order_by`. Raises MlflowError."""
     if texts is None:
         return []
+    if isinstance(texts, str):  # of a GET request
+        texts = [texts]
     if not isinstance(texts, list) or len(texts) > MAX_CONDITIONS:
         raise MlflowError("'order_by' must be a short list of texts.")
     orders = []
@@ -211,12 +178,6 @@ def _parts(listed: str) -> list[str]:
     return [part for part in listed.strip("()").split(",") if part.strip()]
 
 
-def _pattern(like: str) -> str:
-    """A pattern of SQL as one of a shell."""
-    escaped = "".join(f"[{character}]" if character in "*?[" else character for character in like)
-    return escaped.replace("%", "*").replace("_", "?")
-
-
 def _as_number(value: Any) -> float:
     if isinstance(value, str) and value in NOT_FINITE:
         return NOT_FINITE[value]
@@ -224,25 +185,3 @@ def _as_number(value: Any) -> float:
         return float(value)
     except (ValueError, TypeError):
         raise MlflowError(f"Invalid filter: {str(value)[:40]!r} is not a number.") from None
-
-
-def _sort_key(value: Any, is_descending: bool) -> tuple[int, Any]:
-    """Runs without a value come last, NaN before them."""
-    if value is None:
-        return 2, 0
-    if isinstance(value, str) and value not in NOT_FINITE:
-        return 0, _Reversed(value) if is_descending else value
-    number = _as_number(value)
-    if math.isnan(number):
-        return 1, 0
-    return 0, -number if is_descending else number
-
-
-class _Reversed:
-    """A text in descending order."""
-
-    def __init__(self, value: str) -> None:
-        self._value = value
-
-    def __lt__(self, other: _Reversed) -> bool:
-        return other._value < self._value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from fp8scope_dashboard.ingest.services import Ending, store_finish
 from fp8scope_dashboard.mlflow_tracking import experiments
 from fp8scope_dashboard.mlflow_tracking.errors import MISSING, MlflowError, missing
 from fp8scope_dashboard.mlflow_tracking.fields import (
+    MAX_INT,
     MAX_KEY,
     MAX_NAME,
     MAX_PARAM,
@@ -45,7 +46,9 @@ OWN_TAGS: Final = ("group", "baseline", "precision", "seed", "total_steps")
 PRECISIONS: Final = ("bf16", "fp8", "fp16", "fp32")
 NAME_TAG: Final = "mlflow.runName"
 MAX_RUN_NAME: Final = 200
+HISTORY_TAG: Final = "mlflow.log-model.history"
 MAX_DATASETS: Final = 100
+MAX_MODELS: Final = 1_000
 MAX_DATASET: Final = 16_384
 # Of all data sets of a run, which every answer about the run has.
 MAX_DATASETS_TEXT: Final = 262_144
@@ -152,7 +155,9 @@ def restore(request: HttpRequest, body: Body) -> dict[str, Any]:
 
 def _archive(request: HttpRequest, body: Body, moment: datetime | None) -> dict[str, Any]:
     stored = mlflow_run(request, body)
-    Run.objects.filter(pk=stored.run_id).update(archived_at=moment)
+    with transaction.atomic():
+        MlflowRun.objects.filter(pk=stored.pk).update(deleted=moment is not None)
+        Run.objects.filter(pk=stored.run_id).update(archived_at=moment)
     return {}
 
 
@@ -179,14 +184,14 @@ def set_tag(request: HttpRequest, body: Body) -> dict[str, Any]:
 
 
 def log_inputs(request: HttpRequest, body: Body) -> dict[str, Any]:
-    """runs/log-inputs: the data sets that a run reads. One with the same name and digest is replaced.
-
-    Models, which clients of version 3 also name here, are not recorded.
+    """runs/log-inputs: the data sets and models that a run reads. A data set with the same name and digest
+    is replaced.
     """
     text(body, "run_id", 64)
     if body.get("datasets") is None and not body.get("models"):
         raise MlflowError("Missing value for required parameter 'datasets'.")
     datasets = [_dataset(entry) for entry in objects(body, "datasets", MAX_DATASETS)]
+    models = [{"model_id": text(entry, "model_id", 64)} for entry in objects(body, "models", MAX_MODELS)]
     with transaction.atomic():
         stored = mlflow_run(request, body, lock=True)
         named = {_name_of(entry): entry for entry in [*stored.datasets, *datasets]}
@@ -195,6 +200,46 @@ def log_inputs(request: HttpRequest, body: Body) -> dict[str, Any]:
             raise MlflowError(f"A run has at most {MAX_DATASETS} data sets.")
         if len(json.dumps(stored.datasets)) > MAX_DATASETS_TEXT:
             raise MlflowError(f"The data sets of a run have at most {MAX_DATASETS_TEXT} characters together.")
+        stored.model_inputs = _joined(stored.model_inputs, models)
+        stored.save()
+    return {}
+
+
+def log_outputs(request: HttpRequest, body: Body) -> dict[str, Any]:
+    """runs/outputs: the models that a run makes, each with its step."""
+    models = [
+        {"model_id": text(entry, "model_id", 64), "step": integer(entry, "step", low=-MAX_INT, default=0)}
+        for entry in objects(body, "models", MAX_MODELS)
+    ]
+    with transaction.atomic():
+        stored = mlflow_run(request, body, lock=True)
+        stored.model_outputs = _joined(stored.model_outputs, models)
+        stored.save()
+    return {}
+
+
+def _joined(before: list[dict[str, Any]], models: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    joined = list({tuple(model.values()): model for model in [*before, *models]}.values())
+    if len(joined) > MAX_MODELS:
+        raise MlflowError(f"A run names at most {MAX_MODELS} models.")
+    return joined
+
+
+def log_model(request: HttpRequest, body: Body) -> dict[str, Any]:
+    """runs/log-model, by which clients of version 2 add the description of a model to a tag of the run."""
+    try:
+        described = json.loads(text(body, "model_json", MAX_DATASET))
+    except (ValueError, RecursionError):
+        described = None
+    if not isinstance(described, dict):
+        raise MlflowError("'model_json' is no JSON object.")
+    with transaction.atomic():
+        stored = mlflow_run(request, body, lock=True)
+        history = [*_history_of(stored), described]
+        while len(value := json.dumps(history)) > MAX_TAG:
+            # The oldest give way. One that is too large by itself is not kept: the tag is for people.
+            history.pop(0)
+        add_tags(stored, {HISTORY_TAG: value})
         stored.save()
     return {}
 
@@ -214,6 +259,14 @@ def _dataset(entry: Body) -> dict[str, Any]:
 
 def _name_of(entry: Mapping[str, Any]) -> tuple[str, str]:
     return entry["dataset"]["name"], entry["dataset"]["digest"]
+
+
+def _history_of(stored: MlflowRun) -> list[Any]:
+    try:
+        history = json.loads(stored.tags.get(HISTORY_TAG, "[]"))
+    except (ValueError, RecursionError):  # a script has set the tag itself
+        return []
+    return history if isinstance(history, list) else []
 
 
 def delete_tag(request: HttpRequest, body: Body) -> dict[str, Any]:
@@ -287,7 +340,14 @@ def value_of(param: str) -> Any:
 
 
 def mlflow_run(request: HttpRequest, body: Body, *, lock: bool = False) -> MlflowRun:
-    """The run that a request names, in the project of its token. `lock`: until the transaction ends."""
+    """The run that a request names, in the project of its token.
+
+    Args:
+        lock: lock it until the transaction ends, to change it.
+
+    Raises:
+        MlflowError: there is none, or it is to be changed and a client has deleted it.
+    """
     # Older clients send both names.
     named = text({**body, "run_id": body.get("run_id") or body.get("run_uuid")}, "run_id", 64)
     try:
@@ -300,6 +360,11 @@ def mlflow_run(request: HttpRequest, body: Body, *, lock: bool = False) -> Mlflo
     if stored is None:
         raise missing(f"Run '{named}' of an MLflow client")
     stored.run = run
+    if lock and stored.deleted and run.archived_at is not None:
+        raise MlflowError(
+            f"The run {run_id.hex} must be in the 'active' state. Current state is deleted. "
+            "Restore it first: MlflowClient().restore_run(run_id)."
+        )
     return stored
 
 
@@ -332,7 +397,12 @@ def document(stored: MlflowRun) -> dict[str, Any]:
         "params": [{"key": key, "value": value} for key, value in stored.params.items()],
         "tags": [{"key": key, "value": value} for key, value in stored.tags.items()],
     }
-    return {"info": info, "data": data, "inputs": {"dataset_inputs": stored.datasets}}
+    return {
+        "info": info,
+        "data": data,
+        "inputs": {"dataset_inputs": stored.datasets, "model_inputs": stored.model_inputs},
+        "outputs": {"model_outputs": stored.model_outputs},
+    }
 
 
 def _moment(milliseconds: int) -> datetime:

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from fp8scope_dashboard.accounts.models import Project, Scope
 from fp8scope_dashboard.accounts.services import create_project
-from fp8scope_dashboard.mlflow_tracking.models import MlflowRun
-from fp8scope_dashboard.mlflow_tracking.views import ENDPOINTS
+from fp8scope_dashboard.mlflow_tracking.endpoints import ENDPOINTS
+from fp8scope_dashboard.mlflow_tracking.models import MlflowExperiment, MlflowRun
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.runs.services import mark_silent
 
@@ -78,22 +78,17 @@ def test_it_works(client: Client) -> None:
         ("runs/log-metric", {"key": 3, "value": 1}, "must be a text"),
         (
             "runs/log-metric",
-            {"key": "a", "value": 1, "step": -1},
-            "'step' supplied: it must be from 0",
-        ),
-        (
-            "runs/log-metric",
             {"key": "a", "value": 1, "step": 1.5},
             "Invalid value 1.5 for parameter 'step'",
         ),
         (
             "runs/log-metric",
             {"key": "a", "value": 1, "step": 2**63},
-            "'step' supplied: it must be from 0",
+            "'step' supplied: it must be from -",
         ),
         (
             "runs/log-metric",
-            {"key": "a", "value": 1, "timestamp": -1},
+            {"key": "a", "value": 1, "timestamp": "noon"},
             "'timestamp' supplied",
         ),
         ("runs/log-batch", {"metrics": {}}, ""),
@@ -122,6 +117,15 @@ def test_it_works(client: Client) -> None:
         ("experiments/search", {"order_by": ["params.a"]}, "Invalid entity type 'params'"),
         ("experiments/create", {"name": "a", "artifact_location": 9.0}, "Invalid value 9.0 for parameter"),
         ("runs/search", {"order_by": ["; drop"]}, "Invalid order_by"),
+        ("runs/search", {"filter": "start_time LIKE '1%'"}, "'start_time' is a number"),
+        ("runs/outputs", {"models": [{}]}, "parameter 'model_id'"),
+        ("runs/log-model", {"model_json": "3"}, "'model_json' is no JSON object"),
+        ("experiments/delete-experiment-tag", {"experiment_id": "0", "key": "a"}, "No tag with name: a"),
+        ("experiments/search-datasets", {}, "must specify at least one experiment_id"),
+        ("experiments/search-datasets", {"experiment_ids": ["0"] * 21}, "cannot specify more than 20"),
+        ("logged-models", {"experiment_id": "7"}, "Experiment '7' not found"),
+        ("logged-models/search", {"filter": "metrics.a > 1"}, "Invalid entity type 'metrics'"),
+        ("logged-models/m-1/params", {}, "Logged model with ID 'm-1' not found"),
     ],
 )
 def test_wrong_values_are_refused_and_change_nothing(
@@ -145,14 +149,21 @@ def test_bodies_that_are_none(client: Client, raw: bytes) -> None:
 
 
 def test_endpoints_that_there_are_not(client: Client) -> None:
-    for method, path in (
-        ("get", "runs/create"),
-        ("post", "logged-models"),
-        ("post", "traces"),
-        ("put", "runs/get"),
+    for method, path, advice in (
+        ("get", f"{API}runs/create", "docs/mlflow.md"),
+        ("put", f"{API}runs/get", "docs/mlflow.md"),
+        ("patch", f"{API}logged-models", "docs/mlflow.md"),
+        ("post", f"{API}registered-models/create", "leave out registered_model_name"),
+        ("post", f"{API}traces", "mlflow.tracing.disable()"),
+        ("put", "/mlflow/api/2.0/mlflow-artifacts/artifacts/0/a.txt", "artifact_location"),
+        ("post", "/mlflow/api/3.0/mlflow/traces", "mlflow.tracing.disable()"),
+        ("post", "/mlflow/v1/traces", "mlflow.tracing.disable()"),
+        ("get", "/mlflow/get-artifact", "artifact_location"),
+        ("post", "/mlflow/graphql", "docs/mlflow.md"),
     ):
-        answer = getattr(client, method)(API + path)
-        assert (answer.status_code, answer.json()["error_code"]) == (404, "ENDPOINT_NOT_FOUND")
+        answer = getattr(client, method)(path)
+        assert (answer.status_code, answer.json()["error_code"]) == (404, "ENDPOINT_NOT_FOUND"), path
+        assert advice in answer.json()["message"], path
 
 
 def test_runs_of_others_are_missing(client: Client, project: Project) -> None:
@@ -190,6 +201,120 @@ def test_scopes(project: Project) -> None:
     for method, path in ENDPOINTS:
         answer = getattr(Client(), method.lower())(API + path)
         assert (answer.status_code, answer.json()["error_code"]) == (401, "UNAUTHENTICATED"), path
+
+
+def test_the_token_comes_before_the_body(client: Client) -> None:
+    """Who may not send a request does not learn what is wrong with it."""
+    assert Client().post(f"{API}runs/log-batch", b"{", content_type="application/json").status_code == 401
+    assert client.post(f"{API}runs/log-batch", b"{", content_type="application/json").status_code == 400
+
+
+def test_the_names_of_older_clients(client: Client) -> None:
+    run_id = created(client)
+    answer = post(client, "runs/log-metric", run_uuid=run_id, key="loss", value=1, timestamp=NOW, step=1)
+    assert answer.status_code == 200
+    for path in (f"{API}runs/get", "/mlflow/ajax-api/2.0/mlflow/runs/get"):
+        assert client.get(path, {"run_uuid": run_id}).json()["run"]["info"]["run_uuid"] == run_id
+
+
+def test_links_that_clients_print_lead_to_the_pages() -> None:
+    assert Client().get("/mlflow/").headers["Location"] == "/"
+
+
+def test_many_fields_of_an_address(client: Client) -> None:
+    ids = "&".join(f"run_id={number}" for number in range(1_200))
+    answer = client.get(f"{API}metrics/get-history-bulk?metric_key=a&{ids}")
+    assert answer.status_code == 400 and "more than 100 run_ids" in answer.json()["message"]
+    answer = client.get(f"{API}runs/get?{'&a=1' * 10_001}")
+    assert answer.status_code == 400 and "more than 10000 fields" in answer.json()["message"]
+
+
+def test_a_run_that_a_person_archived_goes_on(client: Client) -> None:
+    """Only what a client of MLflow has deleted takes no more values."""
+    run_id = created(client)
+    value = {"run_id": run_id, "key": "loss", "value": 1, "timestamp": NOW}
+    Run.objects.filter(pk=run_id).update(archived_at=timezone.now())
+    assert post(client, "runs/log-metric", **value).status_code == 200
+    post(client, "runs/delete", run_id=run_id)
+    refused = post(client, "runs/log-metric", **value)
+    assert (refused.status_code, refused.json()["error_code"]) == (400, "INVALID_PARAMETER_VALUE")
+    Run.objects.filter(pk=run_id).update(archived_at=None)
+    assert post(client, "runs/log-metric", **value).status_code == 200
+
+
+def test_models_of_others_are_missing(client: Client, project: Project) -> None:
+    model_id = post(client, "logged-models").json()["model"]["info"]["model_id"]
+    assert client.get(f"{API}logged-models/{model_id}").status_code == 200
+    for path in (f"logged-models/{model_id}", f"logged-models/{model_id}/artifacts/directories"):
+        assert client_with_token(project, Scope.READ).get(API + path).status_code == 200
+        assert client_with_token(project, Scope.WRITE).get(API + path).status_code == 403
+        elsewhere = client_with_token(create_project(f"elsewhere-{len(path)}", "Elsewhere"))
+        assert elsewhere.get(API + path).status_code == 404
+    other = client_with_token(project, Scope.WRITE)
+    assert post(other, "logged-models/search", experiment_ids=["0"]).json()["models"] == []
+    assert len(post(client, "logged-models/search", experiment_ids=["0"]).json()["models"]) == 1
+
+
+def test_descriptions_of_models_of_older_clients(client: Client) -> None:
+    """Clients of version 2 add them to a tag; the oldest give way where it is full."""
+    run_id = created(client)
+    post(client, "runs/set-tag", run_id=run_id, key="mlflow.log-model.history", value="no JSON")
+    for number in range(4):
+        described = json.dumps({"artifact_path": f"model {number}", "text": "x" * 3_000})
+        assert post(client, "runs/log-model", run_id=run_id, model_json=described).status_code == 200
+    history = json.loads(MlflowRun.objects.get(pk=uuid.UUID(run_id)).tags["mlflow.log-model.history"])
+    assert [model["artifact_path"] for model in history] == ["model 2", "model 3"]
+
+
+def test_values_keep_their_times(client: Client) -> None:
+    """Of a step with several times, and of times that the store does not have."""
+    run_id = created(client)
+    times = {"early": 789, "late": NOW, "nanoseconds": NOW * 10**6, "before 1970": -5}
+    metrics = [
+        {"key": key, "value": 1, "timestamp": timestamp, "step": -3} for key, timestamp in times.items()
+    ]
+    assert post(client, "runs/log-batch", run_id=run_id, metrics=metrics).status_code == 200
+    stored = client.get(f"{API}runs/get?run_id={run_id}").json()["run"]["data"]["metrics"]
+    assert {metric["key"]: metric["timestamp"] for metric in stored} == times
+    bounds = {"nanoseconds": 7_258_118_400_000, "before 1970": 0}
+    for key, timestamp in times.items():
+        (point,) = client.get(f"{API}metrics/get-history", {"run_id": run_id, "metric_key": key}).json()[
+            "metrics"
+        ]
+        assert (point["timestamp"], point["step"]) == (bounds.get(key, timestamp), 0)
+
+
+def test_searches_read_no_more_than_a_page(
+    client: Client, project: Project, django_assert_num_queries: Any
+) -> None:
+    """Filter, order and page are SQL: the number of statements depends on nothing else."""
+    many = [MlflowExperiment(project=project, name=f"e{number}", tags={"3": "x"}) for number in range(300)]
+    MlflowExperiment.objects.bulk_create(many)
+    names = [experiment.name for experiment in many]
+    search = {"filter": "tags.`3` = 'x' AND name LIKE 'e%'", "order_by": ["name DESC"], "max_results": 7}
+    post(client, "experiments/search")
+    with django_assert_num_queries(2):
+        page = post(client, "experiments/search", **search).json()
+    assert [experiment["name"] for experiment in page["experiments"]] == sorted(names, reverse=True)[:7]
+    page = post(client, "experiments/search", **search, page_token="294").json()
+    assert [experiment["name"] for experiment in page["experiments"]] == sorted(names)[5::-1]
+    assert "next_page_token" not in page
+    ids = [str(experiment.pk) for experiment in many]
+    with django_assert_num_queries(2):
+        assert post(client, "runs/search", experiment_ids=ids).json()["runs"] == []
+
+
+def test_a_page_of_large_texts_ends_early(client: Client, project: Project) -> None:
+    tags = {str(number): "x" * 8_000 for number in range(100)}
+    many = [MlflowExperiment(project=project, name=f"e{number}", tags=tags) for number in range(25)]
+    MlflowExperiment.objects.bulk_create(many)
+    names, token = [], ""
+    while token is not None:
+        page = post(client, "experiments/search", page_token=token).json()
+        names += [experiment["name"] for experiment in page["experiments"]]
+        assert len(page["experiments"]) <= 21
+        token = page.get("next_page_token")
+    assert sorted(names) == sorted([*(f"e{number}" for number in range(25)), "Default"])
 
 
 def test_names_that_no_scalar_has(client: Client) -> None:
@@ -236,6 +361,7 @@ FIELDS = st.sampled_from(
         *("run_id", "key", "value", "timestamp", "step", "metrics", "params", "tags", "status", "end_time"),
         *("experiment_id", "name", "run_name", "start_time", "filter", "order_by", "experiment_ids"),
         *("max_results", "page_token", "metric_key", "user_id", "run_view_type", "view_type", "new_name"),
+        *("model_id", "models", "datasets", "run_ids", "start_step", "end_step", "model_json"),
     )
 )
 
