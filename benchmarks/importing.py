@@ -51,6 +51,7 @@ LARGE: dict[str, Callable[[Path, int], Path]] = {
     "te-inspect": lambda folder, rows: import_files.write_inspect_log(folder, rows // 20),
     "megatron": import_files.write_megatron,
     "neptune": import_files.write_neptune,
+    "aim": import_files.write_aim,
 }
 """Writers of files with many rows; results of evaluations have few."""
 EVALUATIONS = ("lm-eval", "lighteval", "opencompass")

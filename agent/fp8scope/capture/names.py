@@ -1,6 +1,8 @@
 """Names of captured values, as the wire takes them and apart from those that the agent measures itself."""
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from fp8scope.recording.entries import LOGGED_PREFIX
 from fp8scope.step import valid_name
@@ -26,3 +28,11 @@ def recorded_name(name: str, *, follows: bool) -> str:
     if _MEASURED.fullmatch(valid) or (follows and _TRAINED.fullmatch(valid)):
         return f"{LOGGED_PREFIX}{valid}"[:128]
     return valid
+
+
+def name_in_context(name: str, context: Mapping[Any, Any]) -> str:
+    """Return the name of a value that Aim keeps for a context: `val/loss` for {"subset": "val"}.
+
+    The context is in the order of its keys, as Aim stores it.
+    """
+    return "/".join((*(str(context[key]) for key in sorted(context, key=str)), name))

@@ -184,3 +184,12 @@ def from_text(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
+
+
+def seed_of(config: Mapping[str, Any], *groups: str) -> int | None:
+    """The seed, if a configuration or its first group of these names that has it says it."""
+    for entries in (config, *(mapping_of(config.get(group)) for group in groups)):
+        seed = entries.get("seed")
+        if type(seed) is int and abs(seed) < 2**63:
+            return seed
+    return None

@@ -6,7 +6,9 @@ Those of W&B and MLflow come from the tools themselves, in the tests that have t
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
+import sys
 import zlib
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -274,11 +276,38 @@ def write_neptune(folder: Path, rows: int = 20) -> Path:
     return path
 
 
+def write_aim(folder: Path, rows: int = 20) -> Path:
+    """A repository with a run, and another one that was killed."""
+    from agent.helpers.aim_repository import AimRepository  # aimrocks has no wheels for Python 3.13.
+
+    repository = AimRepository(folder)
+    hyper = {"lr": 1e-3, "seed": 7, "layers": [1, {"x": True}], "none": None}
+    loss = [(step, 3 / (step + 1), step // 10, BEGIN + step) for step in range(rows)]
+    odd = [(step, math.nan if step == 3 else 10.0**-step, None, BEGIN + step + 0.5) for step in range(20)]
+    for identity, ended_at in (("3f0c9c5e00004000", BEGIN + rows), ("9ab1b7e900004000", None)):
+        repository.write_run(
+            identity,
+            name="" if ended_at is None else "gpt fp8",
+            experiment="exp",
+            tags=["a", "b"],
+            parameters={"hparams": hyper, "batch": 4},
+            metrics=[
+                ("loss", {"subset": "train"}, loss),
+                ("loss", {"subset": "val", "rank": 0}, loss[::5]),
+                ("odd", {}, odd),
+            ],
+            images=2,
+            created_at=BEGIN,
+            ended_at=ended_at,
+        )
+    return folder
+
+
 def _iso(seconds: float) -> str:
     return datetime.fromtimestamp(BEGIN + seconds, UTC).isoformat()
 
 
-WRITERS: Mapping[str, Callable[[Path], Path]] = {
+WRITERS: dict[str, Callable[[Path], Path]] = {
     "csv": write_csv,
     "jsonl": write_jsonl,
     "parquet": write_parquet,
@@ -293,3 +322,5 @@ WRITERS: Mapping[str, Callable[[Path], Path]] = {
     "megatron": write_megatron,
     "neptune": write_neptune,
 }
+if sys.version_info < (3, 13):
+    WRITERS["aim"] = write_aim

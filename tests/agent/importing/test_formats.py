@@ -39,7 +39,7 @@ def test_it_works(name: str, tmp_path: Path) -> None:
 
 
 def test_every_format_has_a_file_here() -> None:
-    assert {form.name for form in FORMATS} - {"aim", "tensorboard"} == set(WRITERS)
+    assert {form.name for form in FORMATS} - {"tensorboard"} == set(WRITERS)
 
 
 def test_a_folder_has_the_sources_of_its_files(tmp_path: Path) -> None:
@@ -239,12 +239,6 @@ def test_neptune(tmp_path: Path) -> None:
     assert first.run.name == "gpt RUN-1" and first.run.tags == ["a"] and first.run.key != second.run.key
     assert first.run.config == {"params": {"lr": 1e-3}}
     assert first.series("train/loss") == first.series("loss") == LOSS
-
-
-def test_aim_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / ".aim").mkdir()
-    with pytest.raises(UnreadableError, match=r"RocksDB.*docs/importing\.md"):
-        read(tmp_path)
 
 
 def test_what_no_reader_knows_is_refused(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import stat
 import subprocess
+import sys
 import tempfile
 import time
 import zipfile
@@ -18,7 +19,7 @@ from typing import Any
 
 import pytest
 import urllib3
-from agent.helpers.import_files import write_csv, write_jsonl, write_trackio, write_wandb
+from agent.helpers.import_files import write_aim, write_csv, write_jsonl, write_trackio, write_wandb
 from dashboard.helpers.import_state import state
 from dashboard.helpers.visitors import visitor_of
 from django.core.files.uploadedfile import SimpleUploadedFile
@@ -131,6 +132,16 @@ def test_an_archive_of_a_folder(server: Server, user: User, tmp_path: Path) -> N
         what for _, what in run_import(server.project, user, upload("all.zip", zipped(entries))).results
     } == {"nothing new"}
     assert state() == before
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="aimrocks has no wheels for Python 3.13")
+def test_an_archive_of_a_repository_of_aim(server: Server, user: User, tmp_path: Path) -> None:
+    folder = tmp_path / "gpt"
+    files = [path for path in write_aim(folder).rglob("*") if path.is_file()]
+    entries = {str(path.relative_to(tmp_path)): path.read_bytes() for path in files}
+    job = run_import(server.project, user, upload("gpt.zip", zipped(entries)))
+    assert job.problems == [] and len(job.results) == 2
+    assert set(Run.objects.values_list("state", flat=True)) == {"finished", "running"}
 
 
 def test_several_files_of_which_one_is_bad(server: Server, user: User, tmp_path: Path) -> None:

@@ -43,8 +43,10 @@ def check_stored(run: Run, imported: ReadRun) -> None:
     for scores in imported.evaluations:
         row = Evaluation.objects.get(run=run, name=scores.name, metric=scores.metric, step=scores.step)
         assert row.items == list(scores.items) and row.item_ids == (scores.item_ids and list(scores.item_ids))
-    assert run.rows_stored == run.rows_sent == sum(map(len, imported.tables))
-    assert run.points_stored == run.points_sent
+    assert run.rows_stored == sum(map(len, imported.tables))
+    # A run that has not ended reports later what was sent.
+    if imported.run.state != "running":
+        assert (run.rows_sent, run.points_sent) == (run.rows_stored, run.points_stored)
 
 
 def test_it_works(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -99,3 +100,37 @@ def test_values_come_back_bit_for_bit(tmp_path: Path) -> None:
     assert import_([str(path)]) == 0
     line = queries.scalar(Run.objects.get().pk, "x")
     np.testing.assert_array_equal(line.values, values)
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="aimrocks has no wheels for Python 3.13")
+def test_a_repository_of_aim_that_grows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from agent.helpers.aim_repository import AimRepository
+
+    repository, begin = AimRepository(tmp_path), 1.77e9
+
+    def write(first: int, last: int, *names: str, ended: bool = False) -> None:
+        metrics = [
+            (
+                name,
+                {"subset": "train"},
+                [(step, step / 7, step // 10, begin + step) for step in range(first, last)],
+            )
+            for name in names
+        ]
+        end = begin + last if ended else None
+        repository.write_run("a1", name="gpt", metrics=metrics, created_at=begin, ended_at=end)
+
+    write(0, 20, "loss")
+    assert import_([str(tmp_path)]) == 0 and import_([str(tmp_path)]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.endswith("gpt: 20 rows, 60 values, 0 evaluations") and second.endswith("gpt: nothing new")
+    assert Run.objects.get().state == "running"
+    write(20, 50, "loss", ended=True)
+    write(0, 50, "lr", ended=True)
+    assert import_([str(tmp_path)]) == 0
+    after = state()
+    assert import_([str(tmp_path)]) == 0 and state() == after
+    run, values = Run.objects.get(), [step / 7 for step in range(50)]
+    assert (run.state, run.rows_sent, run.points_sent) == ("finished", run.rows_stored, run.points_stored)
+    assert all(scalar(run, f"train/{name}") == (list(range(50)), values) for name in ("loss", "lr"))
+    assert scalar(run, "epoch")[1] == [step // 10 for step in range(50)]

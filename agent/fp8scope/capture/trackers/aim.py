@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
+from fp8scope.capture.names import name_in_context
 from fp8scope.capture.patching import TrackerPatches
 
 NAME = "aim"
@@ -26,8 +27,7 @@ def install(patches: TrackerPatches) -> None:
         values = value if isinstance(value, Mapping) else {name: value}
         if isinstance(context, Mapping) and context:
             # Aim keeps a sequence for each context: {"subset": "val"}.
-            where = "/".join(str(part) for part in context.values())
-            values = {f"{where}/{key}": number for key, number in values.items()}
+            values = {name_in_context(str(key), context): number for key, number in values.items()}
         capture.take(NAME, values, step)
 
     def set_item(run: Any, key: Any, value: Any, *_: Any, **__: Any) -> None:

@@ -7,13 +7,13 @@ from typing import Final
 
 import numpy as np
 
-from fp8scope.importing.formats.mlflow_values import config_of, failure_of, seed_of, state_of, tags_of
+from fp8scope.importing.formats.mlflow_values import config_of, failure_of, state_of, tags_of
 from fp8scope.importing.limits import MAX_ENTRIES, MAX_SERIES_POINTS, MIB
 from fp8scope.importing.model import SourceRun, UnreadableError, ValueTable
 from fp8scope.importing.names import MetricNames
 from fp8scope.importing.source import FileFormat, ImportSource, SourcePath, files_below
 from fp8scope.importing.tables import MetricHistory, tables_of
-from fp8scope.importing.values import FIRST_TIME, LAST_TIME, MAX_STEP, read_bytes, seconds_of
+from fp8scope.importing.values import FIRST_TIME, LAST_TIME, MAX_STEP, read_bytes, seconds_of, seed_of
 
 META: Final = "meta.yaml"
 MAX_SMALL: Final = MIB

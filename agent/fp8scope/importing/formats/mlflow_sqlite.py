@@ -12,7 +12,6 @@ from fp8scope.importing.formats.mlflow_values import (
     LARGEST,
     config_of,
     failure_of,
-    seed_of,
     state_of,
     tags_of,
 )
@@ -22,7 +21,7 @@ from fp8scope.importing.names import MetricNames
 from fp8scope.importing.source import FileFormat, ImportSource, SourcePath
 from fp8scope.importing.sqlite_file import SqliteDatabase, has_tables, open_database
 from fp8scope.importing.tables import MetricHistory, tables_of
-from fp8scope.importing.values import MAX_STEP, number_of, seconds_of
+from fp8scope.importing.values import MAX_STEP, number_of, seconds_of, seed_of
 
 TABLES: Final = {
     "runs": {"run_uuid", "status", "start_time", "lifecycle_stage"},

@@ -32,12 +32,6 @@ def tags_of(tags: Mapping[str, str]) -> list[str]:
     ]
 
 
-def seed_of(config: Mapping[str, Any]) -> int | None:
-    """The seed, if a parameter says it."""
-    seed = config.get("seed")
-    return seed if isinstance(seed, int) and not isinstance(seed, bool) and abs(seed) < 2**63 else None
-
-
 def state_of(status: Any) -> EndState:
     """The state of a run, of its name or number in MLflow."""
     return STATES.get(str(status), "finished")

@@ -10,7 +10,7 @@ from fp8scope.importing.names import MetricNames
 from fp8scope.importing.source import FileFormat, ImportSource, SourcePath
 from fp8scope.importing.sqlite_file import SqliteDatabase, has_tables, open_database
 from fp8scope.importing.tables import RowTables
-from fp8scope.importing.values import mapping_of, micros_of, seconds_of, step_of, storable
+from fp8scope.importing.values import mapping_of, micros_of, seconds_of, seed_of, step_of, storable
 
 TABLES: Final = {"metrics": {"run_name", "timestamp", "step", "metrics"}, "configs": {"run_name", "config"}}
 
@@ -59,7 +59,7 @@ def _run(
         config={entry: storable(value) for entry, value in config.items() if not entry.startswith("_")},
         environment={"project": source.path.stem, "user": str(config.get("_Username") or "")[:200]},
         group=group if isinstance(group, str) else "",
-        seed=config["seed"] if type(config.get("seed")) is int and abs(config["seed"]) < 2**63 else None,
+        seed=seed_of(config),
         created_at=seconds_of(config.get("_Created")),
         notes=notes,
     )

@@ -12,7 +12,15 @@ from fp8scope.importing.model import SourceRun, UnreadableError, ValueTable
 from fp8scope.importing.names import MetricNames
 from fp8scope.importing.source import FileFormat, ImportSource, SourcePath
 from fp8scope.importing.tables import RowTables
-from fp8scope.importing.values import FIRST_TIME, LAST_TIME, MAX_STEP, flat_numbers, number_of, storable
+from fp8scope.importing.values import (
+    FIRST_TIME,
+    LAST_TIME,
+    MAX_STEP,
+    flat_numbers,
+    number_of,
+    seed_of,
+    storable,
+)
 
 MAGIC: Final = b":W&B\xe1\xbe\x00"
 HISTORY, SUMMARY, CONFIG, STATS, RUN, EXIT = 2, 3, 5, 7, 17, 18
@@ -83,7 +91,6 @@ def _run_of(data: bytes) -> SourceRun:
         elif number in (1, 2, 3, 6, 7, 8, 9, 13):
             texts[number] = _text(value)
     identity = [texts.get(number, "") for number in (2, 3, 1)]
-    seed = config.get("seed")
     return SourceRun(
         key=json.dumps(identity),
         name=texts.get(8) or texts.get(1, "") or "run",
@@ -92,7 +99,7 @@ def _run_of(data: bytes) -> SourceRun:
         environment={label: text for label, number in _LABELS if (text := texts.get(number, ""))},
         tags=tags[:100],
         group=texts.get(6, ""),
-        seed=seed if isinstance(seed, int) and abs(seed) < 2**63 else None,
+        seed=seed_of(config),
         created_at=created_at,
         state="running",
     )

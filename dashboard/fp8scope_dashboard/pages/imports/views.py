@@ -34,8 +34,8 @@ PRECISIONS: Final = (
     ("fp32", "FP32"),
 )
 FORMATS: Final = (
-    *("wandb", "mlflow", "mlflow-sqlite", "trackio", "lm-eval", "lighteval", "opencompass", "te-inspect"),
-    *("megatron", "neptune", "csv", "jsonl", "parquet", "fp8scope"),
+    *("wandb", "mlflow", "mlflow-sqlite", "trackio", "aim", "lm-eval", "lighteval", "opencompass"),
+    *("te-inspect", "megatron", "neptune", "csv", "jsonl", "parquet", "fp8scope"),
 )
 """Names of the importer's --format. Those that it refuses are left out."""
 BADGES: Final[Mapping[str, Badge]] = {
