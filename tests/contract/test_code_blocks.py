@@ -38,7 +38,7 @@ PYTHON = {
 # Read by a program that the tests do not have; what it names is tested beside the server's own settings.
 ELSEWHERE = {
     "nginx": ["docs/operating.md"],
-    "text": ["docs/browsing.md", "docs/distributed_store.md", "docs/wire.md"],
+    "text": ["docs/browsing.md", "docs/distributed_store.md", "docs/importing.md", "docs/wire.md"],
 }
 SQL = {"docs/grafana.md": "dashboard/sql_views/test_documented_queries.py"}
 

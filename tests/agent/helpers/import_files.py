@@ -241,27 +241,36 @@ def _megatron_line(step: int, loss: float) -> str:
 
 
 def write_neptune(folder: Path, rows: int = 20) -> Path:
-    """A part of neptune-exporter's export with two runs."""
-    path = folder / "RUN-1_part_0.parquet"
-    values: list[dict[str, Any]] = []
-    for run in ("RUN-1", "RUN-2"):
-        base = {"project_id": "team/project", "run_id": run}
-        values += [
-            {**base, "attribute_path": "sys/name", "attribute_type": "string", "string_value": f"gpt {run}"},
-            {**base, "attribute_path": "sys/tags", "attribute_type": "string_set", "string_set_value": ["a"]},
-            {**base, "attribute_path": "params/lr", "attribute_type": "float", "float_value": 1e-3},
-        ]
-        values += [
-            {
-                **base,
-                "attribute_path": "train/loss",
-                "attribute_type": "float_series",
-                "step": step,
-                "timestamp": datetime.fromtimestamp(BEGIN + step, UTC),
-                "float_value": 3 / (step + 1),
-            }
-            for step in range(rows)
-        ]
+    """A run of neptune-exporter's export, in two files; returns the first."""
+    base = {"project_id": "team/project", "run_id": "RUN-1"}
+    kinds: list[tuple[str, str, str, Any]] = [
+        ("sys/name", "string", "string_value", "gpt"),
+        ("sys/custom_run_id", "string", "string_value", "gpt-1"),
+        ("sys/tags", "string_set", "string_set_value", ["a"]),
+        ("sys/failed", "bool", "bool_value", False),
+        ("sys/creation_time", "datetime", "datetime_value", datetime.fromtimestamp(BEGIN, UTC)),
+        ("params/lr", "float", "float_value", 1e-3),
+        ("params/layers", "int", "int_value", 12),
+        ("params/of_another_run", "int", "int_value", None),
+        ("model", "file", "file_value", {"path": "model.pt"}),
+    ]
+    values: list[dict[str, Any]] = [
+        {**base, "attribute_path": path, "attribute_type": kind, column: value}
+        for path, kind, column, value in kinds
+    ]
+    values += [
+        {
+            **base,
+            "attribute_path": path,
+            "attribute_type": "float_series",
+            "step": step,
+            "timestamp": datetime.fromtimestamp(BEGIN + step, UTC),
+            "float_value": value,
+        }
+        for step in range(rows)
+        # The exporter writes NaN as nothing.
+        for path, value in (("train/loss", 3 / (step + 1)), ("odd", None if step == 3 else step / 3))
+    ]
     columns: list[tuple[str, pa.DataType]] = [
         *((name, pa.string()) for name in ("project_id", "run_id", "attribute_path", "attribute_type")),
         ("step", pa.decimal128(18, 6)),
@@ -270,10 +279,15 @@ def write_neptune(folder: Path, rows: int = 20) -> Path:
         ("float_value", pa.float64()),
         ("string_value", pa.string()),
         ("bool_value", pa.bool_()),
+        ("datetime_value", pa.timestamp("ms", tz="UTC")),
         ("string_set_value", pa.list_(pa.string())),
+        ("file_value", pa.struct([("path", pa.string())])),
     ]
-    parquet.write_table(pa.Table.from_pylist(values, pa.schema(columns)), path)
-    return path
+    half = len(values) // 2
+    for number, part in enumerate((values[:half], values[half:])):
+        table = pa.Table.from_pylist(part, pa.schema(columns))
+        parquet.write_table(table, folder / f"RUN-1-549fcb30_part_{number}.parquet")
+    return folder / "RUN-1-549fcb30_part_0.parquet"
 
 
 def write_aim(folder: Path, rows: int = 20) -> Path:

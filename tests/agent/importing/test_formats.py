@@ -8,6 +8,7 @@ import sqlite3
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from agent.helpers.import_files import (
     WRITERS,
@@ -15,6 +16,7 @@ from agent.helpers.import_files import (
 )
 from agent.helpers.import_score_files import BEGIN, write_flat_lm_eval, write_lm_eval
 from agent.helpers.imported import read
+from pyarrow import parquet
 
 from fp8scope.importing.model import UnreadableError
 from fp8scope.importing.registry import FORMATS, sources_of
@@ -235,10 +237,36 @@ def test_megatron(tmp_path: Path) -> None:
 
 
 def test_neptune(tmp_path: Path) -> None:
-    first, second = read(WRITERS["neptune"](tmp_path))
-    assert first.run.name == "gpt RUN-1" and first.run.tags == ["a"] and first.run.key != second.run.key
-    assert first.run.config == {"params": {"lr": 1e-3}}
-    assert first.series("train/loss") == first.series("loss") == LOSS
+    path = WRITERS["neptune"](tmp_path)
+    (run,) = read(path)
+    assert run.series("train/loss") == run.series("loss") == LOSS
+    assert repr(run.series("odd")) == repr({step: math.nan if step == 3 else step / 3 for step in STEPS})
+    described = run.run
+    assert (described.name, described.tags, described.state) == ("gpt gpt-1", ["a"], "finished")
+    assert described.config == {"params": {"lr": 1e-3, "layers": 12}} and described.created_at == BEGIN
+    assert described.notes == ["Attributes that are no numbers or texts were left out: 1 of file."]
+    # Whichever part is named, the run has all; in a folder it is read once.
+    later = path.with_name(path.name.replace("_0", "_1"))
+    assert read(later)[0].series("train/loss") == LOSS
+    assert [source for source, _ in sources_of(tmp_path)] == [path]
+    path.unlink()
+    with pytest.raises(UnreadableError, match="another part is missing"):
+        read(later)
+
+
+def test_runs_of_neptune_in_a_file_are_told_apart_by_project(tmp_path: Path) -> None:
+    path = WRITERS["neptune"](tmp_path)
+    part = parquet.read_table(path)
+    names = part.schema.names
+    other = part.set_column(names.index("project_id"), "project_id", pa.array(["other"] * len(part)))
+    halves = [None if step is None else step / 2 for step in part["step"].to_pylist()]
+    half = other.set_column(names.index("step"), "step", pa.array(halves, part["step"].type))
+    parquet.write_table(pa.concat_tables([part, half]), tmp_path / "both.parquet")
+    first, second = read(tmp_path / "both.parquet")
+    assert first.run.key != second.run.key
+    whole = {step: value for step, value in first.series("train/loss").items() if step % 2 == 0}
+    assert second.series("train/loss") == {step // 2: value for step, value in whole.items()}
+    assert any("no whole number" in note for note in second.run.notes)
 
 
 def test_what_no_reader_knows_is_refused(tmp_path: Path) -> None:

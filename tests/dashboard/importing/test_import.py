@@ -9,10 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from agent.helpers.import_files import write_neptune
 from dashboard.helpers.import_state import state
 from helpers.live_servers import Server
+from pyarrow import parquet
 
 from fp8scope.cli.import_command import import_
+from fp8scope.importing.neptune_loader import NeptuneLoader
 from fp8scope_dashboard.receipts.dedup import message_counts
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import queries
@@ -134,3 +137,28 @@ def test_a_repository_of_aim_that_grows(tmp_path: Path, capsys: pytest.CaptureFi
     assert (run.state, run.rows_sent, run.points_sent) == ("finished", run.rows_stored, run.points_stored)
     assert all(scalar(run, f"train/{name}") == (list(range(50)), values) for name in ("loss", "lr"))
     assert scalar(run, "epoch")[1] == [step // 10 for step in range(50)]
+
+
+def test_the_loader_for_neptune_exporter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_neptune(tmp_path)
+    loader = NeptuneLoader()
+    # As its LoaderManager calls it.
+    assert loader.find_run(project_id="team/project", run_name="gpt-1", experiment_id="gpt") is None
+    target = loader.create_run(
+        project_id="team/project",
+        run_name="gpt-1",
+        experiment_id=loader.create_experiment(project_id="team/project", experiment_name="gpt"),
+        parent_run_id=None,
+        fork_step=None,
+        step_multiplier=10,
+    )
+    parts = (parquet.read_table(part) for part in sorted(tmp_path.iterdir()))
+    loader.upload_run_data(run_data=parts, run_id=target, files_directory=tmp_path, step_multiplier=10)
+    run = Run.objects.get()
+    assert scalar(run, "train/loss") == (
+        [10 * step for step in range(20)],
+        [3 / (step + 1) for step in range(20)],
+    )
+    assert run.config == {"params": {"lr": 1e-3, "layers": 12}} and run.state == "finished"
+    # The command knows the run by the same id: only steps that were not multiplied are new.
+    assert import_([str(path)]) == 0 and Run.objects.count() == 1

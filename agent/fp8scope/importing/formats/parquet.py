@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fp8scope.importing.formats import neptune
 from fp8scope.importing.formats.plain import ColumnRoles, has_step, plain_run
 from fp8scope.importing.limits import CELLS_OF_A_TABLE, ROWS_OF_A_TABLE
 from fp8scope.importing.model import SourceRun, Steps, UnreadableError, Values, ValueTable
@@ -21,11 +22,12 @@ def matches(candidate: SourcePath) -> bool:
 
 
 def matches_below(candidate: SourcePath) -> bool:
-    """A table with a step."""
+    """A table with a step that is no later file of a run of Neptune."""
     if not matches(candidate):
         return False
     try:
-        return has_step(open_parquet(candidate.path).schema_arrow.names)
+        names = open_parquet(candidate.path).schema_arrow.names
+        return has_step(names) and not neptune.is_export(names)
     except UnreadableError:
         return candidate.path.suffix == ".parquet"
 
