@@ -2,20 +2,21 @@
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from fp8scope.recording.media import (
-    IMAGE_BEGINS,
     NAME_LENGTH,
+    TABLE_ROWS,
     TEXT_BYTES,
     MediaKind,
     PendingImage,
     image_content,
+    is_image,
     logged,
     table_content,
     text_content,
@@ -38,13 +39,18 @@ logger = logging.getLogger("fp8scope")
 
 @dataclass(frozen=True, kw_only=True)
 class TrackedMedia:
-    """An image, a text, a table or a file that a tracker was given, as bytes or as a copy of pixels."""
+    """An image, a text, a table or a file that a tracker was given, as bytes or as a copy of pixels.
+
+    Attributes:
+        lacks: the part of it that is not recorded, for people; all of it if the content is empty.
+    """
 
     kind: MediaKind
     name: str
     content: bytes | PendingImage
     caption: str = ""
     file_name: str = ""
+    lacks: str = ""
 
     @property
     def size(self) -> int:
@@ -62,6 +68,10 @@ class MediaCapture:
 
     def take(self, run: "Run | None", tracker: str, media: TrackedMedia) -> None:
         """Record a media, or keep it until a run begins."""
+        if media.lacks:
+            self.say(tracker, media.lacks)
+        if not media.size:
+            return
         is_full = self._count >= MAX_COUNT or self._total + media.size > MAX_TOTAL
         if media.size > MAX_EACH or is_full or (run is None and len(self._waiting) >= MAX_WAITING):
             self.say(tracker, f"{media.name[:100]!r} and what is as large, or comes later")
@@ -106,13 +116,20 @@ def _record(run: "Run", media: TrackedMedia) -> None:
 
 def of_wandb(data: Mapping[Any, Any]) -> tuple[dict[Any, Any], list[TrackedMedia]]:
     """Split what `wandb.log` is given into values, and images and tables of W&B."""
+    return _split(data, ("wandb.", "fp8scope.compat."), _of_wandb)
+
+
+def _split(
+    data: Mapping[Any, Any], modules: tuple[str, ...], media_of: Callable[[str, Any], Iterator[TrackedMedia]]
+) -> tuple[dict[Any, Any], list[TrackedMedia]]:
+    """Split what a tracker is given into values, and what `media_of` makes of objects of its modules."""
     rest: dict[Any, Any] = {}
     split: list[TrackedMedia] = []
     for key, value in data.items():
         values = value if isinstance(value, list | tuple) else [value]
-        ours = [item for item in values if type(item).__module__.startswith(("wandb.", "fp8scope.compat."))]
+        ours = [item for item in values if type(item).__module__.startswith(modules)]
         try:
-            tracked = [media for item in ours[:MAX_IN_CALL] for media in _of_wandb(str(key), item)]
+            tracked = [media for item in ours[:MAX_IN_CALL] for media in media_of(str(key), item)]
         except (ValueError, TypeError, OSError):
             # Counted with what is no number.
             tracked = []
@@ -129,8 +146,72 @@ def _of_wandb(name: str, value: Any) -> Iterator[TrackedMedia]:
         caption = str(getattr(value, "_caption", None) or "")
         yield TrackedMedia(kind="image", name=name, content=image_content(value.image), caption=caption)
     elif kind in ("Table", "LoggedTable"):
-        body, _ = table_content(None, value.columns, value.data)
-        yield TrackedMedia(kind="table", name=name, content=body)
+        yield _table(name, value.columns, value.data)
+
+
+def _table(name: str, columns: Sequence[Any], rows: Sequence[Any]) -> TrackedMedia:
+    """A table of a tracker. Objects of trackers in its cells are left out, and named."""
+    written, lacks = [], ""
+    for row in rows[: TABLE_ROWS + 1]:
+        cells = list(row)
+        for at, cell in enumerate(cells):
+            first = cell[0] if isinstance(cell, list) and cell else cell
+            if type(first).__module__.startswith(("wandb.", "trackio.")):
+                cells[at] = f"({type(first).__name__})"
+                lacks = f"the objects in cells of tables, such as {type(first).__name__} in {name[:100]!r}"
+        written.append(cells)
+    return TrackedMedia(
+        kind="table", name=name, content=table_content(None, columns, written)[0], lacks=lacks
+    )
+
+
+TRACKIO_FILES: Final = ("trackio.video", "trackio.audio", "trackio.html", "trackio.object3d")
+"""Types that Trackio encodes itself: they are read from the file that it has written."""
+
+
+def of_trackio(
+    data: Mapping[Any, Any],
+) -> tuple[dict[Any, Any], list[TrackedMedia], list[tuple[str, Any]]]:
+    """Split what `trackio.log` is given into values, media, and objects for `of_trackio_files`."""
+    rest, media = _split(data, ("trackio.", "matplotlib."), _of_trackio)
+    files = [(str(key), value) for key, value in rest.items() if _type_of(value) in TRACKIO_FILES]
+    return {key: value for key, value in rest.items() if _type_of(value) not in TRACKIO_FILES}, media, files
+
+
+def _type_of(value: Any) -> str:
+    """The type that Trackio writes for an object of its own; empty for others."""
+    kind = getattr(type(value), "TYPE", "") if type(value).__module__.startswith("trackio.") else ""
+    return kind if isinstance(kind, str) else ""
+
+
+def _of_trackio(name: str, value: Any) -> Iterator[TrackedMedia]:
+    kind = _type_of(value)
+    if kind == "trackio.image":
+        caption = str(value.caption or "")
+        yield TrackedMedia(kind="image", name=name, content=image_content(value._value), caption=caption)
+    elif kind == "trackio.markdown":
+        yield of_text(name, value.text)
+    elif kind == "trackio.table" and value.data:
+        columns = list(dict.fromkeys(column for row in value.data for column in row))
+        rows = [[row.get(column) for column in columns] for row in value.data[: TABLE_ROWS + 1]]
+        yield _table(name, columns, rows)
+    elif not kind and callable(getattr(value, "savefig", None)):
+        yield TrackedMedia(kind="image", name=name, content=image_content(value))
+
+
+def of_trackio_files(values: Sequence[tuple[str, Any]]) -> Iterator[TrackedMedia]:
+    """Videos, sounds, pages and models, from the files that Trackio has written of them."""
+    for name, value in values:
+        path = value._get_absolute_file_path()
+        media = None if path is None else of_file(path, None)
+        caption = str(value.caption or "")
+        if media is None:
+            lacks = f"{name[:100]!r}, which has no file of at most {MAX_EACH >> 20} MiB"
+            yield TrackedMedia(kind="file", name=name, content=b"", lacks=lacks)
+        else:
+            # Trackio names its files by chance.
+            file_name = f"{name.rpartition('/')[2]}{path.suffix}"
+            yield replace(media, name=name, caption=caption, file_name=file_name)
 
 
 def of_summary_image(tag: Any, image: Any, layout: str) -> Iterator[TrackedMedia]:
@@ -164,7 +245,7 @@ def of_file(path: Any, folder: str | None) -> TrackedMedia | None:
     body = local.read_bytes()
     name = f"{folder.strip('/')}/{local.name}" if folder else local.name
     kind: MediaKind = "file"
-    if body.startswith(IMAGE_BEGINS) or (body[:4] == b"RIFF" and body[8:12] == b"WEBP"):
+    if is_image(body):
         kind = "image"
     elif local.suffix.lower() in TEXT_ENDINGS and len(body) <= TEXT_BYTES and _is_text(body):
         kind = "text"

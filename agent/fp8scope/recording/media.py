@@ -145,9 +145,13 @@ def image_content(image: Any) -> "bytes | PendingImage":
     return PendingImage(_laid_out(pixels, channels_first=False))
 
 
+def is_image(body: bytes) -> bool:
+    """Return whether a content begins as a PNG, JPEG, WebP or GIF does."""
+    return body.startswith(IMAGE_BEGINS) or (body[:4] == b"RIFF" and body[8:12] == b"WEBP")
+
+
 def _encoded(body: bytes) -> bytes:
-    is_webp = body[:4] == b"RIFF" and body[8:12] == b"WEBP"
-    if not is_webp and not body.startswith(IMAGE_BEGINS):
+    if not is_image(body):
         raise ValueError("the bytes are no PNG, JPEG, WebP or GIF; log other files by log_file")
     return body
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +93,48 @@ def test_the_compatible_module(server: WireServer) -> None:
     compat.finish()
     run.finish()
     assert [(name, kind) for name, kind, _ in media(server)] == [("image", "image"), ("table", "table")]
+
+
+@pytest.fixture
+def trackio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Trackio, whose folder is chosen while it is imported; other tests have a module of its name."""
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    yield pytest.importorskip("trackio")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "trackio"]:
+        del sys.modules[name]
+
+
+def test_trackio(server: WireServer, tmp_path: Path, trackio: Any, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="fp8scope")
+    (tmp_path / "clip.mp4").write_bytes(b"no film")
+    trackio.init(project="p", name="r", embed=False)
+    run = trained()
+    image = trackio.Image(PIXELS, caption="field 0")
+    trackio.log({
+        "loss": 0.5,
+        "image": image,
+        "sample": trackio.Markdown("Once upon a time"),
+        "table": trackio.Table(columns=["prompt", "answer"], data=[["a", "b"], ["c", image]]),
+        "clip": trackio.Video(str(tmp_path / "clip.mp4"), caption="a clip"),
+        "page": trackio.Html("<b>x</b>"),
+        "histogram": trackio.Histogram([1, 2, 3]),
+    })  # fmt: skip
+    trackio.finish()
+    run.finish()
+    kinds = {"image": "image", "sample": "text", "table": "table", "clip": "file", "page": "file"}
+    assert media(server) == [(name, kind, 2) for name, kind in kinds.items()]
+    assert np.array_equal(pixels(server, 0), PIXELS) and server.run.media[0]["caption"] == "field 0"
+    table = json.loads(server.run.contents[server.run.media[2]["sha256"]])
+    assert table == {"columns": ["prompt", "answer"], "rows": [["a", "b"], ["c", "(TrackioImage)"]]}
+    assert server.run.contents[server.run.media[3]["sha256"]] == b"no film"
+    assert server.run.media[3]["file_name"] == "clip.mp4"
+    assert 0.5 in server.run.scalars("logged/loss"), "values beside media are recorded as before"
+    assert server.run.registration["environment"]["capture"]["left_out"] == {"trackio": {"Histogram": 1}}
+    assert [r.getMessage() for r in caplog.records if "given to trackio" in r.getMessage()] == [
+        "media given to trackio are recorded, except the objects in cells of tables, such as TrackioImage in "
+        "'table': use run.log_file."
+    ]
+    assert server.run.finish["errors"] == 0
 
 
 def test_mlflow(server: WireServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

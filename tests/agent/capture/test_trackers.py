@@ -19,6 +19,7 @@ from tensorboard.util.tensor_util import make_ndarray
 
 import fp8scope
 from fp8scope.capture import active
+from fp8scope.capture.patching import version_of
 from fp8scope.run import Run
 
 __all__ = ["here"]
@@ -216,7 +217,8 @@ def test_a_tracker_of_another_layout_is_one_warning(
     step()
     assert run.finish().complete
     assert [r.message for r in caplog.records if "trackio" in r.message] == [
-        "calls of trackio  are not all captured: Run is not as expected (it has no function log)."
+        f"calls of trackio {version_of('trackio')} are not all captured: "
+        "Run is not as expected (it has no function log)."
     ]
     for name in ("trackio", "trackio.run"):
         monkeypatch.delitem(sys.modules, name)
