@@ -11,15 +11,20 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-from agent.helpers.event_files import scalars, session_start, tensorboard_says, write
+from agent.helpers.event_files import scalars, session_start, tensor, tensorboard_says, write
+from agent.helpers.import_files import PNG
 from helpers.live_servers import Server
 
 from fp8scope.cli.main import main
 from fp8scope.cli.server import server_settings
 from fp8scope.delivery.transport import NextAction, SendOutcome, Transport
 from fp8scope.event_files.follower import DirectoryFollower, FollowOptions
+from fp8scope_dashboard.media import contents
+from fp8scope_dashboard.media.models import MediaItem
 from fp8scope_dashboard.runs.models import Run, Writer
 from fp8scope_dashboard.runs.services import attempts_of
 from fp8scope_dashboard.telemetry import compaction, queries
@@ -62,6 +67,32 @@ def test_it_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert (run.state, run.precision, run.last_step) == ("finished", "fp8", 49)
         assert (run.rows_sent, run.points_sent) == (run.rows_stored, run.points_stored) == (50, 100)
         assert run.finished_at is not None and run.created_at < run.finished_at
+
+
+def test_images_and_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each is stored once, also by a second call after the file has grown."""
+
+    def logged(step: int) -> list[Any]:
+        picture = np.array([b"1", b"1", PNG, b"<svg/>"], object)
+        sample = tensor(step, "sample", f"at\n{step}", plugin="text")
+        return [scalars(step, loss=1.0), sample, tensor(step, "picture", picture, plugin="images")]
+
+    path = write(tmp_path / "r" / FILE.format(1), logged(1) + logged(2))
+    assert once(tmp_path, *NEVER) == 0
+    out = capsys.readouterr()
+    assert out.out == "2 values of 1 run sent, and 4 images or texts.\n"
+    assert "has images or texts that are left out: they are no PNG" in out.err
+    write(path, logged(3), append=True)
+    assert once(tmp_path, *NEVER) == 0 and once(tmp_path, *NEVER) == 0
+    items = MediaItem.objects.order_by("step", "name").select_related("content")
+    assert [(item.name, item.step) for item in items] == [
+        (name, step) for step in (1, 2, 3) for name in ("picture", "sample")
+    ]
+    assert contents.read(items[0].content) == PNG and contents.read(items[5].content) == b"at\n3"
+    run = Run.objects.get()
+    assert (run.state, run.rows_stored) == ("running", 3) and [
+        start["attempt"] for start in attempts_of(run)
+    ] == [0]
 
 
 def follow(directory: Path, tmp_path: Path, number: int) -> subprocess.Popen[bytes]:

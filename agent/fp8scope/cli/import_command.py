@@ -9,7 +9,7 @@ from fp8scope.cli.progress import MIB, ProgressLine
 from fp8scope.cli.server import server_settings
 from fp8scope.config import ConfigurationError, Settings
 from fp8scope.guard import configure_logging
-from fp8scope.importing.model import SourceRun, UnreadableError
+from fp8scope.importing.model import SourceEvaluation, SourceMedia, SourceRun, UnreadableError
 from fp8scope.importing.posting import TransferError
 from fp8scope.importing.registry import FORMATS, sources_of
 from fp8scope.importing.sending import ImportUpload, Wishes, run_id_of
@@ -157,7 +157,7 @@ class _Import:
         finally:
             line.end()
         sent = upload.sent
-        what = f"{sent.rows:,} rows, {sent.points:,} values, {sent.evaluations:,} evaluations"
+        what = _counts(sent.rows, sent.points, sent.evaluations, sent.media)
         print(f"{upload.page}  {run.name}: {'nothing new' if sent.is_nothing else what}")
         for note in dict.fromkeys(run.notes):
             print(f"  {note}", file=sys.stderr)
@@ -165,14 +165,22 @@ class _Import:
 
 def _describe(run: SourceRun, form: FileFormat) -> None:
     """Print what is in a run, without sending it."""
-    rows = points = evaluations = 0
+    rows = points = evaluations = media = 0
     for part in run.parts:
-        if hasattr(part, "items"):
+        if isinstance(part, SourceEvaluation):
             evaluations += 1
+            continue
+        if isinstance(part, SourceMedia):
+            media += 1
             continue
         rows += len(part.steps)
         points += sum(len(values) for values in part.scalars.values())
         points -= sum(int(missing.sum()) for missing in part.missing.values())
-    print(f"{form.title}: {run.name}: {rows:,} rows, {points:,} values, {evaluations:,} evaluations")
+    print(f"{form.title}: {run.name}: {_counts(rows, points, evaluations, media)}")
     for note in dict.fromkeys(run.notes):
         print(f"  {note}", file=sys.stderr)
+
+
+def _counts(rows: int, points: int, evaluations: int, media: int) -> str:
+    what = f"{rows:,} rows, {points:,} values, {evaluations:,} evaluations"
+    return f"{what}, {media:,} media" if media else what

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from fp8scope.binary.protobuf import (
     BYTES,
@@ -33,7 +33,10 @@ MAX_TEXT: Final = 1_000
 """Characters of a text that may be a part of the configuration."""
 HPARAMS: Final = "_hparams_/session_start_info"
 TEXT_SUFFIX: Final = "/text_summary"
-SCALARS, TEXTS, HPARAMS_PLUGIN = "scalars", "text", "hparams"
+SCALARS, TEXTS, IMAGES, HPARAMS_PLUGIN = "scalars", "text", "images", "hparams"
+IMAGE, ENCODED_IMAGE = 4, 4
+MAX_STRINGS: Final = 18
+"""Elements of a tensor of strings that are read: two numbers, and as many images as a run has at a step."""
 DATA_CLASS_SCALAR: Final = 1
 _FORMATS: Final[Mapping[int, str]] = {
     1: "f", 2: "d", 3: "i", 4: "B", 5: "h", 6: "b", 9: "q", 10: "?", 17: "H", 19: "e", 22: "I", 23: "Q"
@@ -53,6 +56,15 @@ class TaggedValue:
     value: float
 
 
+@dataclass(slots=True, frozen=True)
+class TaggedMedia:
+    """An image or a text of a tag, as it was written."""
+
+    tag: str
+    kind: Literal["image", "text"]
+    content: bytes
+
+
 @dataclass(slots=True, kw_only=True)
 class LoggedEvent:
     """An event: its values in the order of the file.
@@ -67,6 +79,7 @@ class LoggedEvent:
     step: int = 0
     is_start: bool = False
     values: list[TaggedValue] = field(default_factory=list)
+    media: list[TaggedMedia] = field(default_factory=list)
     config: dict[str, Any] = field(default_factory=dict)
     is_hparams: bool = False
 
@@ -109,7 +122,7 @@ class EventReader:
         return event
 
     def _value(self, event: LoggedEvent, data: bytes, at: int, end: int) -> None:
-        tag, simple, tensor, metadata = "", None, None, None
+        tag, simple, tensor, metadata, image = "", None, None, None, None
         for number, kind, start, behind in fields(data, at, end):
             if number == 1 and kind == BYTES:
                 if behind - start > MAX_TAG:
@@ -117,12 +130,18 @@ class EventReader:
                 tag = text(data, start, behind)
             elif number == 2 and kind == FIXED32:
                 simple = single(data, start)
+            elif number == IMAGE and kind == BYTES:
+                image = (start, behind)
             elif number == 8 and kind == BYTES:
                 tensor = (start, behind)
             elif number == 9 and kind == BYTES:
                 metadata = (start, behind)
         if simple is not None:
             event.values.append(TaggedValue(tag, simple))
+            return
+        if image is not None:
+            for first, last in islice(_messages(data, *image, ENCODED_IMAGE), 1):
+                event.media.append(TaggedMedia(tag, "image", data[first:last]))
             return
         plugin, data_class, content = "", 0, None
         if metadata is not None:
@@ -143,9 +162,13 @@ class EventReader:
             if value is not None:
                 event.values.append(TaggedValue(tag, value))
         elif plugin == TEXTS:
-            words = tensor.words()
+            name, words = tag.removesuffix(TEXT_SUFFIX), tensor.words()
             if words is not None:
-                event.config[tag.removesuffix(TEXT_SUFFIX)] = plain_value(words)
+                event.config[name] = plain_value(words)
+            event.media += [TaggedMedia(name, "text", words) for words in tensor.strings()]
+        elif plugin == IMAGES:
+            # The first two are the width and the height.
+            event.media += [TaggedMedia(tag, "image", body) for body in tensor.strings()[2:]]
 
 
 def plain_value(words: str) -> Any:
@@ -229,6 +252,7 @@ class _Tensor:
 
     def __init__(self, data: bytes, at: int, end: int) -> None:
         self._data = data
+        self._whole = (at, end)
         self._dtype = 0
         self._content: tuple[int, int] | None = None
         self._values: list[tuple[int, int, int, int]] = []
@@ -275,6 +299,13 @@ class _Tensor:
                 return _bfloat16(bits)
             return float(struct.unpack("<e", bits.to_bytes(2, "little"))[0])
         return float(values[0] if self._dtype == 23 else signed(values[0]))
+
+    def strings(self) -> list[bytes]:
+        """Its first elements, if they are strings."""
+        if self._dtype != STRING:
+            return []
+        listed = islice(_messages(self._data, *self._whole, _STRING_VAL), MAX_STRINGS)
+        return [self._data[at:end] for at, end in listed]
 
     def words(self) -> str | None:
         """Its text, if that is one short line."""

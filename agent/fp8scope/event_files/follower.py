@@ -74,6 +74,11 @@ class DirectoryFollower:
         """The values that were sent."""
         return sum(run.upload.sent for run in self.runs.values())
 
+    @property
+    def sent_media(self) -> int:
+        """The images and texts that were sent."""
+        return sum(run.upload.sent_media for run in self.runs.values())
+
     def turn(self) -> bool:
         """Send what is there; returns whether anything was read.
 
@@ -156,6 +161,8 @@ class DirectoryFollower:
         if log.names.left_out:
             some = ", ".join(sorted(log.names.left_out)[:3])
             self._say_once(run, f"{name} has more tags than a run takes; left out are {some}, ...")
+        if log.left_out.media:
+            self._say_once(run, f"{name} has images or texts that are left out: {log.left_out.media}.")
         if log.left_out.steps:
             self._say_once(run, f"{name} has values at negative steps. They are left out.")
 

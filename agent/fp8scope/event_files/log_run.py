@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from fp8scope.event_files.events import EventReader, LoggedEvent
+from fp8scope.event_files.events import EventReader, LoggedEvent, TaggedMedia
 from fp8scope.event_files.framing import RecordFile
 from fp8scope.event_files.names import ScalarNames
 from fp8scope.event_files.placement import AttemptFinder, FileState, Place
+from fp8scope.recording.media import FILE_BYTES, NAME_LENGTH, TEXT_BYTES, MediaKind, is_image, text_content
+from fp8scope.recording.media_bounds import LeftOutError, MediaBounds
 
 MAX_FILES: Final = 10_000
 MAX_CONFIG: Final = 2_000
@@ -30,6 +32,17 @@ class PlacedValue:
     value: float
 
 
+@dataclass(slots=True, kw_only=True)
+class PlacedMedia:
+    """An image or a text, and the stream of messages that it belongs to."""
+
+    where: Place
+    step: int
+    name: str
+    kind: MediaKind
+    content: bytes
+
+
 @dataclass(kw_only=True)
 class LeftOut:
     """The values that are not stored, and why.
@@ -37,10 +50,12 @@ class LeftOut:
     Attributes:
         steps: their step is negative.
         other_axes: they repeat values over another axis.
+        media: the first reason for which an image or a text is not stored; empty if all are.
     """
 
     steps: int = 0
     other_axes: int = 0
+    media: str = ""
 
 
 class OpenFile:
@@ -70,6 +85,7 @@ class LogRun:
 
     def __post_init__(self) -> None:
         self._files: dict[str, OpenFile] = {}
+        self._bounds = MediaBounds()
         self._attempts = AttemptFinder()
 
     @property
@@ -83,7 +99,7 @@ class LogRun:
             if path.name not in self._files and len(self._files) < MAX_FILES:
                 self._files[path.name] = OpenFile(path)
 
-    def read(self) -> tuple[list[PlacedValue], bool]:
+    def read(self) -> tuple[list[PlacedValue | PlacedMedia], bool]:
         """Return the next values, of about a megabyte, and whether there may be more at once.
 
         Files are read one after the other; a file that has ended is still read when it grows.
@@ -97,7 +113,7 @@ class LogRun:
                 return list(self._values(file, records)), True
         return [], False
 
-    def _values(self, file: OpenFile, records: list[bytes]) -> Iterator[PlacedValue]:
+    def _values(self, file: OpenFile, records: list[bytes]) -> Iterator[PlacedValue | PlacedMedia]:
         for record in records:
             event = file.events.read(record)
             if event is None:
@@ -105,10 +121,14 @@ class LogRun:
             if event.is_start:
                 self._attempts.start(file.state, event.step)
             # Texts before the first value are settings, as Megatron's; later ones are samples.
-            if event.config and (event.is_hparams or self.first_time_us is None):
+            are_settings = self.first_time_us is None
+            if event.config and (event.is_hparams or are_settings):
                 self._configure(event.config)
             if event.values:
                 yield from self._placed(file, event)
+            for media in event.media:
+                if not (are_settings and media.kind == "text" and media.tag in event.config):
+                    yield from self._placed_media(file, event.step, media)
 
     def _placed(self, file: OpenFile, event: LoggedEvent) -> Iterator[PlacedValue]:
         step, time_us = event.step, _microseconds(event.wall_time)
@@ -126,11 +146,34 @@ class LogRun:
             else:
                 self.left_out.other_axes += value.tag not in self.names.left_out
 
+    def _placed_media(self, file: OpenFile, step: int, media: TaggedMedia) -> Iterator[PlacedMedia]:
+        """An image or a text within the bounds. It begins no attempt."""
+        try:
+            if step < 0:
+                raise LeftOutError("their steps are negative")
+            content = media.content if media.kind == "image" else text_content(_decoded(media.content))[0]
+            if not (is_image(content) if media.kind == "image" else content):
+                raise LeftOutError("they are no PNG, JPEG, WebP or GIF")
+            if len(content) > FILE_BYTES:
+                raise LeftOutError(f"they have more than {FILE_BYTES >> 20} MiB")
+            name = "".join(letter if letter.isprintable() else " " for letter in media.tag).strip()
+            name = name[-NAME_LENGTH:].strip() or "media"
+            self._bounds.take(name, step, len(content))
+        except LeftOutError as error:
+            self.left_out.media = self.left_out.media or str(error)
+        else:
+            where = self._attempts.look(file.state, step)
+            yield PlacedMedia(where=where, step=step, name=name, kind=media.kind, content=content)
+
     def _configure(self, config: dict[str, Any]) -> None:
         for name, value in config.items():
             if len(self.config) < MAX_CONFIG and self.config.get(name, self) != value:
                 self.config[name] = value
                 self.config_changed = True
+
+
+def _decoded(content: bytes) -> str:
+    return content[: 2 * TEXT_BYTES].decode("utf-8", "replace")
 
 
 def _microseconds(seconds: float) -> int:

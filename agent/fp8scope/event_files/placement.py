@@ -90,6 +90,17 @@ class AttemptFinder:
             file.furthest = step
             self._furthest = max(self._furthest, step)
             return Place(f"{file.name}#{file.index}", attempt.number, False, attempt.first_step)
+        return self._late(file, step)
+
+    def look(self, file: FileState, step: int) -> Place:
+        """Return the place of what says nothing of attempts, such as an image."""
+        attempt = file.attempt or self.attempts[-1]
+        if step >= max(file.furthest, attempt.first_step):
+            return Place(f"{file.name}#{file.index}", attempt.number, False, attempt.first_step)
+        return self._late(file, step)
+
+    def _late(self, file: FileState, step: int) -> Place:
+        """The place of a step that is before that of an earlier value of its file."""
         owner = next(
             (other for other in reversed(self.attempts) if other.first_step <= step), self.attempts[0]
         )

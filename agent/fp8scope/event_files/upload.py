@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from fp8scope.delivery.arrow_encoding import CONTENT_TYPE
+from fp8scope.delivery.messages import MEDIA_TYPE
 from fp8scope.delivery.transport import Backoff, NextAction, SendOutcome
-from fp8scope.event_files.log_run import LogRun, PlacedValue
+from fp8scope.event_files.log_run import LogRun, PlacedMedia, PlacedValue
 from fp8scope.event_files.row_streams import RowStream
+from fp8scope.recording.media import joined, logged
 from fp8scope.recording.records import Row, dump_json
 
 CLIENT: Final = "tensorboard"
@@ -24,6 +26,8 @@ CLIENT: Final = "tensorboard"
 BACKOFF_BASE, BACKOFF_CAP = 0.5, 15.0
 PATIENCE: Final = 2.0
 MAX_CONFLICTS: Final = 100
+REFUSED_MEDIA: Final = (413, 422)
+"""Statuses of a message whose image or text the server does not take, while it takes others."""
 ENDED: Final = ("finished", "failed")
 SENT: Final = ("rows", "points")
 
@@ -58,6 +62,15 @@ class RunDescription:
 
 
 @dataclass(kw_only=True)
+class MediaStream:
+    """The images and texts of a writer. `seq`: the number of the next; those below `stored` are stored."""
+
+    writer: str
+    seq: int = 0
+    stored: int = 0
+
+
+@dataclass(kw_only=True)
 class RunUpload:
     """Sends the values of one directory.
 
@@ -66,7 +79,7 @@ class RunUpload:
         wait: sleeps for so many seconds.
         patience: seconds of waiting for the server after which it is said.
         page: the address of the run's page, once it is registered.
-        sent: the values that this process has sent.
+        sent, sent_media: the values, and the images and texts, that this process has sent.
         conflicts: how often another process had sent rows of the run.
         paths: the files of the run.
     """
@@ -79,12 +92,15 @@ class RunUpload:
     patience: float = PATIENCE
     page: str = ""
     sent: int = 0
+    sent_media: int = 0
     conflicts: int = 0
     paths: list[Path] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.log = LogRun()
         self._streams: dict[str, RowStream] = {}
+        self._media_streams: dict[str, MediaStream] = {}
+        self._takes_media = False
         self._is_registered = False
         self._state = ""
 
@@ -109,7 +125,7 @@ class RunUpload:
                     f"{self.description.name}: other processes send the same directory. Stop them."
                 ) from None
             # Read everything again, and pass over what the server has by now.
-            self.log, self._streams = LogRun(), {}
+            self.log, self._streams, self._media_streams = LogRun(), {}, {}
             self.log.add_files(self.paths)
             return True
 
@@ -118,6 +134,9 @@ class RunUpload:
         if values or (self.log.config_changed and not has_more):
             self._register()
         for value in values:
+            if isinstance(value, PlacedMedia):
+                self._send_media(value)
+                continue
             stream = self._stream_of(value)
             self.sent += stream.add(value)
             if stream.is_full:
@@ -141,6 +160,7 @@ class RunUpload:
         self.log.config_changed = False
         if not self._is_registered:
             self._is_registered, self._state = True, str(answer.get("state", ""))
+            self._takes_media = "media" in (answer.get("accepts") or ())
             page, self.page = self.page, str(answer.get("url", ""))
             if page != self.page:
                 self.say(f"{self.description.name}: {self.page}")
@@ -154,6 +174,31 @@ class RunUpload:
             if not stored["next_seq"]:
                 self._introduce(stream.writer, stream.attempt, imported=stream.is_late)
         return stream
+
+    def _send_media(self, media: PlacedMedia) -> None:
+        """Send an image or a text. Its number is its place among those of its stream, sent or not."""
+        if not self._takes_media:
+            self.log.left_out.media = self.log.left_out.media or "the server is too old for them"
+            return
+        stream = self._media_streams.get(media.where.stream)
+        if stream is None:
+            stream = MediaStream(writer=str(uuid.uuid5(self.description.id, f"{media.where.stream} media")))
+            self._media_streams[media.where.stream] = stream
+            stored = self._post("GET", f"/writers/{stream.writer}", b"")
+            stream.stored = stored["next_seq"]
+            if not stream.stored:
+                self._introduce(stream.writer, media.where.attempt, imported=True)
+        seq, stream.seq = stream.seq, stream.seq + 1
+        if seq < stream.stored:
+            return
+        prepared = logged(media.kind, media.name, media.content, step=media.step, caption="")
+        head = {**prepared.head(media.content), "writer": stream.writer, "seq": seq}
+        outcome = self._until_answered("POST", "/media", joined(head, media.content), MEDIA_TYPE)
+        if outcome.status in REFUSED_MEDIA:
+            self.log.left_out.media = outcome.message or outcome.code
+            return
+        self._check(outcome)
+        self.sent_media += outcome.answer.get("status") != "duplicate"
 
     def _introduce(self, writer: str, attempt: int, *, imported: bool = False) -> None:
         document = {**self._origin(), "attempt": attempt, "imported": imported, "offset": 0, "tensors": []}

@@ -7,6 +7,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fp8scope.recording.media import MediaKind
+
 Steps = NDArray[np.int64]
 Values = NDArray[np.float64]
 EndState = Literal["finished", "failed", "running"]
@@ -67,14 +69,29 @@ class SourceEvaluation:
     precision: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class SourceMedia:
+    """An image, a text, a table or a file at a step, of the first process."""
+
+    kind: MediaKind
+    name: str
+    step: int
+    content: bytes
+    caption: str = ""
+    file_name: str = ""
+
+
+SourcePart = ValueTable | SourceEvaluation | SourceMedia
+
+
 @dataclass(kw_only=True)
 class SourceRun:
     """A run in a file of another tool.
 
     Attributes:
         key: identifies the run among all runs of its format; the id on the server is computed from it.
-        parts: the rows and the evaluations. The reader reads on while they are taken, so they are taken once,
-            and before the next run.
+        parts: the rows, the evaluations and the media. The reader reads on while they are taken, so they are
+            taken once, and before the next run.
         created_at, finished_at: seconds since 1970; None if the file does not say.
         failure: why the run failed.
         notes: what was left out, for the person who imports; complete when the parts are taken.
@@ -83,7 +100,7 @@ class SourceRun:
 
     key: str
     name: str
-    parts: Iterator["ValueTable | SourceEvaluation"]
+    parts: Iterator[SourcePart]
     config: dict[str, Any] = field(default_factory=dict)
     summary: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)

@@ -11,6 +11,12 @@ PATIENCE_SECONDS: Final = 120.0
 """Seconds for which a request is repeated."""
 
 
+REFUSALS: Final = ("invalid", "media_full", "too_large", "malformed")
+"""Codes of a message with media that the server does not take, while it takes others."""
+CONTENT_NEEDED: Final = "content_needed"
+"""Code of a message with the hash alone of a content that the project does not have."""
+
+
 class TransferError(RuntimeError):
     """A run could not be exported or imported; the message says why. `code` is the server's, or empty."""
 

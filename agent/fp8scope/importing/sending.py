@@ -5,10 +5,11 @@ recognises a message that is stored. Where another one is stored under its numbe
 then the server is asked what it has, and only the rest is sent.
 """
 
+import hashlib
 import json
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,18 +18,21 @@ import numpy as np
 from fp8scope.client.connection import ClientError, Connection
 from fp8scope.config import Settings
 from fp8scope.delivery.arrow_encoding import CONTENT_TYPE
+from fp8scope.delivery.messages import ASK_FIRST, MEDIA_TYPE
 from fp8scope.importing.encoding import encode, in_parts
-from fp8scope.importing.model import SourceEvaluation, SourceRun, ValueTable
-from fp8scope.importing.posting import Poster, TransferError
+from fp8scope.importing.model import SourceEvaluation, SourceMedia, SourceRun, ValueTable
+from fp8scope.importing.posting import CONTENT_NEEDED, REFUSALS, Poster, TransferError
 from fp8scope.importing.stored import StoredValues, read_stored
 from fp8scope.importing.values import iso_of, seconds_of, storable
 from fp8scope.recording.evaluation import evaluation_document
+from fp8scope.recording.media import joined, logged
 from fp8scope.recording.records import dump_json
 
 _NO_STEPS: Final = np.zeros(0, np.int64)
 NAMESPACE: Final = uuid.UUID("6b1c4f0e-2a5d-4c2f-9b8e-0d3f7a91c5e4")
 TENSORS_PER_MESSAGE: Final = 2_000
 CONFLICT: Final = "writer_conflict"
+MAX_REASONS: Final = 20
 MAX_TRIES: Final = 100_000
 """Numbers of messages that are tried, where the file has grown."""
 
@@ -55,15 +59,16 @@ class Wishes:
 
 @dataclass
 class SentCounts:
-    """Rows, points and evaluations that one import has sent, without those that were stored before."""
+    """Rows, points, evaluations and media that one import has sent, without those that were stored before."""
 
     rows: int = 0
     points: int = 0
     evaluations: int = 0
+    media: int = 0
 
     @property
     def is_nothing(self) -> bool:
-        return not (self.rows or self.points or self.evaluations)
+        return not (self.rows or self.points or self.evaluations or self.media)
 
 
 @dataclass
@@ -103,6 +108,10 @@ class ImportUpload:
         self._latest_attempt = 0
         self._created_at = 0.0
         self._described = b""
+        self._accepts: set[str] | None = None
+        """Names of what the server takes; None in a run that is there already, whose server does not say."""
+        self._refused: dict[str, int] = {}
+        """Media that the server has refused, by its reason."""
 
     def send(self) -> Iterator[SentCounts]:
         """Send everything; yields what was sent so far.
@@ -116,6 +125,8 @@ class ImportUpload:
             for part in self.run.parts:
                 if isinstance(part, SourceEvaluation):
                     self._send_evaluation(part)
+                elif isinstance(part, SourceMedia):
+                    self._send_media(part)
                 else:
                     for table in in_parts(part):
                         self._send_table(table)
@@ -124,6 +135,7 @@ class ImportUpload:
                 self._writer(ValueTable(steps=_NO_STEPS, times=None, scalars={}))
             self._describe_again()
             self._finish()
+            self.run.notes += [f"{count:,} media refused: {why}" for why, count in self._refused.items()]
             yield self.sent
         finally:
             self._poster.close()
@@ -143,6 +155,7 @@ class ImportUpload:
             self._described = dump_json(self._document())
             answer = self._post("PUT", "", self._described)
             self.page = str(answer.get("url", ""))
+            self._accepts = set(answer.get("accepts") or ())
 
     def _description(self) -> dict[str, Any]:
         """The run as it is stored; empty if it is not, or the token may not read it."""
@@ -268,6 +281,56 @@ class ImportUpload:
         if path == "/evaluations" and answer.get("status") != "duplicate":
             self.sent.evaluations += 1
         return True
+
+    def _send_media(self, media: SourceMedia) -> None:
+        if self._accepts is not None and "media" not in self._accepts:
+            self._refuse("the server is too old for them: update it.")
+            return
+        writer = self._writer(ValueTable(steps=_NO_STEPS, times=None, scalars={}))
+        if self._stored is None:
+            if self._try_media(writer, media):
+                return
+            self._stored = read_stored(self._connection, self.run_id)
+        if (media.name, media.step, hashlib.sha256(media.content).hexdigest()) not in self._stored.media:
+            self._until_free(writer, lambda: self._try_media(writer, media))
+
+    def _try_media(self, writer: _Writer, media: SourceMedia) -> bool:
+        """Send a media; one that the server refuses is left out. Returns False if its number is taken."""
+        prepared = logged(
+            media.kind,
+            media.name,
+            media.content,
+            step=media.step,
+            caption=media.caption,
+            file_name=media.file_name,
+        )
+        head = {**prepared.head(media.content), "writer": writer.id, "seq": writer.seq}
+        try:
+            answer = self._post_media(head, media.content)
+        except TransferError as error:
+            if error.code == CONFLICT:
+                return False
+            if error.code not in REFUSALS:
+                raise
+            self._refuse(str(error))
+            return True
+        writer.seq += 1
+        self.sent.media += answer.get("status") != "duplicate"
+        return True
+
+    def _post_media(self, head: dict[str, Any], content: bytes) -> Mapping[str, Any]:
+        """Send a message with media; a large content only if the project does not have it."""
+        if len(content) > ASK_FIRST:
+            try:
+                return dict(self._post("POST", "/media", joined(head, b""), MEDIA_TYPE))
+            except TransferError as error:
+                if error.code != CONTENT_NEEDED:
+                    raise
+        return dict(self._post("POST", "/media", joined(head, content), MEDIA_TYPE))
+
+    def _refuse(self, reason: str) -> None:
+        if reason in self._refused or len(self._refused) < MAX_REASONS:
+            self._refused[reason] = self._refused.get(reason, 0) + 1
 
     def _until_free(self, writer: _Writer, send: Any) -> None:
         for _ in range(MAX_TRIES):

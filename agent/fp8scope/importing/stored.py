@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fp8scope.client.connection import ClientError, Connection
+from fp8scope.client.media import read_media
 from fp8scope.client.reading import read_every_step
 from fp8scope.importing.model import Steps, ValueTable
 from fp8scope.importing.posting import TransferError
@@ -22,6 +23,7 @@ class StoredValues:
     Attributes:
         scalars: the steps of each scalar, of all ranks and attempts together.
         evaluations: name, metric and step of each score.
+        media: name, step and SHA-256 of each media.
         attempts: the first step of each start of the training; None of one without rows.
         ranks: the last step of each rank of the latest attempt.
         last_step: -1 without rows.
@@ -36,6 +38,7 @@ class StoredValues:
     state: str
     unreported_rows: int
     unreported_points: int
+    media: frozenset[tuple[str, int, str]] = frozenset()
 
     def rest_of(self, table: ValueTable, attempt: int) -> ValueTable | None:
         """Return what of a table is new; None if nothing is. `attempt` is that of its process."""
@@ -107,6 +110,7 @@ def read_stored(connection: Connection, run_id: str) -> StoredValues:
         }
         scores = connection.json(f"/runs/{run_id}/evaluations")["scores"]
         ranks = connection.json(f"/runs/{run_id}/ranks")["ranks"]
+        media = list(read_media(connection, f"/runs/{run_id}/media", {}))
     except ClientError as error:
         raise TransferError(
             f"the file has changed since it was imported, and what is stored cannot be read: {error}. "
@@ -115,6 +119,7 @@ def read_stored(connection: Connection, run_id: str) -> StoredValues:
         ) from error
     return StoredValues(
         scalars=series,
+        media=frozenset((item.name, item.step, item.sha256) for item in media),
         evaluations=frozenset((row["name"], row["metric"], int(row["step"])) for row in scores),
         attempts={int(start["attempt"]): start["first_step"] for start in run["attempts"]},
         ranks={

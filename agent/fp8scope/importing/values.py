@@ -174,6 +174,12 @@ def storable(value: Any, depth: int = 0) -> Any:
     return str(value)[:MAX_TEXT].replace("\0", "")
 
 
+def text_of(text: str) -> str:
+    """A text in one line, without what is not printable."""
+    clean = "".join(letter if letter.isprintable() else " " for letter in text[:MAX_TEXT])
+    return clean.encode("utf-8", "replace").decode().strip()
+
+
 def from_text(text: str) -> Any:
     """The number or truth value that a parameter was before it became text; else the text."""
     if text in ("True", "False", "None"):

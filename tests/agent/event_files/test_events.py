@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 from agent.helpers.event_files import scalars, session_start, tensor, tensorboard_says, write
+from agent.helpers.import_files import PNG
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_SCALAR, Summary
 from tensorboard.compat.proto.tensor_pb2 import TensorProto
 
 from fp8scope.event_files.events import EventReader, LoggedEvent, plain_value
-from fp8scope.event_files.log_run import LogRun
+from fp8scope.event_files.log_run import LogRun, PlacedMedia
 
 
 def read(event: Any) -> LoggedEvent:
@@ -36,6 +37,8 @@ def logged(directory: Path) -> dict[str, list[tuple[int, float]]]:
     while has_more:
         placed, has_more = run.read()
         for value in placed:
+            if isinstance(value, PlacedMedia):
+                continue
             by_tag.setdefault(value.names[0], []).append((value.step, value.value))
     return by_tag
 
@@ -157,10 +160,14 @@ def test_a_tag_that_is_too_long_is_left_out() -> None:
 def test_mutated_events_are_read_or_counted() -> None:
     """20,000 mutations of events of every kind: an event or a count, never an exception."""
     chance, reader = random.Random(7), EventReader()
+    picture = Summary.Value(tag="a", image=Summary.Image(height=1, width=1, encoded_image_string=PNG))
     originals = [
         scalars(3, loss=1.0, val__loss=2.0).SerializeToString(),
         tensor(4, "a", np.float64(1.5)).SerializeToString(),
         tensor(4, "seq/text_summary", b"12", "text").SerializeToString(),
+        tensor(4, "seq/text_summary", b"a\nb", "text").SerializeToString(),
+        tensor(4, "batch", np.array([b"1", b"1", PNG], object), "images").SerializeToString(),
+        Event(step=4, summary=Summary(value=[picture])).SerializeToString(),
         session_start(9).SerializeToString(),
     ]
     for _ in range(20_000):
@@ -170,6 +177,7 @@ def test_mutated_events_are_read_or_counted() -> None:
             data[at : at + chance.randrange(3)] = chance.randbytes(chance.randrange(3))
         event = reader.read(bytes(data))
         assert event is None or all(isinstance(value.value, float) for value in event.values)
+        assert event is None or all(isinstance(media.content, bytes) for media in event.media)
     assert reader.unreadable > 1_000
 
 

@@ -74,9 +74,35 @@ def write_wandb(folder: Path, rows: int = 20, metrics: int = 0) -> Path:
         values = {"train/loss": 3 / (step + 1), "lr": 1e-3, "_timestamp": BEGIN + step, "_step": step}
         values |= _more(step, metrics)
         records.append(message({2: _items(1, values, 1) + message({2: message({1: step})})}))
+    picture = write_content(folder / "files" / "media" / "images" / "a.png", PNG)
+    table = write_content(folder / "files" / "media" / "table" / "a.table.json", TABLE)
+    logged = {
+        "picture": {"_type": "image-file", "path": picture, "caption": "c", "width": 1},
+        # Newer versions write each entry as an item of its own.
+        "table._type": "table-file",
+        "table.path": table,
+        "table.nrows": 1,
+        "several": {"_type": "images/separated", "filenames": [picture, "../../secret"], "captions": ["x"]},
+        "_step": 5,
+    }
+    records.append(message({2: _items(1, logged, 1) + message({2: message({1: 5})})}))
     records.append(message({18: message({1: 0})}))
     path.write_bytes(b":W&B\xe1\xbe\x00" + leveldb(records, 7))
     return path
+
+
+PNG = bytes.fromhex(
+    "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de"
+    "0000000c49444154789c63f8cfc0000003010100c9fe92ef0000000049454e44ae426082"
+)
+TABLE = json.dumps({"columns": ["prompt", "score"], "data": [["a", 0.5], ["b", None]]}).encode()
+
+
+def write_content(path: Path, content: bytes) -> str:
+    """Write a file of a media; returns its path as tools have it: below the folder of its kind."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path.relative_to(path.parents[2]).as_posix()
 
 
 def _items(number: int, values: Mapping[str, Any], field: int) -> bytes:
@@ -136,6 +162,17 @@ def write_mlflow_files(folder: Path, rows: int = 20) -> Path:
     (run / "tags" / "mlflow.runName").write_text("gpt bf16")
     lines = [f"{begin + step} {3 / (step + 1)!r} {step}\n" for step in range(rows)]
     (run / "metrics" / "train" / "loss").write_text("".join(lines))
+    listed = [{"path": "tables/a.json", "type": "table"}]
+    (run / "tags" / "mlflow.loggedArtifacts").write_text(json.dumps(listed))
+    stem = f"by~step+step+7+timestamp+{begin}+0a1b"
+    for name, content in (
+        (f"images/{stem}.png", PNG),
+        (f"images/{stem}+compressed.webp", PNG),
+        ("tables/a.json", TABLE),
+        ("samples/a.txt", b"Once upon a time"),
+        ("model/weights.bin", b"\0"),
+    ):
+        write_content(run / "artifacts" / name, content)
     return run
 
 
@@ -167,8 +204,16 @@ def write_mlflow_sqlite(folder: Path, rows: int = 20) -> Path:
 
 
 def write_trackio(folder: Path, rows: int = 20, metrics: int = 0) -> Path:
-    """A project with two runs."""
+    """A project with two runs, which have the same media at step 5."""
     path = folder / "project.db"
+    write_content(folder / "media" / "project" / "a.png", PNG)
+    media = {
+        "picture": {"_type": "trackio.image", "file_path": "project/a.png", "caption": "c"},
+        "secret": {"_type": "trackio.video", "file_path": "../project.db", "caption": None},
+        "sample": {"_type": "trackio.markdown", "_value": "Once upon a time"},
+        "table": {"_type": "trackio.table", "_value": [{"prompt": "a", "score": 0.5}, {"prompt": "b"}]},
+        "histogram": {"_type": "trackio.histogram", "bins": [0.0, 1.0], "values": [1]},
+    }
     with sqlite3.connect(path) as database:
         database.executescript("""
             CREATE TABLE metrics (id INTEGER PRIMARY KEY AUTOINCREMENT, run_id TEXT NOT NULL,
@@ -183,8 +228,9 @@ def write_trackio(folder: Path, rows: int = 20, metrics: int = 0) -> Path:
                 "INSERT INTO configs VALUES (NULL, ?, ?, ?, ?)", (f"id-{name}", name, config, _iso(0))
             )
             for step in range(rows):
+                logged = media if step == 5 else {}
                 values = json.dumps(
-                    {"loss": 3 / (step + 1), "bad": "Infinity", "text": "x", **_more(step, metrics)}
+                    {"loss": 3 / (step + 1), "bad": "Infinity", "text": "x", **_more(step, metrics), **logged}
                 )
                 row = (f"id-{name}", _iso(step), name, step, values)
                 database.execute("INSERT INTO metrics VALUES (NULL, ?, ?, ?, ?, ?)", row)

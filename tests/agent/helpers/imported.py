@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fp8scope.importing.model import SourceEvaluation, SourceRun, ValueTable
+from fp8scope.importing.model import SourceEvaluation, SourceMedia, SourceRun, ValueTable
 from fp8scope.importing.registry import format_named, sources_of
 from fp8scope.importing.source import ImportSource
 
@@ -19,6 +19,7 @@ class ReadRun:
     run: SourceRun
     tables: list[ValueTable]
     evaluations: list[SourceEvaluation]
+    media: list[SourceMedia]
 
     def series(self, name: str) -> dict[int, float]:
         """The values of a scalar by step; of several at one step the last.
@@ -64,5 +65,7 @@ def read(path: Path, name: str = "", **options: Any) -> list[ReadRun]:
         for run in form.read(ImportSource(path=at, **options)):
             parts = list(run.parts)
             tables = [part for part in parts if isinstance(part, ValueTable)]
-            runs.append(ReadRun(run, tables, [part for part in parts if isinstance(part, SourceEvaluation)]))
+            evaluations = [part for part in parts if isinstance(part, SourceEvaluation)]
+            media = [part for part in parts if isinstance(part, SourceMedia)]
+            runs.append(ReadRun(run, tables, evaluations, media))
     return runs

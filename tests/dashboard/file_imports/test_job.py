@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import signal
@@ -11,6 +12,7 @@ import sys
 import tempfile
 import time
 import zipfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
@@ -19,7 +21,7 @@ from typing import Any
 
 import pytest
 import urllib3
-from agent.helpers.import_files import write_aim, write_csv, write_jsonl, write_trackio, write_wandb
+from agent.helpers.import_files import PNG, write_aim, write_csv, write_jsonl, write_trackio, write_wandb
 from dashboard.helpers.import_state import state
 from dashboard.helpers.visitors import visitor_of
 from django.core.files.uploadedfile import SimpleUploadedFile
@@ -32,6 +34,7 @@ from fp8scope_dashboard.file_imports import job as jobs
 from fp8scope_dashboard.file_imports import limits, services
 from fp8scope_dashboard.file_imports.models import ImportAccess, ImportChunk, ImportJob
 from fp8scope_dashboard.file_imports.services import UploadError, accept
+from fp8scope_dashboard.media.models import MediaContent, MediaItem
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import queries
 
@@ -123,10 +126,18 @@ def test_the_same_file_in_another_project_is_another_run(server: Server, user: U
 
 
 def test_an_archive_of_a_folder(server: Server, user: User, tmp_path: Path) -> None:
-    wandb, trackio = write_wandb(tmp_path), write_trackio(tmp_path)
-    entries = {f"runs/{path.relative_to(tmp_path)}": path.read_bytes() for path in (wandb, trackio)}
+    """With the media that are beside its files; a path that leads out of the folder is left out."""
+    write_wandb(tmp_path)
+    write_trackio(tmp_path)
+    paths = [path for path in tmp_path.rglob("*") if path.is_file()]
+    entries = {f"runs/{path.relative_to(tmp_path)}": path.read_bytes() for path in paths}
     job = run_import(server.project, user, upload("all.zip", zipped(entries)))
-    assert job.problems == [] and len(job.results) == Run.objects.count() >= 2
+    assert len(job.results) == Run.objects.count() == 3
+    assert all("media left out: their " in problem for problem in job.problems)
+    assert Counter(MediaItem.objects.values_list("name", flat=True)) == {
+        **{"picture": 3, "table": 3, "sample": 2, "several": 1}
+    }
+    assert MediaContent.objects.filter(sha256=hashlib.sha256(PNG).digest()).count() == 1
     before = state()
     assert {
         what for _, what in run_import(server.project, user, upload("all.zip", zipped(entries))).results

@@ -99,7 +99,8 @@ def _ended(follower: DirectoryFollower, root: Path, *, as_json: bool) -> int:
     elif not runs:
         print(f"fp8scope tail: {printable(root)} has no event files.", file=sys.stderr)
     else:
-        print(f"{follower.sent:,} values of {runs:,} {'run' if runs == 1 else 'runs'} sent.")
+        media = f", and {follower.sent_media:,} images or texts" if follower.sent_media else ""
+        print(f"{follower.sent:,} values of {runs:,} {'run' if runs == 1 else 'runs'} sent{media}.")
     return REFUSED if refused or not runs else OK
 
 

@@ -1,7 +1,8 @@
 """Runs in MLflow's file store: a folder with meta.yaml, metrics, params and tags."""
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -9,14 +10,30 @@ import numpy as np
 
 from fp8scope.importing.formats.mlflow_values import config_of, failure_of, state_of, tags_of
 from fp8scope.importing.limits import MAX_ENTRIES, MAX_SERIES_POINTS, MIB
-from fp8scope.importing.model import SourceRun, UnreadableError, ValueTable
+from fp8scope.importing.media import MediaReader
+from fp8scope.importing.model import SourceMedia, SourceRun, UnreadableError, ValueTable
 from fp8scope.importing.names import MetricNames
 from fp8scope.importing.source import FileFormat, ImportSource, SourcePath, files_below
 from fp8scope.importing.tables import MetricHistory, tables_of
-from fp8scope.importing.values import FIRST_TIME, LAST_TIME, MAX_STEP, read_bytes, seconds_of, seed_of
+from fp8scope.importing.values import (
+    FIRST_TIME,
+    LAST_TIME,
+    MAX_STEP,
+    mapping_of,
+    read_bytes,
+    seconds_of,
+    seed_of,
+)
 
 META: Final = "meta.yaml"
 MAX_SMALL: Final = MIB
+LOGGED_IMAGE: Final = re.compile(
+    r"images/(?P<key>[^/+%]+)[+%]step[+%](?P<step>\d{1,18})[+%]timestamp[+%]\d+[+%]"
+    r"[^/+%]+(?P<small>[+%]compressed)?\.(png|webp)"
+)
+"""A name that `log_image` gives to an image with a key; `small` is its copy for lists."""
+IMAGE_ENDINGS: Final = (".png", ".jpg", ".jpeg", ".webp", ".gif")
+TEXT_ENDINGS: Final = (".txt", ".md", ".log", ".yaml", ".yml", ".json", ".csv", ".html")
 MAX_METRIC_FILE: Final = 1024 * MIB
 
 
@@ -38,7 +55,7 @@ def read(source: ImportSource) -> Iterator[SourceRun]:
     yield SourceRun(
         key=json.dumps(["mlflow", run_id]),
         name=tags.get("mlflow.runName") or meta.get("run_name") or run_id,
-        parts=_parts(source, metrics, notes),
+        parts=_all_parts(source, metrics, tags, notes),
         config=config,
         environment={"experiment": _experiment(folder), "user": tags.get("mlflow.user", "")},
         tags=tags_of(tags),
@@ -74,6 +91,47 @@ def _texts(folder: Path) -> Iterator[tuple[str, str]]:
     for path in files_below(folder) if folder.is_dir() else ():
         if path.stat().st_size <= MAX_SMALL:
             yield path.relative_to(folder).as_posix(), path.read_bytes().decode("utf-8", "replace")
+
+
+def _all_parts(
+    source: ImportSource, metrics: list[Path], tags: Mapping[str, str], notes: list[str]
+) -> Iterator[ValueTable | SourceMedia]:
+    yield from _parts(source, metrics, notes)
+    folder = source.path / "artifacts"
+    if folder.is_dir():
+        media = MediaReader(folder)
+        tables = _logged_tables(tags)
+        for path in files_below(folder):
+            _add_artifact(media, path.relative_to(folder), tables)
+            yield from media.take()
+        notes += media.notes()
+
+
+def _logged_tables(tags: Mapping[str, str]) -> frozenset[str]:
+    """The paths that `log_table` has written to: the tag of MLflow that lists them."""
+    try:
+        listed = json.loads(tags.get("mlflow.loggedArtifacts", "[]"))
+    except (ValueError, RecursionError):
+        return frozenset()
+    entries = [mapping_of(entry) for entry in listed[:MAX_ENTRIES]] if isinstance(listed, list) else []
+    return frozenset(str(entry.get("path")) for entry in entries if entry.get("type") == "table")
+
+
+def _add_artifact(media: MediaReader, path: Path, tables: frozenset[str]) -> None:
+    """Add an artifact: an image of `log_image` at its step, or a table, an image or a text at step 0."""
+    name, where = path.with_suffix("").as_posix(), path.as_posix()
+    logged = LOGGED_IMAGE.fullmatch(where)
+    if logged is not None:
+        if logged["small"] is None:
+            media.add_file(re.sub("[~#]", "/", logged["key"]), int(logged["step"]), where)
+    elif where in tables:
+        media.add_table_file(name, 0, where)
+    elif path.suffix.lower() in IMAGE_ENDINGS:
+        media.add_file(name, 0, where)
+    elif path.suffix.lower() in TEXT_ENDINGS:
+        media.add_text_file(where, 0, where)
+    else:
+        media.leave_out("they are artifacts without an image, a text or a table")
 
 
 def _parts(source: ImportSource, paths: list[Path], notes: list[str]) -> Iterator[ValueTable]:

@@ -8,7 +8,8 @@ from typing import Any, Final
 from fp8scope.binary.protobuf import signed
 from fp8scope.importing.binary import TornError, fields, log_records, varint
 from fp8scope.importing.limits import MAX_ENTRIES
-from fp8scope.importing.model import SourceRun, UnreadableError, ValueTable
+from fp8scope.importing.media import MAX_WAITING, MediaReader
+from fp8scope.importing.model import SourceMedia, SourceRun, UnreadableError, ValueTable
 from fp8scope.importing.names import MetricNames
 from fp8scope.importing.source import FileFormat, ImportSource, SourcePath
 from fp8scope.importing.tables import RowTables
@@ -17,6 +18,7 @@ from fp8scope.importing.values import (
     LAST_TIME,
     MAX_STEP,
     flat_numbers,
+    mapping_of,
     number_of,
     seed_of,
     storable,
@@ -27,6 +29,7 @@ HISTORY, SUMMARY, CONFIG, STATS, RUN, EXIT = 2, 3, 5, 7, 17, 18
 ITEM: Final = 0x0A
 VALUE: Final = b"\x82\x01"
 """The tag of `value_json`, which ends an item."""
+TYPE: Final = "._type"
 INTERNAL: Final = ("_step", "_timestamp", "_runtime", "_wandb")
 MAX_PREFIXES: Final = 100_000
 
@@ -115,9 +118,12 @@ _LABELS: Final = (
 )
 
 
-def _parts(source: ImportSource, run: SourceRun, records: Iterator[bytes]) -> Iterator[ValueTable]:
+def _parts(
+    source: ImportSource, run: SourceRun, records: Iterator[bytes]
+) -> Iterator[ValueTable | SourceMedia]:
     names = MetricNames(source.loss)
-    history = _History(RowTables(names))
+    media = MediaReader(source.path.parent / "files")
+    history = _History(RowTables(names), media)
     for record in records:
         for number, value in fields(record):
             if not isinstance(value, bytes):
@@ -136,6 +142,7 @@ def _parts(source: ImportSource, run: SourceRun, records: Iterator[bytes]) -> It
                 run.failure = f"The script ended with the exit code {code!r}." if code else ""
             elif number == RUN:
                 run.config.update(_run_of(value).config)
+        yield from media.take()
         if history.rows.is_full:
             yield from history.rows.take()
     yield from history.rows.take()
@@ -143,7 +150,7 @@ def _parts(source: ImportSource, run: SourceRun, records: Iterator[bytes]) -> It
     run.summary = {key: value for key, value in run.summary.items() if key not in recorded and key[:1] != "_"}
     if run.state == "running":
         run.notes.append("The run has not ended: import the file again later to add what is new.")
-    run.notes += source.notes + names.notes()
+    run.notes += source.notes + names.notes() + media.notes()
 
 
 class _History:
@@ -152,8 +159,9 @@ class _History:
     The items of a key begin with the same bytes in every record: only the value that follows is parsed.
     """
 
-    def __init__(self, rows: RowTables) -> None:
+    def __init__(self, rows: RowTables, media: MediaReader) -> None:
         self.rows = rows
+        self._media = media
         self._keys: dict[bytes, str] = {}
         self._step = 0
 
@@ -166,6 +174,7 @@ class _History:
         """Add a row."""
         time_us: int | None = None
         values: list[tuple[str, float]] = []
+        objects: dict[str, dict[str, Any]] = {}
         items, step = self._items(data)
         for key, text in items:
             try:
@@ -180,9 +189,24 @@ class _History:
             elif number is not None:
                 values.append((key, number))
             elif text[:1] == b"{":
-                values += _nested(key, text)
+                value = _mapping(text)
+                if "_type" in value:
+                    objects[key] = value
+                else:
+                    values += ((f"{key}.{name}", number) for name, number in flat_numbers(value, "."))
+            elif key.endswith(TYPE):
+                # Newer versions write the entries of an object as items.
+                objects[key.removesuffix(TYPE)] = {}
         if step is not None and 0 <= step <= MAX_STEP:
             self._step = step
+        if objects:
+            values = [value for value in values if value[0].rpartition(".")[0] not in objects]
+            for entry, text in items:
+                name, _, field = entry.rpartition(".")
+                if name in objects:
+                    objects[name].setdefault(field, text)
+            for name, value in objects.items():
+                _add_media(self._media, name, self._step, value)
         self.rows.add(self._step, time_us, values)
 
     def _items(self, data: bytes) -> tuple[list[tuple[str, bytes]], int | None]:
@@ -278,15 +302,39 @@ def _update(target: dict[str, Any], data: bytes) -> None:
             target[key] = storable(value)
 
 
-def _nested(key: str, text: bytes) -> Iterator[tuple[str, float]]:
-    """The numbers of a nested value; none of a picture or a histogram, which say their `_type`."""
+def _mapping(text: bytes) -> dict[str, Any]:
+    """A JSON object; an empty one if it is none."""
     try:
-        value = json.loads(text)
+        return mapping_of(json.loads(text))
     except (ValueError, RecursionError):
-        return
-    if isinstance(value, dict) and "_type" not in value:
-        for name, number in flat_numbers(value, "."):
-            yield f"{key}.{name}", number
+        return {}
+
+
+def _add_media(media: MediaReader, name: str, step: int, entries: dict[str, Any]) -> None:
+    """Add an object of W&B, which says its `_type`, and where its files are."""
+    value = {entry: _plain(part) if isinstance(part, bytes) else part for entry, part in entries.items()}
+    kind = str(value.get("_type", ""))[:40]
+    if kind == "images/separated":
+        files, captions = value.get("filenames"), value.get("captions")
+        for at, where in enumerate(files[:MAX_WAITING] if isinstance(files, list) else ()):
+            own = captions[at] if isinstance(captions, list) and at < len(captions) else ""
+            media.add_file(name, step, where, caption=own)
+    elif kind == "table-file":
+        media.add_table_file(name, step, value.get("path"))
+    elif kind.endswith("-file"):
+        media.add_file(name, step, value.get("path"), caption=value.get("caption"))
+    elif isinstance(several := value.get(kind), list):
+        for part in several[:MAX_WAITING]:
+            media.add_file(name, step, mapping_of(part).get("path"), caption=mapping_of(part).get("caption"))
+    else:
+        media.leave_out(f"their type {kind!r} has no kind here")
+
+
+def _plain(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _number(text: bytes) -> float | None:
