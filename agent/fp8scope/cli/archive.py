@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from fp8scope.importing.posting import TransferError
 
-FORMATS = (1, 2, 3, 4)
+FORMATS = (1, 2, 3, 4, 5)
 # The first format with alerts.
 FIRST_WITH_ALERTS = 3
 KEY = "fp8scope"
@@ -28,13 +28,14 @@ BLOCK = 64 << 20
 BINS = 279
 INTEGERS = {"writer": pa.int32(), "seq": pa.int64(), "step": pa.int64()}
 # Columns that mark a row as a document instead of a step.
-DOCUMENTS = ("evaluation", "report", "alert", "command", "console", "note", "artefact")
+DOCUMENTS = ("evaluation", "report", "alert", "command", "console", "note", "artefact", "media")
 HISTOGRAM = "histogram"
+CONTENT = "content"
 # The server quotes a column name, or a part of one, that a spreadsheet would read as a formula.
 QUOTE = re.compile(r"(?:^|(?<=[,;\t\r\n]))'(?='*[=+\-@\t\r])")
 
 PartKind = Literal[
-    "rows", "evaluation", "report", "alert", "command", "console", "note", "artefact", "histogram"
+    "rows", "evaluation", "report", "alert", "command", "console", "note", "artefact", "media", "histogram"
 ]
 
 
@@ -47,7 +48,7 @@ class MessageRows:
     rows: pa.RecordBatch
 
     def document(self) -> dict[str, Any]:
-        """Return the JSON object of an evaluation, a report, an alert or a command."""
+        """Return the JSON object of an evaluation, a report, an alert, a command or a media."""
         try:
             document = json.loads(self.rows.column(self.kind)[0].as_py())
         except ValueError:
@@ -55,6 +56,12 @@ class MessageRows:
         if not isinstance(document, dict):
             raise TransferError(f"the file is damaged: its {self.kind} is not a JSON object")
         return document
+
+    def content(self) -> bytes:
+        """Return the content of a media; empty if an earlier row has it. Raises TransferError if none can."""
+        if CONTENT not in self.rows.schema.names or self.rows.schema.field(CONTENT).type != pa.binary():
+            raise TransferError("the file is damaged: its media have no content")
+        return bytes(self.rows.column(CONTENT)[0].as_py() or b"")
 
     def step(self) -> int:
         """Return the step of the first row."""

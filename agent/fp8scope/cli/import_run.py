@@ -4,7 +4,9 @@ The rows are sent in the agent's protocol, so an interrupted import can be repea
 stored twice. The imported run gets a new id, which is computed from the id in the file.
 """
 
+import sys
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -14,15 +16,19 @@ import pyarrow as pa
 
 from fp8scope.cli.archive import BINS, Archive, MessageRows
 from fp8scope.cli.progress import ProgressLine
+from fp8scope.client.plain_text import printable
 from fp8scope.config import Settings
 from fp8scope.delivery.arrow_encoding import CONTENT_TYPE, PROTOCOL
+from fp8scope.delivery.messages import MEDIA_TYPE
 from fp8scope.delivery.sender import MATRIX
-from fp8scope.importing.posting import Poster, TransferError
+from fp8scope.importing.posting import CONTENT_NEEDED, REFUSALS, Poster, TransferError
+from fp8scope.recording.media import joined
 from fp8scope.recording.records import dump_json
 
 TENSORS_PER_MESSAGE = 2000
 # What older servers do not know; it is left out for them.
 OPTIONAL = ("note", "artefact")
+MEDIA = ("name", "kind", "step", "caption", "file_name", "sha256", "size")
 
 
 def import_archive(settings: Settings, path: Path, run: uuid.UUID | None) -> int:
@@ -37,6 +43,8 @@ def import_archive(settings: Settings, path: Path, run: uuid.UUID | None) -> int
     finally:
         line.end()
     print(upload.page)
+    for reason, count in upload.left_out.items():
+        print(f"  {count:,} media refused: {printable(reason)}", file=sys.stderr)
     return 0
 
 
@@ -47,6 +55,8 @@ class Upload:
         self.archive = archive
         self.run = str(run or uuid.uuid5(uuid.UUID(archive.description["id"]), "imported"))
         self.page = ""
+        self.left_out: Counter[str] = Counter()
+        """Media that the server did not take, by its reason."""
         self._accepts: set[str] = set()
         self._poster = Poster(settings)
         self._writers = archive.description["writers"]
@@ -117,6 +127,9 @@ class Upload:
 
     def _send_document(self, part: MessageRows) -> None:
         document, path = part.document(), "/reports"
+        if part.kind == "media":
+            self._send_media(part, document)
+            return
         if part.kind == "report":
             document = {**dict(document.pop("document", {})), **document}
         elif part.kind == "evaluation":
@@ -135,6 +148,22 @@ class Upload:
         origin = {"writer": self._writers[part.writer]["uuid"], "seq": self._seqs[part.writer]}
         self._post("POST", path, dump_json({**document, **origin}))
         self._seqs[part.writer] += 1
+
+    def _send_media(self, part: MessageRows, document: dict[str, Any]) -> None:
+        """Send a media; one that the server does not take is left out, and counted."""
+        if "media" not in self._accepts:
+            self.left_out["the server is too old for them: update it."] += 1
+            return
+        fields = {name: document.get(name) for name in MEDIA}
+        head = {**fields, "writer": self._writers[part.writer]["uuid"], "seq": self._seqs[part.writer]}
+        try:
+            self._post("POST", "/media", joined(head, part.content()), MEDIA_TYPE)
+        except TransferError as error:
+            if error.code not in (*REFUSALS, CONTENT_NEEDED):
+                raise
+            self.left_out[str(error)] += 1
+        else:
+            self._seqs[part.writer] += 1
 
     def _metadata(self, writer: int) -> dict[str, object]:
         return {

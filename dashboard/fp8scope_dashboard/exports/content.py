@@ -20,14 +20,18 @@ from fp8scope_dashboard.alerts.models import Alert
 from fp8scope_dashboard.control import imported_history
 from fp8scope_dashboard.control.models import Command, Report
 from fp8scope_dashboard.evaluations.models import Evaluation
+from fp8scope_dashboard.media import contents
+from fp8scope_dashboard.media.models import MediaItem
 from fp8scope_dashboard.runs import console
 from fp8scope_dashboard.runs.models import Artefact, ConsoleLine, Note, Run, StepNote, Tensor, Writer
 from fp8scope_dashboard.telemetry import queries
 from fp8scope_dashboard.telemetry.codec import SCALAR, TENSOR, TIME_TYPE, ChunkData, Float64s, Int64s
 
 # Version 2 added reports and histograms, version 3 alerts and commands, version 4 the console log, the note
-# and the links to artefacts. Notes at steps came later, as notes with a step.
+# and the links to artefacts. Notes at steps came later, as notes with a step. Version 5 added media: files of
+# runs without any keep the earlier version, which older clients read.
 FORMAT: Final = 4
+FORMAT_WITH_MEDIA: Final = 5
 # Lines of the console log in one row.
 LINES_AT_ONCE = 500
 # Cells of a piece: 16 MB of float64.
@@ -43,6 +47,7 @@ DOCUMENTS: Final[tuple[type[Evaluation | Report | Alert | Command], ...]] = (
     Alert,
     Command,
 )
+MEDIA = ("name", "kind", "step", "caption", "file_name")
 REPORT = ("step", "kind", "document")
 SCORES = (
     *("step", "name", "metric", "kind", "higher_is_better", "items", "item_ids", "clusters"),
@@ -67,7 +72,7 @@ class ExportContent:
     Attributes:
         description: everything but the rows, as JSON types.
         schema: of the pieces. The column of a statistic lists a value for each tensor of the run, by index.
-        with_histograms: whether the histograms of exponents are among the pieces.
+        with_histograms, with_media: whether the histograms of exponents, and the media, are among the pieces.
         rows: number of rows of all pieces, as stored when the export begins.
     """
 
@@ -79,12 +84,14 @@ class ExportContent:
     statistics: tuple[str, ...]
     tensors: tuple[str, ...]
     with_histograms: bool
+    with_media: bool
     rows: int
 
     def pieces(self) -> Iterator[pa.RecordBatch]:
         """Every stored row once: per writer its rows in the order of sending, its documents and histograms;
         then alerts and commands.
         """
+        exported: set[int] = set()
         for source in self.sources:
             next_seq = 0
             while chunks := queries.stream(self.run_id, source.uuid, next_seq, 1):
@@ -94,6 +101,8 @@ class ExportContent:
             yield from self._documents(source, Evaluation, "evaluation", SCORES)
             yield from self._documents(source, Report, "report", REPORT)
             yield from self._console(source)
+            if self.with_media:
+                yield from self._media(source, exported)
             if self.with_histograms:
                 yield from self._histograms(source)
         yield from self._past("alert", imported_history.alerts_of(self.run_id))
@@ -161,6 +170,23 @@ class ExportContent:
             document = {"lines": [console.as_json(line) for line in lines]}
             yield self._document(source.index, 0, lines[-1].step, "console", document)
 
+    def _media(self, source: ExportedWriter, exported: set[int]) -> Iterator[pa.RecordBatch]:
+        """The media of a writer, one row each; a content is in the first row that names it."""
+        mine = MediaItem.objects.filter(run_id=self.run_id, writer__uuid=source.uuid).order_by("pk")
+        for key in list(mine.values_list("pk", flat=True)):
+            if (item := MediaItem.objects.filter(pk=key).select_related("content").first()) is None:
+                continue
+            body = None if item.content_id in exported else contents.read(item.content)
+            exported.add(item.content_id)
+            document = {field: getattr(item, field) for field in MEDIA}
+            document |= {"sha256": item.hex, "size": item.content.size}
+            values: dict[str, Any] = {"writer": source.index, "seq": 0, "step": item.step}
+            values["media"] = json.dumps(document)
+            columns = {
+                name: pa.array([value], self.schema.field(name).type) for name, value in values.items()
+            }
+            yield self._piece(1, {**columns, "content": pa.array([body], pa.binary())})
+
     def _document(
         self, writer: int, seq: int, step: int, name: str, document: Mapping[str, Any]
     ) -> pa.RecordBatch:
@@ -212,13 +238,14 @@ def _times(times: NDArray[np.datetime64]) -> pa.Array[Any]:
     return pa.array(times.astype("datetime64[us]").astype(np.int64)).cast(TIME_TYPE)
 
 
-def content_of(run: Run, *, with_histograms: bool) -> ExportContent:
-    """Prepare the export of a run."""
+def content_of(run: Run, *, with_binary: bool) -> ExportContent:
+    """Prepare the export of a run. `with_binary`: its histograms and media too, which are no text."""
     tensors = list(Tensor.objects.filter(run=run).order_by("index"))
     writers = list(Writer.objects.filter(run=run).order_by("attempt", "rank", "created_at", "uuid"))
     scalars, statistics = tuple(queries.scalar_names(run.pk)), tuple(run.statistics)
-    histograms = queries.histogram_count(run.pk) if with_histograms else 0
-    documents = sum(model.objects.filter(run=run).count() for model in DOCUMENTS)
+    histograms = queries.histogram_count(run.pk) if with_binary else 0
+    media = MediaItem.objects.filter(run=run).count() if with_binary else 0
+    documents = media + sum(model.objects.filter(run=run).count() for model in DOCUMENTS)
     documents += Note.objects.filter(run=run).exclude(text="").count()
     documents += StepNote.objects.filter(run=run).count()
     documents += Artefact.objects.filter(run=run).count()
@@ -236,11 +263,18 @@ def content_of(run: Run, *, with_histograms: bool) -> ExportContent:
         pa.field("alert", pa.string()),
         *(pa.field(name, pa.string()) for name in ("command", "console", "note", "artefact")),
     ]
-    if with_histograms:
+    if media:
+        fields += [pa.field("media", pa.string()), pa.field("content", pa.binary())]
+    if with_binary:
         fields += [pa.field("tensor", pa.int32()), pa.field("histogram", pa.list_(pa.float64()))]
     return ExportContent(
         run_id=run.pk,
-        description={**_describe(run, tensors, writers), "histograms": histograms, "documents": documents},
+        description={
+            **_describe(run, tensors, writers),
+            "format": FORMAT_WITH_MEDIA if media else FORMAT,
+            "histograms": histograms,
+            "documents": documents,
+        },
         schema=pa.schema(fields),
         sources=tuple(
             ExportedWriter(i, writer.uuid, np.asarray(writer.catalogue, np.int64))
@@ -249,7 +283,8 @@ def content_of(run: Run, *, with_histograms: bool) -> ExportContent:
         scalars=scalars,
         statistics=statistics,
         tensors=tuple(tensor.name for tensor in tensors),
-        with_histograms=with_histograms,
+        with_histograms=with_binary,
+        with_media=media > 0,
         rows=run.rows_stored + documents + histograms,
     )
 
@@ -273,7 +308,6 @@ def _describe(run: Run, tensors: list[Tensor], writers: list[Writer]) -> dict[st
         for writer in writers
     ]
     return {
-        "format": FORMAT,
         "id": str(run.pk),
         "run": {
             **{name: getattr(run, name) for name in REGISTRATION},

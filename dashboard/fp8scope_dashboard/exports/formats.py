@@ -32,7 +32,7 @@ OnRows = Callable[[int], None]
 def write(content: ExportContent, form: Format, on_rows: OnRows = lambda rows: None) -> Iterator[bytes]:
     """The bytes of the file. Calls `on_rows` with the number of rows written so far.
 
-    Histograms are in Parquet files only: as text, each would be 279 numbers, most of them 0.
+    Histograms and media are in Parquet files only: as text, a histogram would be 279 numbers, most of them 0.
     """
     return _parquet(content, on_rows) if form == "parquet" else _csv(content, on_rows)
 

@@ -77,7 +77,7 @@ def respond(run: Run, form: formats.Format, progress: UUID | None = None) -> Exp
     """
     slots.take()
     try:
-        content = content_of(run, with_histograms=form == "parquet")
+        content = content_of(run, with_binary=form == "parquet")
 
         def on_rows(rows: int) -> None:
             # Without Redis there is no progress, but still an export.

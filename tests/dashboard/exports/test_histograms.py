@@ -135,12 +135,12 @@ def test_splits_histograms_of_many_tensors_into_messages(server: Server, tmp_pat
             (imported, original) = (queries.histogram(run, tensor, step) for run in (new, big.run))
             assert imported is not None and original is not None
             assert (imported.step, list(imported.counts)) == (original.step, list(original.counts))
-    pieces = list(content.content_of(Run.objects.get(pk=big.run), with_histograms=True).pieces())
+    pieces = list(content.content_of(Run.objects.get(pk=big.run), with_binary=True).pieces())
     assert max(piece.nbytes for piece in pieces) < 10 * content.MAX_CELLS
 
 
 def test_an_export_continues_if_retention_deletes_histograms(server: Server, client: WireClient) -> None:
-    pieces = content.content_of(Run.objects.get(), with_histograms=True).pieces()
+    pieces = content.content_of(Run.objects.get(), with_binary=True).pieces()
     next(pieces)
     Histogram.objects.all().delete()
     rows = sum(piece.num_rows for piece in pieces)
@@ -148,7 +148,7 @@ def test_an_export_continues_if_retention_deletes_histograms(server: Server, cli
 
 
 def test_an_export_omits_tensors_registered_after_its_start(client: WireClient) -> None:
-    begun = content.content_of(Run.objects.get(), with_histograms=True)
+    begun = content.content_of(Run.objects.get(), with_binary=True)
     client.catalogue(["d.input"], offset=3)
     put(client, 4, 200, {3: counts(e0=1), 0: counts(e0=2)})
     rows = pa.Table.from_batches(list(begun.pieces())).to_pylist()

@@ -7,13 +7,17 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet
 import pytest
 from contract.helpers.wire_client import WireClient
+from dashboard.helpers.logged_media import log, log_examples
+from dashboard.helpers.recording import Recorder
 from dashboard.helpers.reporting import ANNOTATION, BISECT, REFERENCE
 from dashboard.helpers.round_trip import (
     everything,
     moved,
+    rewritten,
     settings_of,
 )
 from django.core.cache import cache
@@ -22,8 +26,13 @@ from helpers.live_servers import Server
 from fp8scope.cli import export
 from fp8scope.cli.archive import Archive
 from fp8scope.cli.export import download
+from fp8scope.cli.import_run import Upload
 from fp8scope.cli.main import main
+from fp8scope.config import Settings
 from fp8scope.importing.posting import TransferError
+from fp8scope_dashboard.accounts.models import Project, Scope
+from fp8scope_dashboard.accounts.tokens import create_token
+from fp8scope_dashboard.media.models import MediaContent
 from fp8scope_dashboard.runs.models import Run
 from fp8scope_dashboard.telemetry import compaction
 
@@ -107,6 +116,42 @@ def test_a_second_import_changes_nothing(server: Server, client: WireClient, tmp
     first = everything(new)
     assert moved(server, client.run, "csv", tmp_path / "run") == new
     assert everything(new) == first
+
+
+def test_media_survive_a_round_trip(server: Server, client: WireClient, tmp_path: Path) -> None:
+    """Into another project: there, each content is stored once, too."""
+    recorder = Recorder(run=Run.objects.get())
+    log_examples(recorder, 1)
+    log(recorder, "again", b"lr: 1e-3", step=4)
+    other = Project.objects.create(slug="other", name="Other")
+    _, token = create_token(other, "agent", scopes=[Scope.WRITE])
+    before = everything(client.run)
+    path = tmp_path / "run.parquet"
+    download(settings_of(server), client.run, "parquet", path)
+    assert Archive(path).description["format"] == 5
+    upload = Upload(Settings(url=server.url, token=token), Archive(path))
+    rows = list(upload.send())
+    assert rows[-1] == upload.archive.rows and not upload.left_out
+    assert everything(uuid.UUID(upload.run)) == before and len(before["media"]) == 7
+    assert MediaContent.objects.filter(project=other).count() == 6
+    # As text there are no media.
+    assert Archive(_downloaded(server, client.run, "csv", tmp_path / "run")).description["format"] == 4
+
+
+def test_damaged_media_are_left_out_and_said(server: Server, client: WireClient, tmp_path: Path) -> None:
+    log(Recorder(run=Run.objects.get()), "sample", b"Once upon a time", step=4)
+    path = tmp_path / "run.parquet"
+    download(settings_of(server), client.run, "parquet", path)
+
+    def damage(table: pa.Table, _: dict[str, Any]) -> pa.Table:
+        contents = [None if body is None else b"x" for body in table["content"].to_pylist()]
+        at = table.schema.get_field_index("content")
+        return table.set_column(at, "content", pa.array(contents, pa.binary()))
+
+    rewritten(path, damage)
+    upload = Upload(settings_of(server), Archive(path))
+    list(upload.send())
+    assert sum(upload.left_out.values()) == 1 and "SHA-256" in next(iter(upload.left_out))
 
 
 def test_pyarrow_reads_a_parquet_export(server: Server, client: WireClient, tmp_path: Path) -> None:

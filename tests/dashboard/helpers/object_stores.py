@@ -159,7 +159,7 @@ def everything(recorder: Recorder) -> list[Any]:
         ("heatmap", {"statistic": "saturation_rate", "columns": 9, "format": "json"}),
     ):
         results.append(reader.json(f"/runs/{run.pk}/{path}", **query))
-    exported = content_of(run, with_histograms=True)
+    exported = content_of(run, with_binary=True)
     results += [repr(piece.to_pylist()) for piece in exported.pieces()]
     return results
 

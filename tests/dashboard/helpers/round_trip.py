@@ -19,11 +19,14 @@ from fp8scope.cli.import_run import Upload
 from fp8scope.config import Settings
 from fp8scope_dashboard.control.models import Report
 from fp8scope_dashboard.evaluations.models import Evaluation
+from fp8scope_dashboard.media import contents
+from fp8scope_dashboard.media.models import MediaItem
 from fp8scope_dashboard.runs.models import Run, Tensor, Writer
 from fp8scope_dashboard.telemetry import queries
 
 # Fields that an export and import must preserve.
 WRITER = ("uuid", "rank", "hostname", "attempt", "catalogue", "failed", "error")
+MEDIA = ("name", "kind", "step", "caption", "file_name")
 REPORT = ("writer", "step", "kind", "document")
 SCORES = (
     *("writer", "step", "name", "metric", "kind", "items", "item_ids", "clusters"),
@@ -67,6 +70,10 @@ def everything(run_id: uuid.UUID) -> dict[str, Any]:
         "writers": sorted(Writer.objects.filter(run=run).values_list(*WRITER)),
         "reports": list(Report.objects.filter(run=run).values_list(*REPORT)),
         "scores": list(Evaluation.objects.filter(run=run).values_list(*SCORES)),
+        "media": [
+            (*(getattr(item, name) for name in MEDIA), item.writer.uuid, contents.read(item.content))
+            for item in MediaItem.objects.filter(run=run).select_related("content", "writer").order_by("pk")
+        ],
         "rows": rows,
     }  # fmt: skip
 

@@ -219,7 +219,7 @@ def test_an_export_has_the_remaining_rows(recorder: Recorder) -> None:
     """An export has every row, without deleted tensor values and with those that arrived late."""
     steps = np.delete(np.arange(STEPS), np.s_[FIRST:AFTER])
     recorder.run.refresh_from_db()
-    content = content_of(recorder.run, with_histograms=True)
+    content = content_of(recorder.run, with_binary=True)
     table = pa.Table.from_batches(list(content.pieces()))
     assert content.rows == content.description["rows"] == table.num_rows == len(steps)
     assert table.column("step").to_pylist() == steps.tolist()
@@ -228,7 +228,7 @@ def test_an_export_has_the_remaining_rows(recorder: Recorder) -> None:
     send(recorder, FIRST, AFTER, seq=LATE)
     for _ in range(2):
         recorder.run.refresh_from_db()
-        table = pa.Table.from_batches(list(content_of(recorder.run, with_histograms=True).pieces()))
+        table = pa.Table.from_batches(list(content_of(recorder.run, with_binary=True).pieces()))
         assert table.column("step").to_pylist() == list(range(STEPS))
         assert table.column("scalar:loss").to_pylist() == LOSS.tolist()
         seen = [row if row and any(row) else None for row in table.column("tensor:amax").to_pylist()]
