@@ -17,6 +17,7 @@ from fp8scope_dashboard.pages.formatting import count
 from fp8scope_dashboard.pages.media.serving import address_of
 from fp8scope_dashboard.pages.media.text_differences import MarkedText, TextPiece, marked
 from fp8scope_dashboard.runs.models import Run
+from fp8scope_dashboard.text.natural_order import natural_key
 
 MAX_RUNS: Final = 8
 """Columns of a page; further runs of a comparison are left out, and the page says so."""
@@ -70,13 +71,13 @@ class MediaSheet:
     Attributes:
         runs: those with media, the BF16 runs first.
         addressed: the runs in the addresses of the page.
-        left_out: runs with media beyond MAX_RUNS.
+        left_out: says how many runs with media are beyond MAX_RUNS; empty if none are.
         without: the names of runs that have media, and none of this name at this step or before.
     """
 
     runs: list[Run]
     addressed: list[Run]
-    left_out: int
+    left_out: str
     names: list[MediaName]
     current: MediaName | None
     index: int
@@ -122,21 +123,27 @@ def sheet_of(runs: Sequence[Run], query: Mapping[str, Any]) -> MediaSheet:
     # The order of BF16 and FP8 is that of reading: what it should be, and what it is.
     with_media = sorted((run for run in runs if run.pk in having), key=lambda run: not run.is_high_precision)
     shown = with_media[:MAX_RUNS]
-    names = names_of(shown)
+    names = sorted(names_of(shown), key=lambda name: natural_key(name.name))
     asked = query.get("name", "")
     current = next((name for name in names if name.name == asked), names[0] if names else None)
     index = 0 if current is None else _index(current.steps, query)
     columns = [] if current is None else _columns(shown, current, current.steps[index])
+    left_out = len(with_media) - len(shown)
     return MediaSheet(
         runs=shown,
         addressed=list(runs) if len(runs) <= MAX_RUNS else shown,
-        left_out=len(with_media) - len(shown),
+        left_out=_left_out(left_out, len(shown)) if left_out else "",
         names=names,
         current=current,
         index=index,
         columns=[column for column in columns if column.media],
         without=[column.run.name for column in columns if not column.media],
     )
+
+
+def _left_out(others: int, shown: int) -> str:
+    rest = "1 other is" if others == 1 else f"{count(others)} others are"
+    return f"{shown} runs with media are shown; {rest} left out."
 
 
 def _index(steps: Sequence[int], query: Mapping[str, Any]) -> int:
@@ -153,6 +160,7 @@ def _columns(runs: Sequence[Run], name: MediaName, step: int) -> list[MediaColum
     ]
     bodies = contents.read_many(small)
     first = next((column for column in items if column), [])
+    having = sum(1 for column in items if column)
     columns = []
     for run, column in zip(runs, items, strict=True):
         reference = first if column is not first else []
@@ -162,7 +170,13 @@ def _columns(runs: Sequence[Run], name: MediaName, step: int) -> list[MediaColum
                 step=column[0].step if column else step,
                 is_earlier=bool(column) and column[0].step < step,
                 media=[
-                    _shown(run, item, reference[index] if index < len(reference) else None, bodies)
+                    _shown(
+                        run,
+                        item,
+                        reference[index] if index < len(reference) else None,
+                        bodies,
+                        is_first=column is first and having > 1,
+                    )
                     for index, item in enumerate(column)
                 ],
             )
@@ -170,14 +184,16 @@ def _columns(runs: Sequence[Run], name: MediaName, step: int) -> list[MediaColum
     return columns
 
 
-def _shown(run: Run, item: MediaItem, reference: MediaItem | None, bodies: Mapping[int, bytes]) -> ShownMedia:
+def _shown(
+    run: Run, item: MediaItem, reference: MediaItem | None, bodies: Mapping[int, bytes], *, is_first: bool
+) -> ShownMedia:
     body = bodies.get(item.content_id, b"")
     other = None if reference is None or reference.kind != item.kind else reference
     return ShownMedia(
         item=item,
         address=address_of(run, item),
         reference="" if other is None or not _fits(other, item) else _address(other, run),
-        text=None if item.kind != MediaKind.TEXT else _text(body, other, bodies),
+        text=None if item.kind != MediaKind.TEXT else _text(body, other, bodies, is_first=is_first),
         table=None if item.kind != MediaKind.TABLE else contents.table_in(body),
     )
 
@@ -197,8 +213,11 @@ def _address(item: MediaItem, beside: Run) -> str:
     return address_of(owner, item)
 
 
-def _text(body: bytes, reference: MediaItem | None, bodies: Mapping[int, bytes]) -> MarkedText:
+def _text(
+    body: bytes, reference: MediaItem | None, bodies: Mapping[int, bytes], *, is_first: bool
+) -> MarkedText:
+    """The text. `is_first`: others are compared with it."""
     text = body.decode()
     if reference is None:
-        return MarkedText((TextPiece(text, False),))
+        return MarkedText((TextPiece(text, False),), "The others are compared with this." if is_first else "")
     return marked(bodies.get(reference.content_id, b"").decode(), text)

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Final
 
-from django.utils.html import format_html_join
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
 # Beyond it only the first difference is looked for: matching takes time with the product of the lengths.
 MAX_WORDS: Final = 2_000
+FAR: Final = 400
+"""Characters in front of a difference from which on it is shown above the text, too."""
+AROUND: Final = 60
 _WORDS: Final = re.compile(r"\s+|\w+|[^\w\s]")
 
 
@@ -36,6 +39,20 @@ class MarkedText:
         """The text with its differences marked. Its line ends are those of the text."""
         parts = ((mark, piece.text, end) for piece in self.pieces for mark, end in [_MARKS[piece.differs]])
         return format_html_join("", "{}{}{}", parts)
+
+    @property
+    def first(self) -> SafeString | str:
+        """The first difference with the words around it; empty if the text shows it at its beginning."""
+        at = next((index for index, piece in enumerate(self.pieces) if piece.differs), None)
+        before = "".join(piece.text for piece in self.pieces[:at])
+        if at is None or len(before) < FAR:
+            return ""
+        words = before[-AROUND:].partition(" ")[2] or before[-AROUND:]
+        rest = "".join(piece.text for piece in self.pieces[at + 1 : at + 4])
+        mark, end = _MARKS[True]
+        more = "…" if len(rest) > AROUND else ""
+        parts = ("…", words, mark, self.pieces[at].text[:AROUND], end, rest[:AROUND], more)
+        return format_html("{}{}{}{}{}{}{}", *parts)
 
 
 _MARKS: Final = {True: (mark_safe("<mark>"), mark_safe("</mark>")), False: ("", "")}

@@ -6,11 +6,12 @@ number: `blocks.2` of `blocks.2.mlp.up.input`. Numbers further down, as of exper
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Final, Literal, get_args
+
+from fp8scope_dashboard.text.natural_order import NUMBER, natural_key
 
 Fold = Literal["layer", "role", "kind"]
 FOLDS: Final = get_args(Fold)
@@ -26,8 +27,6 @@ NONE: Final = "-"
 
 # Between a layer and a role.
 SEPARATOR: Final = " · "
-
-_NUMBER = re.compile(r"(\d+)")
 
 
 @dataclass(frozen=True)
@@ -59,13 +58,6 @@ class VisibleRow:
     level: int
     is_open: bool
     short: str
-
-
-def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
-    """A key that sorts numbers in names by their value: blocks.2 before blocks.10."""
-    return tuple(
-        (0, int(part), "") if part.isdigit() else (1, 0, part) for part in _NUMBER.split(name) if part
-    )
 
 
 def layers_of(module: str) -> list[str]:
@@ -210,7 +202,7 @@ def _naturally(groups: Sequence[TensorGroup]) -> list[TensorGroup]:
 
 def _stem(label: str) -> str:
     """Return what labels have in common that differ only in their numbers."""
-    return _NUMBER.sub("#", label)
+    return NUMBER.sub("#", label)
 
 
 def _in_ranges(key: str, groups: tuple[TensorGroup, ...]) -> tuple[TensorGroup, ...]:
@@ -245,7 +237,7 @@ def _range_label(first: str, last: str) -> str:
     >>> _range_label("blocks.4 · input", "blocks.7 · input")
     'blocks.4–7 · input'
     """
-    a, b = _NUMBER.split(first), _NUMBER.split(last)
+    a, b = NUMBER.split(first), NUMBER.split(last)
     different = [i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y]
     if len(a) == len(b) and len(different) == 1 and a[different[0]].isdigit():
         i = different[0]

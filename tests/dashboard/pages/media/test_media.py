@@ -39,6 +39,14 @@ def test_it_works(viewer: Visitor, pair: tuple[Recorder, Recorder]) -> None:
     assert f'hx-get="/p/research/media/?runs={bf16.run.pk}&amp;runs={fp8.run.pk}"' in page
 
 
+def test_a_difference_far_down_is_shown_above_the_text() -> None:
+    long = "Once upon a time. " * 30
+    assert marked(long + "cat", long + "<b>").first == (
+        "…Once upon a time. Once upon a time. Once upon a time. <mark>&lt;b&gt;</mark>"
+    )
+    assert marked("cat" + long, "dog" + long).first == marked(long, long).first == ""
+
+
 def test_wrong_addresses_show_what_there_is(viewer: Visitor, pair: tuple[Recorder, Recorder]) -> None:
     log(pair[1], "sample", b"text")
     for query in ("name=none", "at=99999", "at=x", "step=-1", "step=" + "9" * 30, "runs=x", "at=0&last=0"):

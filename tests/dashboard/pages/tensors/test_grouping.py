@@ -12,11 +12,11 @@ from fp8scope_dashboard.pages.tensors.grouping import (
     folded,
     kind_of,
     layers_of,
-    natural_key,
     opened_in,
     shortened,
     visible,
 )
+from fp8scope_dashboard.text.natural_order import natural_key
 
 ROLES = ("input", "weight", "grad_output")
 LINEARS = ("attention.qkv", "attention.out", "mlp.up", "mlp.down")
@@ -53,7 +53,8 @@ def test_layers_follow_their_numbers_wherever_the_model_registered_them() -> Non
 
 
 @pytest.mark.parametrize(
-    ("before", "after"), [("blocks.2", "blocks.10"), ("a9b", "a10a"), ("layer", "layer.0"), ("x1y2", "x1y10")]
+    ("before", "after"),
+    [("blocks.2", "blocks.10"), ("a9b", "a10a"), ("layer", "layer.0"), ("x1y2", "x1y10"), ("9", "²")],
 )
 def test_natural_order(before: str, after: str) -> None:
     assert natural_key(before) < natural_key(after)

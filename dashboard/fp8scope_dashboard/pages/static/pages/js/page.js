@@ -1,4 +1,4 @@
-// Copy buttons and closing menus.
+// Copy buttons, closing menus, and media that cannot be loaded.
 
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("[data-copy]");
@@ -60,3 +60,22 @@ document.addEventListener("htmx:beforeSwap", (event) => {
 
 // On a phone the navigation scrolls: show where the reader is.
 document.querySelector('.nav [aria-current="page"]')?.scrollIntoView({ block: "nearest", inline: "nearest" });
+
+// A picture that cannot be loaded leaves a sentence. Errors of pictures do not bubble.
+document.addEventListener("error", (event) => {
+  if (!event.target.matches?.("img.media__image")) return;
+  const text = Object.assign(document.createElement("p"), {
+    className: "media__missing small muted",
+    textContent: "The picture cannot be loaded. Reload the page to try again.",
+  });
+  event.target.parentElement.replaceWith(text);
+}, true);
+// The media of the step before stay, which their own line says.
+for (const kind of ["htmx:sendError", "htmx:responseError"]) {
+  document.addEventListener(kind, (event) => {
+    if (event.detail.target?.id !== "media-columns") return;
+    const line = document.getElementById("media-step");
+    const shown = line.dataset.shown ??= line.textContent;
+    line.textContent = `This step cannot be loaded: the server does not answer. Shown is ${shown}.`;
+  });
+}
