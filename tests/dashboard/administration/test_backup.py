@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -38,6 +40,35 @@ def counts(url: str) -> dict[str, int]:
         return rows
 
 
+MEDIA = random.Random(5).randbytes(2_500_000)
+"""The content of a media: three chunks."""
+
+
+def store_media(url: str) -> None:
+    """Store the content of a media as the server does, in chunks."""
+    with psycopg.connect(url) as connection:
+        row = connection.execute(
+            "INSERT INTO media_mediacontent (project_id, sha256, size, type, stored_at)"
+            " SELECT min(id), %s, %s, '', now() FROM accounts_project RETURNING id",
+            [hashlib.sha256(MEDIA).digest(), len(MEDIA)],
+        ).fetchone()
+        assert row is not None
+        for number in range(3):
+            connection.execute(
+                "INSERT INTO media_mediachunk (content_id, number, body) VALUES (%s, %s, %s)",
+                [row[0], number, MEDIA[number << 20 : number + 1 << 20]],
+            )
+
+
+def media(url: str) -> list[tuple[bytes, bytes]]:
+    """The SHA-256 that each content says, and its bytes."""
+    with psycopg.connect(url) as connection:
+        return connection.execute(
+            "SELECT sha256, string_agg(body, '' ORDER BY number) FROM media_mediacontent"
+            " JOIN media_mediachunk ON content_id = media_mediacontent.id GROUP BY sha256"
+        ).fetchall()
+
+
 @pytest.fixture(scope="module")
 def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path, dict[str, int]]]:
     """A stopped installation, its backup from the time when it ran, and the rows of its tables then."""
@@ -45,6 +76,7 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pat
     data, file = folder / "data", folder / "fp8scope.backup"
     with Up(data):
         assert run("admin", "--data-dir", data, "invite", "ada").returncode == 0
+        store_media(EmbeddedPostgres(data / "postgres").url)
         saved = run("backup", file, "--data-dir", data)
         assert saved.returncode == 0, saved.stderr
         before = counts(EmbeddedPostgres(data / "postgres").url)
@@ -62,6 +94,7 @@ def test_it_works(installation: tuple[Path, Path, dict[str, int]], tmp_path: Pat
     with EmbeddedPostgres(tmp_path / "new" / "postgres") as url:
         assert counts(url) == before
         assert before["accounts_user"] == 2
+        assert media(url) == [(hashlib.sha256(MEDIA).digest(), MEDIA)]
     with Up(tmp_path / "new") as up:
         assert status_of(up.url + "/") == 302
         link = run("admin", "--data-dir", tmp_path / "new", "link", "--user", "ada")
